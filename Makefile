@@ -13,7 +13,7 @@ VERSITYGW := github.com/versity/versitygw/cmd/versitygw@v1.8.0
 # Where PostgreSQL's server programs can be: on PATH, or in Debian's versioned folder.
 POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null | tail -1)
 # The kernels, compiled beside their sources. Whoever edits one runs `make venv`, or any target that needs it.
-KERNELS := $(shell find metaserver -name '*.pyx' -o -name '*.pxd')
+KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
 .PHONY: help java venv jars services browser vendor trino hudi lint test test-fast test-all durations demo bench lock hashes wheel

@@ -1,5 +1,6 @@
-"""Builds the kernels: every `.pyx` below seamark/metaserver/ becomes an extension beside it. The rest is in
-pyproject.toml.
+"""Builds the kernels: every `.pyx` below seamark/formats/ and seamark/metaserver/ becomes an extension beside it.
+
+The other settings of the build are in pyproject.toml.
 
 Kernels take typed memoryviews, so no library's headers are needed, only a C compiler and Python's own. The flags name
 no processor: what is built here runs on any machine of the same architecture. The C files go to build/.
@@ -71,7 +72,8 @@ KERNELS = [
         ],
         extra_link_args=SANITIZERS if CHECKED else [],
     )
-    for path in sorted(Path("seamark/metaserver").rglob("*.pyx"))
+    for package in ("formats", "metaserver")
+    for path in sorted(Path("seamark", package).rglob("*.pyx"))
 ]
 
 setup(

@@ -26,6 +26,18 @@ from aiohttp import web
 from opentelemetry.trace import Tracer
 
 from seamark.cache.memory import memory_by_name
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.connections import (
+    Answers,
+    ConnectionLimits,
+    ConnectionRunner,
+    connections_max,
+    raise_descriptor_limit,
+)
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.authorizer import Authorizer
@@ -36,28 +48,16 @@ from seamark.metaserver.api.app import build_app
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.parts import ServerParts
-from seamark.metaserver.background import running, running_once
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import claimed
-from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import open_commits
 from seamark.metaserver.commit.publication import open_publisher
 from seamark.metaserver.commit.rewriting.manifest_rewrite import open_manifest_rewrite
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
-from seamark.metaserver.connections import (
-    Answers,
-    ConnectionLimits,
-    ConnectionRunner,
-    connections_max,
-    raise_descriptor_limit,
-)
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import ConfigError, SeamarkError
-from seamark.metaserver.home import prepare_home
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
@@ -68,15 +68,15 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.planner.plan.preparation import Preparation
+from seamark.metaserver.runtime.background import running, running_once
+from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.timeline.timeline import open_timeline
 from seamark.metaserver.timeline.webhooks import open_webhooks
-from seamark.metaserver.tls import Certificate
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 
 if TYPE_CHECKING:
     from seamark.metaserver.peers import peers

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 REPO = Path(__file__).resolve().parents[1]
-PACKAGES = [REPO / "metaserver", REPO / "connector", REPO / "cache"]
+PACKAGES = [REPO / "metaserver", REPO / "connector", REPO / "formats", REPO / "cache"]
 """In each of them a public class name is defined once."""
-FILES = sorted(path for package in ("metaserver", "connector", "cache") for path in (REPO / package).rglob("*.py"))
+FILES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 COINED = re.compile(
     r"is_beyond_us|has_cold_door|_chilling|suspect_soon|in_vain|fate|told|untold|unsaid|afar|asked_by_java|marks_of"
     r"|wanted_of|begun|builts|patience_s|left_alone|unheld|in_doubt|holding|anew|allow_anew|nobody"

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver import errors
+from seamark.formats.runtime import errors
 
 REPO = Path(__file__).resolve().parents[1]
-PACKAGES = ("metaserver", "connector", "cache")
+PACKAGES = ("metaserver", "connector", "formats", "cache")
 FILES = sorted(path.relative_to(REPO) for package in PACKAGES for path in (REPO / package).rglob("*.py"))
 
 WALL_CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}
-CLOCK_OWNERS = {"metaserver/clock.py"}
+CLOCK_OWNERS = {"formats/runtime/clock.py"}
 """The only files that may read the clock or draw random numbers; the others take a `Clock`."""
-TYPES_OWNER = "metaserver/decoding.py"
+TYPES_OWNER = "formats/runtime/decoding.py"
 """The only file in which msgspec examines types, for which it needs a lock."""
 LINES_MAX, MODULES_MAX = 500, 20
 CLIENT_ROOMS = ("connector/",)

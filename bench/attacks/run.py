@@ -20,9 +20,9 @@ import psutil
 from bench.attacks.attackers import ATTACKS
 from bench.report import Report, Row
 from bench.run import names_of, parser_of, run_benches
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Api, set_properties

@@ -22,7 +22,7 @@ from bench.ssb.generate import TABLES, generate, table_path
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import write_batches
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 

@@ -17,9 +17,9 @@ import duckdb
 from pyiceberg.catalog import load_catalog
 
 from bench.corpus.lakes import FACT_FILES, Layout, write
+from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
-from seamark.connector.trino.statements.scans import find_scans
 from tests.services.process import CACHE
 from tests.services.seamark import Seamark
 

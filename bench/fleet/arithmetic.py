@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from seamark.cache.rendezvous import Rendezvous
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "fleet.md"
 BEGIN, END = "<!-- figures: bench.fleet.arithmetic -->", "<!-- end of figures -->"

@@ -33,7 +33,7 @@ import psutil
 
 from bench.gateway import OBJECT_BYTES, delayed
 from bench.report import Report, Row
-from seamark.metaserver.connections import raise_descriptor_limit
+from seamark.formats.runtime.connections import raise_descriptor_limit
 from tests.gateway.rig import Keys, Rig, open_rig
 from tests.services.s3 import S3, s3_server
 

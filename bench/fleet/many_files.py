@@ -37,9 +37,9 @@ from bench.planning.filters import FILTERS, ORDERED, RANGES
 from bench.planning.ours import OurPlanner, our_planner
 from bench.planning.tables import Table, table
 from bench.report import OURS, Report, Row
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.planner.plan.manifest_lists import view_key
 from seamark.metaserver.planner.plan.planned_tables import PlannedTable
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest

@@ -24,7 +24,7 @@ from urllib.parse import urlsplit
 from uuid import UUID
 
 from bench.report import OURS, Report, Row
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.store.model import EntryKind, Replica
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RenewReplica

@@ -25,12 +25,12 @@ import pyarrow.parquet as pq
 import pyroaring
 
 from bench.report import OURS, Report, Row
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys
-from seamark.metaserver.index.kinds import bitmap
-from seamark.metaserver.index.kinds.bitmap import Bitmap
-from seamark.metaserver.index.kinds.bits import positions
-from seamark.metaserver.index.kinds.slices import slice_count
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
+from seamark.formats.index.kinds import bitmap
+from seamark.formats.index.kinds.bitmap import Bitmap
+from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.slices import slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
 AND_GOAL_MS, BUILD_GOAL = 1.0, 10.0

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 
 from bench.planning.limits import bandwidth
 from bench.report import OURS, Report, Row
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_key
-from seamark.metaserver.index.keys.keys import key_of
-from seamark.metaserver.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, build, encode, header_size, merge
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_key
+from seamark.formats.index.keys.keys import key_of
+from seamark.formats.index.kinds.bloom import FIXED_SIZE, Bloom, FileBloom, build, encode, header_size, merge
 
 FILES, QUICK_FILES = 100_000, 2_000
 KEYS = 1_000

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from bench.report import OURS, Report, Row
 from seamark.connector.index.files import DataFile, IndexTask, index_data_files
 from seamark.connector.parquet.columns import Projection, read_columns
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.files.definitions import define
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import define
 
 FILES, ROWS = 4, 1_000_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000

@@ -30,10 +30,10 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.write.appends import append
-from seamark.metaserver.index.files.index_file import open_index_file
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_rows
-from seamark.metaserver.index.kinds.record import Record
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_rows
+from seamark.formats.index.kinds.record import Record
 from tests.services.seamark import Seamark
 
 KEYS, QUICK_KEYS = 1_000_000, 20_000

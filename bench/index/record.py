@@ -27,11 +27,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.report import OURS, Report, Row
-from seamark.metaserver.index.kernels._record import row_hash
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_rows
-from seamark.metaserver.index.keys.keys import key_of
-from seamark.metaserver.index.kinds.record import Fences, Record, build, encode, merge
+from seamark.formats.index.kernels._record import row_hash
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_rows
+from seamark.formats.index.keys.keys import key_of
+from seamark.formats.index.kinds.record import Fences, Record, build, encode, merge
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000
 FILES = 10

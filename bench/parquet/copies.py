@@ -26,7 +26,7 @@ from seamark.connector.parquet.copy.leaves import match
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.write.data_files import writer_options
-from seamark.metaserver.iceberg.files.footer import PATCH, encode_group, patched, read_footer
+from seamark.formats.iceberg.files.footer import PATCH, encode_group, patched, read_footer
 
 FILES, ROWS, GROUP_ROWS = 8, 1_200_000, 300_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000

@@ -28,8 +28,8 @@ from bench.planning.tables import Table, table
 from bench.planning.warm import JAVA, PYICEBERG
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, on_core
-from seamark.metaserver.iceberg.manifests.avro import read_container
-from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
+from seamark.formats.iceberg.manifests.avro import read_container
+from seamark.formats.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, decode_manifest
 from seamark.metaserver.index.blocks.encoding import encode_block
 
 SIZES = (10_000, 100_000, 1_000_000)

@@ -11,16 +11,16 @@ from typing import Any
 
 from bench.planning.plans import Plan, fingerprint
 from bench.planning.tables import Table
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 
 class OurPlanner:

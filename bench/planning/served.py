@@ -14,10 +14,10 @@ from bench.planning.tables import Table
 from bench.report import OURS
 from bench.targets import SERVER_CORE, Target, on_core
 from bench.wire import Request, request
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.api.http.observability.logs import configure_logging
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.server import bind, freeze_garbage, open_parts, serving
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 

@@ -16,7 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.ssb.generate import TABLES, table_path
-from seamark.metaserver.wire import PLAN_MARK
+from seamark.formats.protocol.wire import PLAN_MARK
 
 FACT = "lineorder"
 NONE: Mapping[str, str] = {}

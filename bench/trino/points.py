@@ -26,7 +26,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.services.seamark import Seamark
 
 NAMESPACE, TABLE, ALONE = "bench", "points", "one"

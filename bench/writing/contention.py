@@ -43,7 +43,7 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression import TRUE
 
 WRITERS, TIMES, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5

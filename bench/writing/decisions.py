@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench.report import OURS, Report, Row
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.catalog.pointers import created_entry
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.jobs import JobQueue
 from seamark.metaserver.services.proposals import (

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Mask
-from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
-from seamark.metaserver.iceberg.files.parquet import FIELD_ID
-from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import decode_json
+from seamark.formats.iceberg.expressions.arrow import arrow_array, plain_type
+from seamark.formats.iceberg.files.parquet import FIELD_ID
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decode_json
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.index.keys.theta import Hashes, SketchBuilder, hash_bytes, hash_fixed
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.keys.theta import Hashes, SketchBuilder, hash_bytes, hash_fixed
 
 _WIDTHS = {
     "int": 4,

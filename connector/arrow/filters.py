@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Mask
-from seamark.metaserver.iceberg.expressions.arrow import arrow_array
-from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import FLOATS, Value, decimal_scale, unscaled_floor
+from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.types.transforms import IDENTITY, function
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, unscaled_floor
 
 _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.LT: pc.less,

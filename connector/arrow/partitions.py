@@ -1,6 +1,6 @@
 """Partitions rows: applies the transforms of a spec to Arrow columns, and groups rows by partition.
 
-The results equal those of `seamark.metaserver.iceberg.types.transforms` and of Iceberg's Java writers. Numbers and
+The results equal those of `seamark.formats.iceberg.types.transforms` and of Iceberg's Java writers. Numbers and
 strings are transformed with vectorised code; wide decimals and buckets of decimals with the functions of that module,
 once for each distinct value. Values have the form of literals in expressions.
 """
@@ -20,10 +20,9 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import UNKNOWN, Unwritable
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Schema, StructType
-from seamark.metaserver.iceberg.types.transforms import (
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Schema, StructType
+from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     UNITS_PER_DAY,
     VOID,
@@ -32,11 +31,12 @@ from seamark.metaserver.iceberg.types.transforms import (
     result_type,
     width_of,
 )
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale, encode_json
-from seamark.metaserver.index.kernels import _murmur
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import Keys, has_codes, mask_of
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, decimal_scale, encode_json
+from seamark.formats.index.kernels import _murmur
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import Keys, has_codes, mask_of
+from seamark.formats.runtime.errors import BadRequest
 
 Partition = tuple[Any, ...]
 """A value for each field of the spec; None for null."""

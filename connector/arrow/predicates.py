@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from seamark.connector.client.errors import BadRequest
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import RequestError
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import RequestError
 
 if TYPE_CHECKING:
-    from seamark.metaserver.iceberg.expressions import sql
+    from seamark.formats.iceberg.expressions import sql
 else:
     # Each Spark worker imports this module, and few parse SQL.
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 
 def bind_exactly(where: str | Any, schema: Schema) -> Expression:

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.partitions import PartitionTerm, apply_transform, column_at, term_of
-from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import has_codes, mask_of
+from seamark.formats.iceberg.metadata.sort_order import SortOrder
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import has_codes, mask_of
 
 _NAN = np.uint64(2**64 - 1)
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, namespace_path, split_name, split_table, standard_path
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 
 _PAGE = 1000
 

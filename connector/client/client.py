@@ -45,8 +45,8 @@ from seamark.connector.client.row_answers import (
     lookup_of,
 )
 from seamark.connector.client.values import CURRENT, At, Explanation, Instant, LoadedTable, PlanTable, given
-from seamark.metaserver.decoding import from_json, from_values
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
+from seamark.formats.runtime.decoding import from_json, from_values
 
 T = TypeVar("T")
 

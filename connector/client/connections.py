@@ -6,7 +6,7 @@ from typing import Any
 
 import urllib3
 
-from seamark.metaserver.tls import only_these, trusted_by_clients
+from seamark.formats.runtime.tls import only_these, trusted_by_clients
 
 _CONNECTIONS = 8
 

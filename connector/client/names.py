@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 
 _LEVEL = re.compile(r"(?:[^.\\]|\\.)+")
 _USER = re.compile(r"^((?:[^/@]*://)?)[^/?#]*@")

@@ -3,7 +3,7 @@
 Locations are not decoded, as in Iceberg's FileIO: `%20` is three characters of a name. An object is written completely,
 under a new name, and never changed. Picklable: each process opens its file systems.
 
-Local files are opened below a root without symbolic links (`metaserver/local_files/root_folder.py`), and pyarrow gets
+Local files are opened below a root without symbolic links (`formats/runtime/root_folder.py`), and pyarrow gets
 the path of the descriptor, not that of the file: a tenant could replace the file by a link between a check and the
 opening by name.
 """
@@ -23,8 +23,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pyarrow import fs
 
-from seamark.metaserver.local_files.root_folder import RootFolder, SymbolicLinkError, descriptor_path
-from seamark.metaserver.tls import authorities_file
+from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError, descriptor_path
+from seamark.formats.runtime.tls import authorities_file
 
 S3_SCHEMES = ("s3", "s3a", "s3n")
 

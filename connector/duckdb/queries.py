@@ -22,6 +22,9 @@ from typing import Any
 
 import duckdb
 
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import AttachedCatalog, attached_catalogs
@@ -41,10 +44,7 @@ from seamark.connector.plans.quotes import quoted_name, quoted_text
 from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.plans.zones import is_utc
-from seamark.connector.trino.statements.lexer import UnsupportedStatement
-from seamark.connector.trino.statements.relative_times import today_for
-from seamark.connector.trino.statements.scans import find_scans
-from seamark.metaserver.wire import PLAN_MARK
+from seamark.formats.protocol.wire import PLAN_MARK
 
 _log = logging.getLogger(__name__)
 

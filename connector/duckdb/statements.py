@@ -1,6 +1,6 @@
 """The tables that a DuckDB statement reads, and the statement as the analysis of Trino's statements takes it.
 
-The analysis (`connector/trino/statements/`) reads Trino's SQL. A statement of DuckDB is given to it with its tables
+The analysis (`connector/analysis/`) reads Trino's SQL. A statement of DuckDB is given to it with its tables
 replaced by marks, and with each condition hidden that means something else in DuckDB, or is not sure to mean the same:
 a hidden condition leaves no file out. Statements with clauses that Trino does not have are not read at all.
 """
@@ -17,6 +17,8 @@ from typing import Any
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.scopes import check_relations
 from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, exchange, literal_kind, projections
 from seamark.connector.duckdb.shapes import (
     HIDDEN,
@@ -30,9 +32,7 @@ from seamark.connector.duckdb.shapes import (
     results_of,
 )
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.trino.statements.lexer import UnsupportedStatement
-from seamark.connector.trino.statements.scopes import check_relations
-from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 
 STATEMENT_MAX = 200_000
 _DUCKDB = Dialect.get_or_raise("duckdb")

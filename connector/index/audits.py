@@ -24,11 +24,11 @@ from seamark.connector.index.files import IndexTask
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.files.definitions import of_id
-from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import of_id
+from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.runtime.errors import BadRequest
 
 _TRIES = 5
 """Attempts to load an index and its table at the same snapshot while other clients commit."""

@@ -25,11 +25,11 @@ from seamark.connector.groups import divide
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.files.definitions import of_id
-from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import of_id
+from seamark.formats.index.keys.hashing import file_ids
 
 PASSES_MAX = 64
 """How often a build requests missing files; files that are committed later are left to the next build."""

@@ -21,17 +21,17 @@ from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.files.puffin import Part
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, function
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.files.index_file import FilesTable, assemble
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import file_ids
-from seamark.metaserver.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of
-from seamark.metaserver.index.keys.terms import LOWER, Term
-from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.puffin import Part
+from seamark.formats.iceberg.types.transforms import IDENTITY, function
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.index_file import FilesTable, assemble
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of
+from seamark.formats.index.keys.terms import LOWER, Term
+from seamark.formats.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
 """Difference between a key of an integer type and its value: for 64-bit codes and for 16-byte keys (`keys.py`)."""

@@ -35,10 +35,10 @@ from seamark.connector.index.builds import (
 )
 from seamark.connector.index.merges import FANOUT, RegisteredFile, merge_index_files, select_merge
 from seamark.connector.index.verification import VerificationResult
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import SeamarkError
 
 PASSES_MAX = 8
 """Maximum passes of one build, so that a table with continuous writes does not block the other tables."""

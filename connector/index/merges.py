@@ -18,9 +18,9 @@ from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import WrittenIndex
-from seamark.metaserver.index.files.index_file import FilesTable, IndexFile, assemble, open_index_file
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER
+from seamark.formats.index.index_file import FilesTable, IndexFile, assemble, open_index_file
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 
 FANOUT = 8
 SIZE_MAX_BYTES = 512 << 20

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from seamark.connector.index.files import DataFile, IndexTask, keys_of_file
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.index.files.index_file import FilesTable, UnknownVersion, open_index_file
-from seamark.metaserver.index.keys.keys import Keys
-from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.index.index_file import FilesTable, UnknownVersion, open_index_file
+from seamark.formats.index.keys.keys import Keys
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.runtime.errors import Corrupt
 
 KEYS_SAMPLED = 50
 """Keys of each sampled data file, for kinds that are compared key by key."""

@@ -11,7 +11,7 @@ import urllib3
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import cause_text
 from seamark.connector.client.storage import Storage
-from seamark.metaserver.tls import authorities_file
+from seamark.formats.runtime.tls import authorities_file
 
 _CONTENT = b"Written by Seamark to check the keys of table services. It can be deleted."
 _TIMEOUT_S = 10.0

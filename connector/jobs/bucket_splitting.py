@@ -22,8 +22,8 @@ from seamark.connector.write.replacements import (
     open_rewritable,
     replace_batches,
 )
-from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 SPLIT_BY = "split-by"
 """A key of the summary of its commits."""

@@ -76,8 +76,8 @@ from seamark.connector.write.replacements import (
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import target_of, with_lineage
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.clustering import (
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.metadata.clustering import (
     CLUSTERED_BY,
     COLUMNS,
     LAYER_BYTES,
@@ -86,7 +86,7 @@ from seamark.metaserver.iceberg.metadata.clustering import (
     joins_of,
     layer_of,
 )
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Layers of small partitions are committed together up to these limits."""

@@ -1,4 +1,4 @@
-"""Removes the values of expired columns by the policy of a table (`metaserver/iceberg/metadata/column_ttl.py`)."""
+"""Removes the values of expired columns by the policy of a table (`formats/iceberg/metadata/column_ttl.py`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns
 from seamark.connector.read.tables import open_table
 from seamark.connector.write.replacements import RewriteReport
-from seamark.metaserver import errors
-from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.runtime import errors
 
 
 def expire_columns(

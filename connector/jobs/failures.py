@@ -5,8 +5,8 @@ from __future__ import annotations
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.errors import ClientError
 from seamark.connector.parquet.encryption.keys import has_keys
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.runtime.errors import SeamarkError
 
 FAILURES = (ClientError, SeamarkError, Unreadable, OSError)
 """Errors that a job expects; each says what it is in its text."""

@@ -40,12 +40,12 @@ from seamark.connector.write.replacements import (
     run_here,
 )
 from seamark.connector.write.target import WriteTarget, target_of
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, predicates_of
-from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.metadata.column_ttl import DROPPED_COLUMNS, why_kept
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.schema import Column, Field, Schema, StructType
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, predicates_of
+from seamark.formats.iceberg.expressions.residuals import Residuals
+from seamark.formats.iceberg.metadata.column_ttl import DROPPED_COLUMNS, why_kept
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
 
 GOOD = 0.75
 """A file of at least this part of the target size is not rewritten, unless rows of it are deleted."""

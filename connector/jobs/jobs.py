@@ -21,7 +21,7 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
-from seamark.metaserver.wire import ACCESS_CHECK, RECHECK_AFTER
+from seamark.formats.protocol.wire import ACCESS_CHECK, RECHECK_AFTER
 
 Table = tuple[str, ...]
 AUDIT_S_MAX = 600.0

@@ -17,12 +17,12 @@ import pyarrow.parquet as pq
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import At
 from seamark.connector.read.tables import OpenTable
-from seamark.metaserver.iceberg.expressions.arrow import arrow_array
-from seamark.metaserver.iceberg.files.parquet import FIELD_ID
-from seamark.metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import Value, decode_json
+from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.files.parquet import FIELD_ID
+from seamark.formats.iceberg.manifests.content_file import UNKNOWN, partition_types
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import Value, decode_json
 
 _COLUMNS: tuple[tuple[int, str, pa.DataType, str | None], ...] = (
     (2, "spec_id", pa.int32(), "spec_id"),

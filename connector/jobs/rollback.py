@@ -11,11 +11,11 @@ from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.jobs.bucket_splitting import SPLIT_BY
-from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY
-from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE, UNDONE
-from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY
+from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY, REPLACEMENTS_UNDONE, UNDONE
+from seamark.formats.iceberg.metadata.manifest_policy import MARK
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.table_json import decode_table
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from seamark.connector.jobs.statements import (
     TableStatement,
 )
 from seamark.connector.write.replacements import BatchRunner, RewriteReport, run_here
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
 
 _NICE = 10
 _MESSAGE_MAX = 2000

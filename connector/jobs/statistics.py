@@ -31,13 +31,12 @@ from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import joined
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import count_of, metadata_folder
-from seamark.metaserver.iceberg.metadata.snapshot import BlobMetadata, PartitionStatisticsFile, StatisticsFile
-from seamark.metaserver.iceberg.metadata.statistics import (
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import count_of, metadata_folder
+from seamark.formats.iceberg.metadata.snapshot import BlobMetadata, PartitionStatisticsFile, StatisticsFile
+from seamark.formats.iceberg.metadata.statistics import (
     NDV,
     REMOVED,
     THETA,
@@ -45,8 +44,9 @@ from seamark.metaserver.iceberg.metadata.statistics import (
     StatisticsPolicy,
     known_statistics,
 )
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.keys.theta import SketchBuilder, ThetaSketch
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.keys.theta import SketchBuilder, ThetaSketch
+from seamark.formats.runtime.errors import Corrupt
 
 _FILE_BYTES_MAX = 256 << 20
 """The largest statistics file of another writer that is read."""

@@ -33,7 +33,7 @@ from seamark.connector.write.copies import CopyPolicy
 from seamark.connector.write.replacements import BatchRunner, RewrittenFiles, run_here
 from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 _FAILED = (BadRequest, Unreadable, Unwritable, OSError)
 

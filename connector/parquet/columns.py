@@ -22,12 +22,12 @@ from pyarrow import fs
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import SIGNATURE_BYTES, FileKeys, is_signed
-from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.footer import ENCRYPTED_MAGIC, END_BYTES, MAGIC
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns, with_mapped_ids
-from seamark.metaserver.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, BoundedParquet
-from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.footer import ENCRYPTED_MAGIC, END_BYTES, MAGIC
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns, with_mapped_ids
+from seamark.formats.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, BoundedParquet
+from seamark.formats.iceberg.metadata.name_mapping import NameMapping
+from seamark.formats.iceberg.types.schema import Schema
 
 DECODED_BYTES = 4 << 30
 """Memory that the columns of one file may take; a file whose columns take more is not indexed."""

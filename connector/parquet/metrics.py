@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.casting import UNKNOWN, file_name_of
 from seamark.connector.arrow.partitions import column_at
-from seamark.metaserver.iceberg.expressions.ranges import after_prefix
-from seamark.metaserver.iceberg.metadata.properties import as_int
-from seamark.metaserver.iceberg.metadata.sort_order import SortOrder
-from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
-from seamark.metaserver.iceberg.types.transforms import name_of
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import FLOATS, encode
+from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.metadata.properties import as_int
+from seamark.formats.iceberg.metadata.sort_order import SortOrder
+from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, is_primitive
+from seamark.formats.iceberg.types.transforms import name_of
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, encode
 
 DEFAULT_MODE = "write.metadata.metrics.default"
 COLUMN_MODE = "write.metadata.metrics.column."

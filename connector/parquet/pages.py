@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seamark.connector.arrow.arrays import Longs, single_array
-from seamark.metaserver.iceberg.files import thrift
-from seamark.metaserver.iceberg.files.thrift import I64, Fields
+from seamark.formats.iceberg.files import thrift
+from seamark.formats.iceberg.files.thrift import I64, Fields
 
 STEP_ROWS = 1024
 """Rows of a stretch: the number of stretches with a requested row measures how sparse the rows are."""

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.metaserver.iceberg.expressions.arrow import arrow_array, plain_type
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, id_of
-from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, StructType, Type
-from seamark.metaserver.iceberg.types.values import Value, decode_json
+from seamark.formats.iceberg.expressions.arrow import arrow_array, plain_type
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, id_of
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, StructType, Type
+from seamark.formats.iceberg.types.values import Value, decode_json
 
 Convert = Callable[[pa.Array], pa.Array]
 

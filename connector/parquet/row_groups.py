@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seamark.metaserver.iceberg.expressions.arrow import plain_type
-from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, find_columns
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, find_columns
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.values import FLOATS
 
 _WHOLE = frozenset({"int", "long", "date", "timestamp", "timestamptz"})
 _COMPARED = _WHOLE | FLOATS | {"string"}

@@ -24,13 +24,13 @@ from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import check_url, shown_url, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.metadata.properties import count_of
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.tls import only_these, trusted_by_clients
-from seamark.metaserver.wire import PROXY_ENGINE
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.protocol.wire import PROXY_ENGINE
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.tls import only_these, trusted_by_clients
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20

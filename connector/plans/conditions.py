@@ -19,9 +19,9 @@ from typing import ClassVar, TypeAlias
 
 from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.quotes import quoted_name, quoted_text
-from seamark.metaserver.iceberg.expressions import expression as iceberg
-from seamark.metaserver.iceberg.expressions.expression import Expression, Not, Op, Unbound
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.expressions import expression as iceberg
+from seamark.formats.iceberg.expressions.expression import Expression, Not, Op, Unbound
+from seamark.formats.iceberg.types.transforms import IDENTITY
 
 ColumnReference: TypeAlias = tuple[int, str]
 """A column of a source: the number of the source within its query block, and the name of the column."""

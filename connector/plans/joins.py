@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from seamark.connector.plans.async_client import JoinRequest, KnownTable, Name
 from seamark.connector.plans.conditions import All, Atom, ColumnComparison, all_of, expression_of, weaken
 from seamark.connector.plans.scan import Join, Scan, columns_of
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.transforms import IDENTITY
 
 DEPTH_MAX = 4
 JOINS_MAX = 32

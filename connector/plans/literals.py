@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from seamark.connector.plans.quotes import quoted_text
-from seamark.metaserver.iceberg.expressions.typed_literals import TypedLiteral
+from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral
 
 LOCAL, ZONED = "local", "zoned"
 _KINDS = {"integer": "number", "decimal": "number", "binary": "bytes"}

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.types.transforms import IDENTITY
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
-from seamark.metaserver.iceberg.metadata.replacement import is_replace
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.metadata.replacement import is_replace
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 
 INSERT, DELETE = "insert", "delete"
 OPERATION = "operation"

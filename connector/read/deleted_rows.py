@@ -18,13 +18,11 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
 from seamark.connector.arrow.arrays import Mask
 from seamark.connector.client.storage import Storage
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.blocks.packing import MISSING, Longs
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import (
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import (
     EQUALITY,
     Columns,
     Content,
@@ -33,8 +31,10 @@ from seamark.metaserver.index.keys.delete_files import (
     Positions,
     decoded,
 )
-from seamark.metaserver.index.keys.hashing import hash_halves
-from seamark.metaserver.index.keys.terms import resolve_id
+from seamark.formats.index.keys.hashing import hash_halves
+from seamark.formats.index.keys.terms import resolve_id
+from seamark.formats.index.packing import MISSING, Longs
+from seamark.formats.runtime.errors import BadRequest
 
 KEPT_BYTES = 256 << 20
 """Cached content of delete files, which may apply to many data files."""

@@ -22,13 +22,13 @@ from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import InheritedLineage
 from seamark.connector.read.read_plan import BATCH_ROWS, FILE, POSITION, ReadCounts, ReadPlan
 from seamark.connector.read.tables import ScanTask
-from seamark.metaserver.iceberg.expressions.expression import Expression, predicates_of
-from seamark.metaserver.iceberg.files.parquet import with_mapped_ids
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical, result_type
-from seamark.metaserver.iceberg.types.values import Value, decode_json
+from seamark.formats.iceberg.expressions.expression import Expression, predicates_of
+from seamark.formats.iceberg.files.parquet import with_mapped_ids
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, Schema, StructType
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonical, result_type
+from seamark.formats.iceberg.types.values import Value, decode_json
 
 _ColumnPath = tuple[int, tuple[int, ...]]
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
-from seamark.metaserver.iceberg.types.schema import Field
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.formats.iceberg.types.schema import Field
 
 ROW_ID_NAME, LAST_UPDATED_NAME = "_row_id", "_last_updated_sequence_number"
 LINEAGE = (

@@ -13,10 +13,10 @@ from seamark.connector.arrow.filters import check_filter
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.read.lineage import LINEAGE, NAMES
 from seamark.connector.read.tables import OpenTable
-from seamark.metaserver.iceberg.expressions.arrow import plain_type
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field, Schema
 
 FILE, POSITION = "_file", "_pos"
 """Metadata columns (Iceberg spec: "Reserved Field IDs"): the path of the data file, and the position of the row in it.

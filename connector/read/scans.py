@@ -40,12 +40,12 @@ from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.file_rows import FileRowReader, partition_of, spec_of
 from seamark.connector.read.read_plan import BATCH_ROWS, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, restrict_to_rows
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
-from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.files.footer import END_BYTES
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable
-from seamark.metaserver.iceberg.files.parquet_reading import check_plain, plain_metadata
-from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression
+from seamark.formats.iceberg.expressions.residuals import Residuals
+from seamark.formats.iceberg.files.footer import END_BYTES
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable
+from seamark.formats.iceberg.files.parquet_reading import check_plain, plain_metadata
+from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
 _HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as

@@ -20,20 +20,20 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
 from seamark.connector.read.lineage import has_lineage
-from seamark.metaserver.iceberg.expressions.expression import (
+from seamark.formats.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     Expression,
     predicates_of,
 )
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.expressions.nans import add_nan
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.index.files.definitions import read_definitions
-from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.nans import add_nan
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.kinds.kinds import KINDS
 
 Json = Mapping[str, Any]
 

@@ -15,7 +15,7 @@ from pyroaring import BitMap
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.read.tables import OpenTable, plan, restrict_to_rows
-from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression import Expression
 
 EVEN_SHARE = 0.75
 """Fraction of the rows that are on pages with a selected row, at which both readers take equal time for large

@@ -26,7 +26,7 @@ from seamark.connector.client.storage import confine, use_keys
 from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.replacements import Batches, BatchRunner, Rewrite, RewrittenFiles
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 _GROUP = ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel")
 _NO_KEYS: Mapping[str, str] = {}

@@ -24,7 +24,7 @@ from seamark.connector.read.scans import bound_filter
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
-from seamark.metaserver.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.expressions.expression import predicates_of
 
 SHUFFLE_FREE = {
     "spark.sql.sources.v2.bucketing.enabled": "true",

@@ -16,9 +16,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from seamark.connector.arrow.casting import conform
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, Type, type_name
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
 
 _PLAIN: dict[str, spark.DataType] = {
     "boolean": spark.BooleanType(),

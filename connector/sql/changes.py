@@ -13,6 +13,7 @@ from datetime import datetime
 
 from sqlglot import exp
 
+from seamark.connector.analysis.lexer import Token, UnsupportedStatement, tokens_of
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quoted_name
@@ -22,7 +23,6 @@ from seamark.connector.sql.scopes import NameScope, StoredTable, UnsupportedInDu
 from seamark.connector.sql.statement import Kind, Statement, parse
 from seamark.connector.sql.types import BIGINT, UNKNOWN, SqlType, common_type, duckdb_name, has_duckdb_name
 from seamark.connector.sql.values import check_args
-from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of
 
 ColumnsOf = Callable[[exp.Table], Mapping[str, SqlType]]
 NameOf = Callable[[exp.Table], Name]

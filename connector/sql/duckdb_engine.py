@@ -19,7 +19,7 @@ from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.sql.reads import TableRead, row_filter
 from seamark.connector.sql.types import UUID
-from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Unreadable
+from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
 BATCH_ROWS = 16_384
 POSITION_BITS = 40

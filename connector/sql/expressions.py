@@ -12,6 +12,7 @@ from datetime import datetime
 
 from sqlglot import exp
 
+from seamark.connector.analysis.conditions import COMPARISONS
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.plans.quotes import quoted_text
 from seamark.connector.sql.arithmetic import comparison, decimal_operation, integer_operation, moved_by_interval
@@ -34,8 +35,7 @@ from seamark.connector.sql.types import (
     duckdb_name,
 )
 from seamark.connector.sql.values import cast, check_args, check_comparable, need, together, type_of
-from seamark.connector.trino.statements.conditions import COMPARISONS
-from seamark.metaserver.iceberg.expressions.like_patterns import is_valid_pattern
+from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
 
 QueryTranslator = Callable[[exp.Expr, NameScope], tuple[str, list[tuple[str, SqlType]]]]
 """Translates a nested query: its text, and its columns."""

@@ -1,6 +1,6 @@
 """What a query reads of each table: a snapshot, the files that its conditions and joins leave, and the columns it uses.
 
-Conditions come from the analysis of Trino's statements (`connector/trino/statements/`). A scan without joins is planned
+Conditions come from the analysis of Trino's statements (`connector/analysis/`). A scan without joins is planned
 by Iceberg's planTableScan. For scans whose files are left out by the rows of other tables, plan tables are requested,
 and read like tables.
 """
@@ -14,6 +14,8 @@ from datetime import date
 
 from sqlglot import exp
 
+from seamark.connector.analysis.queries import version_of
+from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound
 from seamark.connector.client.values import CURRENT, At
@@ -26,21 +28,19 @@ from seamark.connector.plans.scan import Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.types import SqlType, of_iceberg
-from seamark.connector.trino.statements.queries import version_of
-from seamark.connector.trino.statements.scans import find_scans
-from seamark.metaserver.errors import RequestError
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
-from seamark.metaserver.iceberg.expressions.expression import (
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     And,
     Expression,
     all_of,
     predicates_of,
 )
-from seamark.metaserver.iceberg.metadata.properties import count_of
-from seamark.metaserver.iceberg.types.values import FLOATS
-from seamark.metaserver.wire import PLAN_MARK
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.protocol.wire import PLAN_MARK
+from seamark.formats.runtime.errors import RequestError
 
 _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0

@@ -32,9 +32,9 @@ from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, com
 from seamark.connector.write.row_locations import LocatedKeys, MatchedRows
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, RowDifference, write_change
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.files.parquet import EncryptedFile, Unreadable
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.sql.types import NESTED, UNREADABLE, SqlType
-from seamark.metaserver.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.near_names import near_names
 
 MESSAGE_NAME_MAX = 100
 _HINTS_FROM = 1000

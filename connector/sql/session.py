@@ -40,7 +40,7 @@ from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
 from seamark.connector.sql.statement import Kind, Statement, parse
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression import TRUE
 
 CATALOG = "sea"
 _DONE = pa.schema([("rows", pa.int64())])

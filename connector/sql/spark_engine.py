@@ -19,7 +19,7 @@ from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, RUNTIME
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql.scopes import shown
-from seamark.metaserver.deferred import Deferred
+from seamark.formats.runtime.deferred import Deferred
 
 if TYPE_CHECKING:
     from pyspark import errors as spark_errors

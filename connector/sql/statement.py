@@ -10,9 +10,9 @@ from functools import cached_property
 from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
+from seamark.connector.analysis.lexer import Token, UnsupportedStatement, tokens_of, with_plain_numbers
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.trino.statements.lexer import Token, UnsupportedStatement, tokens_of, with_plain_numbers
-from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements, tokens_in
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokens_in
 
 CHARACTERS_MAX = 100_000
 TOKENS_MAX = 20_000

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
-from seamark.metaserver.deferred import Deferred
+from seamark.formats.runtime.deferred import Deferred
 
 if TYPE_CHECKING:
     from trino import auth as trino_auth

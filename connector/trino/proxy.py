@@ -61,7 +61,7 @@ from seamark.connector.trino.protocol.sessions import prepare
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
 from seamark.connector.trino.protocol.table_statements import TableStatements, base_url, json_response
 from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, RewriteResult
-from seamark.metaserver.wire import encode_json
+from seamark.formats.protocol.wire import encode_json
 
 STATEMENTS = "/v1/statement"
 PLAN_HEADER = "X-Seamark-Plan"

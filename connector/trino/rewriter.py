@@ -32,6 +32,17 @@ import structlog
 from multidict import CIMultiDictProxy
 
 from seamark.cache.memory import MemoryCache
+from seamark.connector.analysis.lexer import parse_execute, with_position
+from seamark.connector.analysis.queries import Names
+from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.scans import read_at_snapshot, read_from_view
+from seamark.connector.analysis.statement_cache import (
+    ReadStatement,
+    StatementReader,
+    StatementText,
+    on_behalf_of,
+)
+from seamark.connector.analysis.views import ViewDefinitions, Views
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, PlanView, Seamark, View
@@ -52,18 +63,7 @@ from seamark.connector.trino.protocol.sessions import (
     prepared_characters,
     session_of,
 )
-from seamark.connector.trino.statements.lexer import parse_execute, with_position
-from seamark.connector.trino.statements.queries import Names
-from seamark.connector.trino.statements.relative_times import today_for
-from seamark.connector.trino.statements.scans import read_at_snapshot, read_from_view
-from seamark.connector.trino.statements.statement_cache import (
-    ReadStatement,
-    StatementReader,
-    StatementText,
-    on_behalf_of,
-)
-from seamark.connector.trino.statements.views import ViewDefinitions, Views
-from seamark.metaserver.wire import PLAN_MARK, PLANS_FOLDER
+from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
 
 TEXT_CHARACTERS_MAX = 1_000_000
 """The default of Trino's `query.max-length`: Trino refuses a longer text."""

@@ -18,14 +18,14 @@ from aiohttp import web
 
 from seamark.connector.trino.protocol.forwarder import HEADER_BYTES_MAX, HEADERS_MAX, error_response
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
-from seamark.metaserver.connections import (
+from seamark.formats.runtime.connections import (
     Answers,
     ConnectionLimits,
     Connections,
     connections_max,
     raise_descriptor_limit,
 )
-from seamark.metaserver.tls import Certificate
+from seamark.formats.runtime.tls import Certificate
 
 _BACKLOG = 1024
 _log = structlog.get_logger("seamark.trino-proxy")

@@ -28,9 +28,9 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget, target_of
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.table_json import decode_table
 
 WRITE_ID = "write-id"
 """A property of a snapshot's summary: the UUID of the write attempt that committed it."""

@@ -32,11 +32,11 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.updates import update_table
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.tables import open_table
-from seamark.metaserver.iceberg.metadata.bucket_counts import BUCKET, bucket_fields
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.transforms import VOID, canonical, width_of
+from seamark.formats.iceberg.metadata.bucket_counts import BUCKET, bucket_fields
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.transforms import VOID, canonical, width_of
 
 TARGET_BYTES = 3_000_000_000
 """Target size of a bucket: large enough for files of the usual size, small enough for one task to rewrite it."""

@@ -32,8 +32,8 @@ from seamark.connector.client.names import Name
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.read.scans import scan
 from seamark.connector.write.curves import Points, curve_keys
-from seamark.metaserver.iceberg.metadata.clustering import LINEAR
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES
+from seamark.formats.iceberg.metadata.clustering import LINEAR
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 
 BITS = 16
 """Bits of each rank: more ranges than a table has files."""

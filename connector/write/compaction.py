@@ -53,8 +53,8 @@ from seamark.connector.write.replacements import (
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.compaction import (
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.metadata.compaction import (
     COMPACTED_BY,
     DELETED,
     MIN_FILES,
@@ -62,14 +62,14 @@ from seamark.metaserver.iceberg.metadata.compaction import (
     SMALL,
     small_below,
 )
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import (
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
     as_int,
     as_long,
 )
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 
 WORTH = 0.75
 """A batch without deletes is committed only if its new files are at most this part of its old files, because the next

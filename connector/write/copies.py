@@ -63,11 +63,11 @@ from seamark.connector.write.data_files import (
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
 from seamark.connector.write.target import WriteTarget, keeps_lineage
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.footer import ParquetFooter
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
-from seamark.metaserver.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.footer import ParquetFooter
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
+from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 
 SMALL_PART = 8
 """A row group is small below this part of the target size of row groups."""

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, LINEAR, ZORDER
+from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, LINEAR, ZORDER
 
 Points = npt.NDArray[np.uint64]
 

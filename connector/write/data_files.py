@@ -34,9 +34,9 @@ from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetK
 from seamark.connector.parquet.metrics import LeafColumn, Metrics, Mode, leaves_of, modes_of
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.files.footer import END_BYTES, MAGIC
-from seamark.metaserver.iceberg.metadata.properties import as_bool, as_int
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.files.footer import END_BYTES, MAGIC
+from seamark.formats.iceberg.metadata.properties import as_bool, as_int
+from seamark.formats.iceberg.types.schema import Schema
 
 ROW_GROUP_BYTES = "write.parquet.row-group-size-bytes"
 ROW_GROUP_BYTES_DEFAULT = 128 << 20

@@ -37,11 +37,11 @@ from seamark.connector.write.data_files import FileWriter, NewFile
 from seamark.connector.write.locations import data_location
 from seamark.connector.write.table_writer import discarded_on_error
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.files.puffin import MAGIC, Blob, write_puffin
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.formats.iceberg.files.puffin import MAGIC, Blob, write_puffin
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.values import FLOATS
 
 VECTOR = "deletion-vector-v1"
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"

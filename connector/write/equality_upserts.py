@@ -27,10 +27,10 @@ from seamark.connector.write.row_changes import NOTHING, Report, RowChange
 from seamark.connector.write.row_locations import BatchKeys
 from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.expressions.ranges import stored_as_int
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.transforms import canonical
+from seamark.formats.iceberg.expressions.ranges import stored_as_int
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.transforms import canonical
 
 EQUALITY = "equality"
 _INT_MIN = -(1 << 31)

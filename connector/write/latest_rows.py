@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.write.row_locations import BatchKeys, hashes_of, key_fields
-from seamark.metaserver.iceberg.expressions.arrow import plain_type
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import merge_zeros
-from seamark.metaserver.index.keys.keys import has_codes, mask_of
+from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import merge_zeros
+from seamark.formats.index.keys.keys import has_codes, mask_of
 
 _NAN = np.uint64(2**64 - 1)
 

@@ -15,10 +15,10 @@ from urllib.parse import quote_plus, unquote
 
 import mmh3
 
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, name_of
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import encode_json, iso_date
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, name_of
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import encode_json, iso_date
 
 DATA_PATH = "write.data.path"
 _OLDER_PATHS = ("write.object-storage.path", "write.folder-storage.path")

@@ -19,8 +19,8 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.write.row_locations import BatchKeys, LocatedKeys, MatchedRows, locate
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 _CONFLICT = 409
 KIND = "RowsChangedException"

@@ -38,8 +38,8 @@ from seamark.connector.write.delete_files import BY_FILE, GRANULARITY, DeletedRo
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 REPLACE, OVERWRITE = "replace", "overwrite"
 DELETED_MAX, DELETED_MAX_FEWER = 0.25, 0.6

@@ -21,7 +21,7 @@ from seamark.connector.write.data_files import divided_by_protection, unchanged
 from seamark.connector.write.row_locations import MatchedRows
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
 from seamark.connector.write.target import WriteTarget, with_lineage
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression import TRUE
 
 
 def rewrite_files(

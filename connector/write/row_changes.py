@@ -24,10 +24,10 @@ from seamark.connector.write.appends import commit
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.expressions.nans import add_nan
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.nans import add_nan
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 ATTEMPTS = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0

@@ -6,7 +6,7 @@ files of the server's plan for the keys are read: the plan prunes by partitions 
 statistics, bloom filters and bitmaps.
 
 Keys compare as in SQL: -0.0 equals 0.0; in addition, NaN equals NaN. No key contains a null. Keys are compared by
-128-bit hashes (`seamark.metaserver.index.keys.hashing`). Record indexes distinguish the two zeros, so both are probed.
+128-bit hashes (`seamark.formats.index.keys.hashing`). Record indexes distinguish the two zeros, so both are probed.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
-from seamark.metaserver.iceberg.types.values import FLOATS, Value
-from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import merge_zeros
-from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
-from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonical, name_of, width_of
+from seamark.formats.iceberg.types.values import FLOATS, Value
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import merge_zeros
+from seamark.formats.index.keys.hashing import Hashes, hash_halves
+from seamark.formats.index.kinds.kinds import KINDS
 
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)

@@ -36,10 +36,10 @@ from seamark.connector.write.data_files import (
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
-from seamark.metaserver.wire import INDEX_FILES_MAX
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
+from seamark.formats.protocol.wire import INDEX_FILES_MAX
+from seamark.formats.runtime.errors import Corrupt
 
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 """Bounds of the part of a batch that is partitioned and buffered at a time."""

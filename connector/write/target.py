@@ -24,15 +24,15 @@ from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.connector.read.lineage import LINEAGE, NAMES
 from seamark.connector.write.locations import data_location, partition_path
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortOrder
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.reserved import ROW_ID
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import name_of
-from seamark.metaserver.index.files.definitions import read_definitions
-from seamark.metaserver.wire import INDEX_FOLDER
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortOrder
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.reserved import ROW_ID
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import name_of
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.protocol.wire import INDEX_FOLDER
 
 ENCRYPTION_KEY = "encryption.key-id"
 

@@ -58,10 +58,10 @@ from seamark.connector.write.row_locations import (
 )
 from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.schema import Field, Schema
 
 MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 MODES = (MERGE_ON_READ, COPY_ON_WRITE)

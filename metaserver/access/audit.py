@@ -22,11 +22,11 @@ from contextlib import asynccontextmanager
 
 import structlog
 
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.authorizer import is_recorded
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.refusals import Refusals
-from seamark.metaserver.background import report
-from seamark.metaserver.clock import Clock
+from seamark.metaserver.runtime.background import report
 from seamark.metaserver.store.model import AuditRecord
 from seamark.metaserver.store.operations import SaveAudit
 from seamark.metaserver.store.port import PointerStore

@@ -28,6 +28,10 @@ from urllib.parse import urlsplit
 import msgspec
 from multidict import MultiMapping
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import Forbidden, Unauthenticated
+from seamark.formats.runtime.memoization import memoized
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.guard import is_loopback_address
 from seamark.metaserver.access.issued import Issuer
@@ -35,11 +39,7 @@ from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS, Principal
 from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
 from seamark.metaserver.access.worker_tokens import ServiceTokens, StatementTokens
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import Forbidden, Unauthenticated
-from seamark.metaserver.memoization import memoized
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Token
 from seamark.metaserver.store.port import PointerStore
 

@@ -26,8 +26,8 @@ from enum import Enum
 
 import msgspec
 
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.principal import RANKS, Principal, Role, show_path
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.store.model import NamespacePath
 
 

@@ -18,12 +18,12 @@ import hmac
 import msgspec
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.wire import from_base64url, to_base64url
 
 TOKEN_CHARS_MAX = 12_288
 """Characters of a token: a location has at most 4,096 characters of up to four bytes, which base64 makes a third

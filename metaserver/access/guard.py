@@ -13,10 +13,10 @@ from functools import lru_cache
 
 import structlog
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.tokens import live_tokens
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import Settings, redact_url
+from seamark.metaserver.settings.settings import Settings, redact_url
 from seamark.metaserver.store.port import PointerStore
 
 _log = structlog.get_logger("seamark.access")

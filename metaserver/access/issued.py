@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import Unauthenticated
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import Unauthenticated
 from seamark.metaserver.store.model import Token
 
 if TYPE_CHECKING:

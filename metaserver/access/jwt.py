@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import Unauthenticated
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import Unauthenticated
 
 if TYPE_CHECKING:
     from seamark.metaserver.access import signatures

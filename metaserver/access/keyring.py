@@ -17,11 +17,11 @@ import structlog
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.protectors import KeyProtector, WrongKey, open_protector
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 
 SECRET_NAME = "signing-keys"  # noqa: S105  the name of the row, not a secret

@@ -22,13 +22,13 @@ import structlog
 from joserfc.errors import JoseError
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
+from seamark.formats.protocol.wire import check_name, decode_json
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, RetryLater, Unauthenticated
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.principal import OIDC_PREFIX, parse_role
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, RetryLater, Unauthenticated
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
-from seamark.metaserver.wire import check_name, decode_json
 
 FRESH_S = 600.0
 STALE_S = 86_400.0

@@ -9,10 +9,10 @@ from __future__ import annotations
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.wire import from_base64url, to_base64url
 
 _PURPOSE = "page-token"
 _NONCE_BYTES = 12

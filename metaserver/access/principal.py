@@ -19,9 +19,9 @@ from typing import Literal
 
 import msgspec
 
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.protocol.wire import check_name, check_namespace
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import Grant, NamespacePath
-from seamark.metaserver.wire import check_name, check_namespace
 
 OIDC_PREFIX = "oidc:"
 ANONYMOUS_NAME = "anonymous"

@@ -18,10 +18,10 @@ from typing import Protocol
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.home import create_private
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.runtime.home import create_private
+from seamark.metaserver.settings.settings import Settings
 
 KEY_BYTES = 32
 KEY_FILE_NAME = "encryption.key"

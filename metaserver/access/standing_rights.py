@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.principal import OIDC_PREFIX, Principal, Role
 from seamark.metaserver.access.tokens import is_live
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+from seamark.formats.protocol.wire import to_base64url
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
 from seamark.metaserver.access.principal import check_token_name, make_grant
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound
 from seamark.metaserver.store.model import Grant, Token
 from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeToken, SaveGrant, SaveToken
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.wire import to_base64url
 
 PREFIX = "smk_"
 """Makes leaked tokens recognisable for secret scanners and people."""

@@ -14,13 +14,13 @@ from typing import ClassVar, TypeVar
 
 import msgspec
 
+from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.errors import BadRequest, Unauthenticated
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
 from seamark.metaserver.access.principal import RANKS, Principal, Role
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.errors import BadRequest, Unauthenticated
 from seamark.metaserver.store.model import Grant, NamespacePath
-from seamark.metaserver.wire import from_base64url, to_base64url
 
 SERVICE_PRINCIPAL = "service:seamark"
 """No token and no OIDC subject can have this name, so no grant of an operator belongs to it."""

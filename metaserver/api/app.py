@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
@@ -35,7 +36,6 @@ from seamark.metaserver.api.plans import explain, explain_query, plan_leases, pl
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import statements
 from seamark.metaserver.catalog.quotas import Quota
-from seamark.metaserver.tls import Certificate
 
 
 def build_app(parts: ServerParts, certificate: Certificate | None = None) -> web.Application:

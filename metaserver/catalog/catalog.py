@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitUnknown, Corrupt, NotFound
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.column_usage import ColumnUsage
@@ -24,11 +26,9 @@ from seamark.metaserver.catalog.staging import StagingPasses
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.catalog.views import Views
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import CommitUnknown, Corrupt, NotFound
 from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind, IdempotencyRecord, NamespacePath
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import structlog
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.errors import BadRequest, NoSuchTable
 from seamark.metaserver.store.model import (
     ALL_AGES,
     EVERY_COLUMN,

@@ -16,11 +16,11 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Forbidden, TooManyRequests
 from seamark.metaserver.access.principal import ANONYMOUS, current_principal
 from seamark.metaserver.catalog.quotas import Quota
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import Forbidden, TooManyRequests
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.operations import (
     CreateEntry,
     CreateNamespace,

@@ -23,16 +23,16 @@ import msgspec
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import without_client_properties
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
+from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES, indexed
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import without_client_properties
-from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
-from seamark.metaserver.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.staleness import allowed_staleness
+from seamark.metaserver.runtime.staleness import allowed_staleness
 
 SnapshotMode = Literal["all", "refs"]
 T = TypeVar("T")

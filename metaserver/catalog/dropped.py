@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import msgspec
 
+from seamark.formats.protocol.wire import check_new_name, show
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.catalog.ownership.claims import has_files
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.purge import check_purgeable, reachable_files
 from seamark.metaserver.catalog.values import Caller, Page
-from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.store.model import (
     DroppedEntry,
     Entry,
@@ -40,7 +41,6 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.wire import check_new_name, show
 
 _BATCH = 100
 _CHECKED_EVERY_S = 6 * 3600

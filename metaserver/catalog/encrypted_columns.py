@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata import clustering, statistics
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool, as_names
+from seamark.formats.iceberg.metadata import clustering, statistics
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool, as_names
+from seamark.formats.runtime.errors import BadRequest
 
 ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 """Names of columns, separated by commas."""

@@ -9,17 +9,17 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.protocol.wire import check_name, encode_json, show
+from seamark.formats.runtime.decoding import from_values
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import created_entry, swap_of
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
-from seamark.metaserver.decoding import from_values
-from seamark.metaserver.errors import BadRequest, CommitConflict
-from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation
-from seamark.metaserver.wire import check_name, encode_json, show
 
 
 class _Definition(msgspec.Struct, rename="kebab"):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from seamark.formats.runtime.errors import BadRequest, TooManyRequests
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.catalog.values import Caller, Page
-from seamark.metaserver.errors import BadRequest, TooManyRequests
 from seamark.metaserver.store.model import Entry, EntryKind, MetricsReport, NamespacePath
 from seamark.metaserver.store.operations import SaveMetricsReport
 

@@ -6,17 +6,17 @@ import builtins
 from collections.abc import Collection, Mapping
 from functools import partial
 
+from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.protocol.wire import check_namespace, encode_json
+from seamark.formats.runtime.errors import CommitConflict, TooLarge, Unprocessable
 from seamark.metaserver.catalog.ownership.claims import check_outside
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.policies import INHERITED_MAX, count_policies
 from seamark.metaserver.catalog.policy_setters import with_setters
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
-from seamark.metaserver.errors import CommitConflict, TooLarge, Unprocessable
-from seamark.metaserver.iceberg.metadata.properties import check_client_properties
 from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX
-from seamark.metaserver.wire import check_namespace, encode_json
 
 PROPERTIES_CHARACTERS_MAX, DEEP_CHARACTERS_MAX, _DEEP = 1 << 20, 16 << 10, 8
 """Of a namespace's properties together, and of those of one with more than eight levels: the event loop reads them from

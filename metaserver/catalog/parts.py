@@ -12,13 +12,10 @@ from typing import Any, TypeVar
 
 from msgspec import structs
 
-from seamark.metaserver.access.page_tokens import PageTokens
-from seamark.metaserver.catalog.database_limits import NamespaceSizes
-from seamark.metaserver.catalog.documents import Documents
-from seamark.metaserver.catalog.large_requests import LargeRequests
-from seamark.metaserver.catalog.values import Caller, Page
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import (
+from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -32,10 +29,14 @@ from seamark.metaserver.errors import (
     RetryLater,
     SeamarkError,
 )
-from seamark.metaserver.iceberg.metadata.properties import check_client_properties
+from seamark.metaserver.access.page_tokens import PageTokens
+from seamark.metaserver.catalog.database_limits import NamespaceSizes
+from seamark.metaserver.catalog.documents import Documents
+from seamark.metaserver.catalog.large_requests import LargeRequests
+from seamark.metaserver.catalog.values import Caller, Page
 from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import (
     Entry,
     EntryKind,
@@ -48,7 +49,6 @@ from seamark.metaserver.store.model import (
 from seamark.metaserver.store.operations import Operation, RecordInstant, SaveIdempotency, SwapPointer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
-from seamark.metaserver.wire import show
 
 PATH_PROPERTIES = (
     "write.metadata.path",

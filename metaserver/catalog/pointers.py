@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from uuid import NAMESPACE_URL, uuid5
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import METADATA_PATH, metadata_folder
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import AlreadyExists, Forbidden
 from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.errors import AlreadyExists, Forbidden
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import METADATA_PATH, metadata_folder
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import SwapPointer
-from seamark.metaserver.wire import show
 
 _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 """The version at the start of a metadata file name: 00012-<uuid>.metadata.json, or v12.metadata.json (Hadoop)."""

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 

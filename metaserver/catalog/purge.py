@@ -12,16 +12,16 @@ from collections.abc import AsyncIterator, Callable
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool, metadata_folder
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.metaserver.catalog.ownership.claims import foreign_file_check
 from seamark.metaserver.catalog.ownership.own_files import OwnLocations
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_bool, metadata_folder
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
 
 if TYPE_CHECKING:
     import fastavro

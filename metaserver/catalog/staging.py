@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.keyring import Keyring
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.wire import show
 
 if TYPE_CHECKING:
     from joserfc import errors, jwk, jwt

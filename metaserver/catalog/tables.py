@@ -9,6 +9,18 @@ from typing import Any
 
 from msgspec import structs
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.protocol.wire import check_changeable, check_new_name, show
+from seamark.formats.runtime.errors import (
+    AlreadyExists,
+    BadRequest,
+    CommitConflict,
+    Corrupt,
+    NotFound,
+)
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
@@ -28,21 +40,9 @@ from seamark.metaserver.catalog.pointers import (
 from seamark.metaserver.catalog.policy_setters import with_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
-from seamark.metaserver.errors import (
-    AlreadyExists,
-    BadRequest,
-    CommitConflict,
-    Corrupt,
-    NotFound,
-)
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.new_table import new_table
-from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.wire import check_changeable, check_new_name, show
 
 
 class Tables:

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec.structs import force_setattr
 
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.views.view import ViewMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
 T = TypeVar("T")

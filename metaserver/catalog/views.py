@@ -8,6 +8,17 @@ from typing import Any
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.properties import check_client_properties
+from seamark.formats.iceberg.metadata.requirements import check_view_requirements
+from seamark.formats.iceberg.views.view import ViewMetadata, encode_view
+from seamark.formats.iceberg.views.view_updates import apply_view_updates, new_view
+from seamark.formats.protocol.wire import check_new_name, show
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    CommitConflict,
+    Corrupt,
+    Forbidden,
+)
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
@@ -16,20 +27,9 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import check_name_free, created_entry, metadata_location, swap_of
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
-from seamark.metaserver.errors import (
-    BadRequest,
-    CommitConflict,
-    Corrupt,
-    Forbidden,
-)
-from seamark.metaserver.iceberg.metadata.properties import check_client_properties
-from seamark.metaserver.iceberg.metadata.requirements import check_view_requirements
-from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
-from seamark.metaserver.iceberg.views.view_updates import apply_view_updates, new_view
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.wire import check_new_name, show
 
 _RECORDED_MAX = 10_000
 

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 
 import click
 
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.access.principal import OIDC_PREFIX, Role, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, is_live, revoke_token
 from seamark.metaserver.cli.options import (
@@ -26,10 +28,8 @@ from seamark.metaserver.cli.options import (
     settings_flags,
 )
 from seamark.metaserver.cli.terminal import print_json, print_result, printable, say, time_text
-from seamark.metaserver.clock import Clock, SystemClock
-from seamark.metaserver.errors import ConfigError, SeamarkError
-from seamark.metaserver.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant, NamespacePath
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveAudit, SaveGrant

@@ -32,10 +32,10 @@ from seamark.connector.index.builds import (
     Workers,
     build,
 )
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import open_console, print_json, say, show_count, show_size
-from seamark.metaserver.errors import Corrupt
 
 _SKIPPED_SHOWN_MAX = 10
 ENGINES = ("auto", "process", "spark")

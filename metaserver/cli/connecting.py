@@ -22,10 +22,10 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.cli.options import Misconfigured, address_options, json_option, load_settings, settings_flags
 from seamark.metaserver.cli.terminal import printable
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.iceberg.types.near_names import near_names
 
 _NAMES_MAX = 10_000
 """Names that are compared with one that does not exist."""

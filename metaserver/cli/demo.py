@@ -29,9 +29,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from seamark.connector.client.errors import ClientError, NotFound
 from seamark.connector.client.indexes import IndexClient
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.cli.terminal import print_bars, show_count
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.decoding import from_json
 
 NAMESPACE, TABLE, INDEX = "demo", "demo.events", "by_user"
 DEFINITION = "bloom(user_id, fpp=0.001)"

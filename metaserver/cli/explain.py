@@ -21,13 +21,13 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.queries import ExplainedQuery, explain_query
 from seamark.connector.client.values import CURRENT, At, Explanation
+from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.keys.terms import format_term
 from seamark.metaserver.cli.catalog.expression_text import expression_text
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.options import parse_time_ms
 from seamark.metaserver.cli.terminal import make_table, open_console, print_json, printable, show_count, show_size
-from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.keys.terms import format_term
 
 _DEFAULT_LIMIT = 20
 _NOTHING_USED = 3

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import split_table
-from seamark.metaserver import errors
+from seamark.formats.index.keys.terms import split_arguments
+from seamark.formats.index.kinds.kinds import KINDS, parameters, takers
+from seamark.formats.runtime import errors
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.terminal import (
@@ -27,8 +29,6 @@ from seamark.metaserver.cli.terminal import (
     show_count,
     show_size,
 )
-from seamark.metaserver.index.keys.terms import split_arguments
-from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 
 _BUILT_NEXT = (
     "Until they are indexed, plans keep these files. Table services of the server index them next, see: "

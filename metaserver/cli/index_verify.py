@@ -16,10 +16,10 @@ from rich.progress import Progress as ProgressBar
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
 from seamark.connector.index.verification import VerificationResult
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import make_table, open_console, print_json, say, show_count, show_size
-from seamark.metaserver.errors import BadRequest, Corrupt
 
 DEFAULT_SAMPLE = 3
 _PROBLEMS_SHOWN = 20

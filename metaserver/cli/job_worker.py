@@ -34,12 +34,12 @@ from seamark.connector.jobs.failures import line_of
 from seamark.connector.jobs.jobs import JOBS
 from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.write.replacements import BatchRunner
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.confinement.jobs import confine_job
-from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.service import JobProgress, Report
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 _NICE = 15
 """About a thirtieth of the CPU that a request gets on a busy machine, so that jobs still end there."""

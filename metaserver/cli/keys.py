@@ -9,13 +9,13 @@ from typing import Any
 
 import click
 
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.access.keyring import REFRESH_S, renew_keys
 from seamark.metaserver.cli.options import json_option, load_settings, refuse, settings_flags
 from seamark.metaserver.cli.terminal import print_result
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import ConfigError, SeamarkError
-from seamark.metaserver.home import PRIVATE_UMASK, prepare_home
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, prepare_home
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 
 

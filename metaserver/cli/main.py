@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from seamark.formats.runtime.deferred import Deferred
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.options import json_option
-from seamark.metaserver.deferred import Deferred
 
 if TYPE_CHECKING:
     from importlib import metadata

@@ -12,9 +12,9 @@ import click
 
 from seamark.connector.client.values import parse_as_of
 from seamark.connector.jobs.statements import parse_bytes
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
-from seamark.metaserver.settings_sources import exposed_secrets, load
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.settings.sources import exposed_secrets, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _DURATION = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")

@@ -15,7 +15,7 @@ from aiohttp import web
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.openapi import build_document
-from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
 
 REFERENCE = Path(__file__).resolve().parents[2] / "docs" / "reference"
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.options import load_settings, refuse, settings_flags
 from seamark.metaserver.cli.workers import supervise
-from seamark.metaserver.errors import ConfigError, SeamarkError
-from seamark.metaserver.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
 from seamark.metaserver.objects.router import check_local_warehouse
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
 from seamark.metaserver.server import bind, log_repaired, open_certificate, run, url_of
-from seamark.metaserver.settings import Settings, redact_url
+from seamark.metaserver.settings.settings import Settings, redact_url
 
 
 @click.command()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.cli.job_worker import run
-from seamark.metaserver.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PROGRESS, REQUEST
 from seamark.metaserver.services.service import JobProgress

@@ -19,6 +19,8 @@ import urllib3
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import Limits
 from seamark.connector.trino.server import bind, run, upstream_tls
+from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.cli.connecting import served_at
@@ -29,8 +31,6 @@ from seamark.metaserver.cli.options import (
     refuse,
     settings_flags,
 )
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.tls import Certificate
 
 _ANSWER_S = 2.0
 _INFO_MAX = 10_000

@@ -21,13 +21,13 @@ from multiprocessing.process import BaseProcess
 import structlog
 from prometheus_client import multiprocess
 
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.api.http.observability.metrics import MULTIPROCESS_VARIABLE
-from seamark.metaserver.clock import Clock, SystemClock
-from seamark.metaserver.errors import ConfigError, SeamarkError
-from seamark.metaserver.home import PRIVATE_UMASK
+from seamark.metaserver.runtime.home import PRIVATE_UMASK
 from seamark.metaserver.server import bind, run
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0

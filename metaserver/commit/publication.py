@@ -16,6 +16,13 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.iceberg.metadata.replacement import difference
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, claimed, moves
@@ -25,17 +32,10 @@ from seamark.metaserver.catalog.pointers import created_entry, metadata_location
 from seamark.metaserver.catalog.policy_setters import with_setters
 from seamark.metaserver.catalog.purge import owned
 from seamark.metaserver.catalog.values import Caller, LoadedTable
-from seamark.metaserver.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
-from seamark.metaserver.iceberg.metadata.properties import as_bool
-from seamark.metaserver.iceberg.metadata.replacement import difference
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, EndPriority, Operation, RecordInstant, TakePriority
 from seamark.metaserver.store.port import IdempotencyTaken
-from seamark.metaserver.wire import show
 
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from seamark.formats.iceberg.manifests.writer import ADDED
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, SeamarkError
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.errors import BadRequest, CommitConflict, SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.writer import ADDED
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.passed_time import look_at_clock
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
-from seamark.metaserver.clock import Clock
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.gateway.aws_chunked import STREAMING, ChunkDecoder
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import SignatureClaim

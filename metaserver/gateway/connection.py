@@ -18,7 +18,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD
 from aiohttp.web_protocol import _ErrInfo
 
-from seamark.metaserver.connections import Connection, ConnectionRunner, Connections, Handshake
+from seamark.formats.runtime.connections import Connection, ConnectionRunner, Connections, Handshake
 
 _NOTSENT_LOWAT: int | None = getattr(socket, "TCP_NOTSENT_LOWAT", None)
 _KERNEL_MOST_BYTES = 1 << 20

@@ -14,9 +14,10 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import ObjectMissing, SeamarkError
+from seamark.formats.runtime.root_folder import RootFolder
 from seamark.metaserver.api.http.slots import HolderLimit
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import ObjectMissing, SeamarkError
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.conditions import check_read, read_range
 from seamark.metaserver.gateway.folder_files import (
@@ -30,12 +31,11 @@ from seamark.metaserver.gateway.folder_files import (
 from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, list_xml, timestamp
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
-from seamark.metaserver.local_files.root_folder import RootFolder
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
 from seamark.metaserver.objects.locations import parse_object
 from seamark.metaserver.objects.s3_scope import parse_delete_body
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime
 
 T = TypeVar("T")

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 import msgspec
 from awscrt import checksums
 
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.root_folder import FOLDER_FLAGS, RootFolder
 from seamark.metaserver.gateway.conditions import check_write
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.local_files.root_folder import FOLDER_FLAGS, RootFolder
 from seamark.metaserver.objects.folder import UPLOADS
 from seamark.metaserver.objects.local import DurableFolders, LocalPlace, drop_checksums
 

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from itertools import islice
 from urllib.parse import quote
 
+from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError
 from seamark.metaserver.gateway.folder_files import etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error, xml_text
-from seamark.metaserver.local_files.root_folder import RootFolder, SymbolicLinkError
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX
-from seamark.metaserver.wire import from_base64url, to_base64url
 
 PAGE_MAX = 1000
 XML_HEAD = '<?xml version="1.0" encoding="UTF-8"?>\n'

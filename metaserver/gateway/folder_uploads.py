@@ -19,11 +19,11 @@ from xml.etree import ElementTree
 
 import msgspec
 
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.root_folder import FOLDER_FLAGS, READ_FLAGS
 from seamark.metaserver.gateway.folder_files import FileInfo, Staging, copy_bytes, etag_of
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.local_files.root_folder import FOLDER_FLAGS, READ_FLAGS
 from seamark.metaserver.objects.folder import UPLOADS
 from seamark.metaserver.objects.local import LocalPlace
 

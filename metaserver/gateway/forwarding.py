@@ -21,8 +21,8 @@ import structlog
 from aiohttp import web
 from yarl import URL
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import RetryLater, StorageError
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import RetryLater, StorageError
 from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, STREAMING, ChunkSigner, framed_length
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.body import Body
@@ -33,7 +33,7 @@ from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, Target, canonical_que
 from seamark.metaserver.objects.credentials import S3Keys, server_keys
 from seamark.metaserver.objects.s3 import bucket_endpoint
 from seamark.metaserver.objects.s3_scope import Address
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 READ_BYTES = 512 << 10
 """Of an answer, about twice as many bytes are read before the client takes them. aiohttp's default of 64 KiB stops and

@@ -19,11 +19,11 @@ from aiohttp import web
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.typedefs import Handler
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, SeamarkError
 from seamark.metaserver.access.gateway_keys import GatewayKeys, ObjectGrant
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import HolderLimit
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, ClientGone, Forbidden, SeamarkError
 from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, S3Call, S3Read, StartedAnswer
 from seamark.metaserver.gateway.body import Body
 from seamark.metaserver.gateway.caching.caching import CachingBackend
@@ -48,7 +48,7 @@ from seamark.metaserver.objects.s3_scope import (
     check_request,
     parse_target,
 )
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 OPERATION = "gateway"
 """The operation under which the gateway's requests are counted, with their method: `gatewayGet`."""

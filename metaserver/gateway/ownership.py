@@ -7,15 +7,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.ownership.claims import with_folders
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.objects.locations import location_key, parse_location
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline

@@ -14,18 +14,18 @@ from collections import OrderedDict
 
 import structlog
 
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.catalog.documents import Documents
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, SeamarkError
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.fetches import bucket_and_key
 from seamark.metaserver.gateway.caching.written_once import kind_of
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.s3_scope import Address, check_request
 from seamark.metaserver.planner.plan.planner import Planner

@@ -9,8 +9,7 @@ from xml.sax.saxutils import escape
 
 from aiohttp import web
 
-from seamark.metaserver.access.gateway_keys import ExpiredGrant
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.errors import (
     BadRequest,
     Forbidden,
     ObjectMissing,
@@ -20,6 +19,7 @@ from seamark.metaserver.errors import (
     TooLarge,
     TooManyRequests,
 )
+from seamark.metaserver.access.gateway_keys import ExpiredGrant
 
 XML = "application/xml"
 _STATUSES = {

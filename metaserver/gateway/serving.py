@@ -11,11 +11,10 @@ from functools import partial
 
 from aiohttp import web
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.connections import Answers, ConnectionLimits
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.api.http.parts import ServerParts
-from seamark.metaserver.background import running
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.connections import Answers, ConnectionLimits
-from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.gateway.backend import Backend
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers
@@ -26,7 +25,8 @@ from seamark.metaserver.gateway.gateway import OPERATION, Gateway
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.gateway.preloading import Preloading
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.background import running
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import look_at_clock
 
 _REPORT_S = 1.0

@@ -1,1 +1,1 @@
-"""Indexes over immutable files: columnar blocks of manifests, and the kernels that scan them."""
+"""Decoded manifests, and the index files of a server: registry, registration, reading, cleaning."""

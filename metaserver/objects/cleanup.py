@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
-from seamark.metaserver.errors import SeamarkError
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
 
 _AT_ONCE_MAX = 64

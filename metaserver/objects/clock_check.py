@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import BadRequest, SeamarkError, StorageError
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest, SeamarkError, StorageError
 from seamark.metaserver.objects.port import ObjectStore
 
 CLOCKS_DIFFER_MS = 10 * 60_000

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import StorageError
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import StorageError
+from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
     from botocore import exceptions as aws_errors

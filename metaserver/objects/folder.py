@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads

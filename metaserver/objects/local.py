@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
     BadRequest,
     ObjectExists,
     ObjectMissing,
@@ -34,7 +34,7 @@ from seamark.metaserver.errors import (
     StorageFull,
     TooLarge,
 )
-from seamark.metaserver.local_files.root_folder import (
+from seamark.formats.runtime.root_folder import (
     FOLDER_FLAGS,
     READ_FLAGS,
     NotPlainFileError,

@@ -18,10 +18,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-from seamark.metaserver.errors import BadRequest, ConfigError
-from seamark.metaserver.local_files.root_folder import RootFolder
-from seamark.metaserver.memoization import memoized
-from seamark.metaserver.wire import fold_path
+from seamark.formats.protocol.wire import fold_path
+from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.root_folder import RootFolder
 
 LOCATION_CHARS_MAX = 4096
 """Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""

@@ -10,9 +10,9 @@ import asyncio
 
 import structlog
 
-from seamark.metaserver.errors import RetryLater, SeamarkError
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 TIMEOUT_S = 10.0
 INTERVAL_S = 10.0

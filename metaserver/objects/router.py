@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import ConfigError, StorageError
-from seamark.metaserver.home import is_in_home
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import ConfigError, StorageError
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects, check_writable
 from seamark.metaserver.objects.locations import Location, Warehouse
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 from seamark.metaserver.objects.s3 import S3Objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.home import is_in_home
+from seamark.metaserver.settings.settings import Settings
 
 LOCAL_THREADS = 8
 """Files read or written concurrently: enough to overlap syncs, few enough to limit contention on one disk."""

@@ -20,8 +20,8 @@ import obstore
 from obstore import exceptions
 from obstore.store import S3Store
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
     BadRequest,
     ObjectExists,
     ObjectMissing,
@@ -33,7 +33,7 @@ from seamark.metaserver.errors import (
 from seamark.metaserver.objects import s3_uploads
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential

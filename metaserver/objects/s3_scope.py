@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 from xml.etree import ElementTree
 
-from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.objects.locations import Location, parse_object
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 READ_METHODS = frozenset(("GET", "HEAD"))
 WRITE_METHODS = frozenset(("PUT", "POST", "DELETE"))

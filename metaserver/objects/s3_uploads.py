@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import RetryLater, SeamarkError, StorageError
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import RetryLater, SeamarkError, StorageError
 from seamark.metaserver.objects.credentials import server_keys
 from seamark.metaserver.objects.locations import Location
 from seamark.metaserver.objects.port import Upload
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
     from botocore import config as aws_config

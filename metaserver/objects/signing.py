@@ -23,7 +23,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from seamark.metaserver.errors import BadRequest, Forbidden
+from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.objects.credentials import server_keys
 from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.s3_scope import (
@@ -35,7 +35,7 @@ from seamark.metaserver.objects.s3_scope import (
     parse_address,
     without_default_port,
 )
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 HEADERS_MAX = 100
 CLOCK_SKEW_MS = 300_000

@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 from seamark.metaserver.objects.credentials import VendedKeys, server_keys
 from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 VENDED = "vended-credentials"
 SIGNING = "remote-signing"

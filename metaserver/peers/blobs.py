@@ -17,9 +17,9 @@ from pathlib import Path
 from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
 from seamark.cache.stack import Stack, StackStats
-from seamark.metaserver.errors import Corrupt
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 DIGEST_BYTES = 32
 _THREADS = 2

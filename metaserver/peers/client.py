@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 import aiohttp
 from yarl import URL
 
-from seamark.metaserver.errors import ConfigError
+from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.tls import trusted_by_clients
 from seamark.metaserver.peers.protocol import (
     CHECK_HEADER,
     FILE_PATH,
@@ -22,8 +23,7 @@ from seamark.metaserver.peers.protocol import (
     Outcome,
     PeerTickets,
 )
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.tls import trusted_by_clients
+from seamark.metaserver.settings.settings import Settings
 
 _CONNECTIONS_EACH = 32
 _READ_BYTES = 512 << 10

@@ -17,8 +17,8 @@ import asyncio
 from dataclasses import dataclass, fields
 
 from seamark.cache.single_flight import SingleFlight
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import Corrupt, TooLarge
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Corrupt, TooLarge
 from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import structlog
 
 from seamark.cache.rendezvous import Rendezvous
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.peers.protocol import VERSION
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.operations import RemoveReplica, RenewReplica

@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from importlib import metadata
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.connections import ConnectionLimits
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.keyring import Keyring
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.connections import ConnectionLimits
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.fleet_settings import split_address
 from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.peers.blobs import FileCache, open_file_cache
@@ -22,7 +21,8 @@ from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.peers.protocol import VERSION, PeerTickets
 from seamark.metaserver.peers.serving import PeerServer, RequestObserver, serving_peers
 from seamark.metaserver.peers.used_tickets import UsedTickets
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.fleet import split_address
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.port import PointerStore
 

@@ -37,9 +37,9 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Unauthenticated
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import Unauthenticated
 from seamark.metaserver.peers.used_tickets import NONCE_BYTES, TicketRecord
 
 VERSION = 1

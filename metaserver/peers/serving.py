@@ -17,9 +17,9 @@ from typing import Protocol
 import structlog
 from aiohttp import web
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.connections import Answers, ConnectionLimits, ConnectionRunner
-from seamark.metaserver.errors import BadRequest, ObjectMissing, SeamarkError, TooLarge, Unauthenticated
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.connections import Answers, ConnectionLimits, ConnectionRunner
+from seamark.formats.runtime.errors import BadRequest, ObjectMissing, SeamarkError, TooLarge, Unauthenticated
 from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.peers.blobs import FileCache, StoredFile
 from seamark.metaserver.peers.protocol import (

@@ -10,27 +10,25 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
-from seamark.metaserver.iceberg.metadata.clustering import ClusteringLayout, layer_of
-from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
-from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
-from seamark.metaserver.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, small_below
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import (
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.expressions.residuals import Residuals
+from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
+from seamark.formats.iceberg.metadata.clustering import ClusteringLayout, layer_of
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.formats.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
+from seamark.formats.iceberg.metadata.compaction import DELETED, MIN_FILES, MIN_FILES_DEFAULT, small_below
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import (
     PREVIOUS_VERSIONS_MAX,
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
     as_bool,
     count_of,
 )
-from seamark.metaserver.iceberg.metadata.replacement import difference
-from seamark.metaserver.iceberg.metadata.service_switches import (
+from seamark.formats.iceberg.metadata.replacement import difference
+from seamark.formats.iceberg.metadata.service_switches import (
     BUCKET_SPLITTING_ENABLED,
     COLUMN_TTL_ENABLED,
     COMPACTION_ENABLED,
@@ -38,10 +36,12 @@ from seamark.metaserver.iceberg.metadata.service_switches import (
     MANIFESTS_ENABLED,
     STATISTICS_ENABLED,
 )
-from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.formats.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, find_expired
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.view.view import TableView
@@ -50,7 +50,7 @@ from seamark.metaserver.services.launching.launchers import AUTO, why_ignored
 from seamark.metaserver.services.launching.launchers import PROPERTY as LAUNCHER
 from seamark.metaserver.services.proposals import Indexing, is_clustered
 from seamark.metaserver.services.running import ServicesState
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 
 _MANY_SNAPSHOTS = 100

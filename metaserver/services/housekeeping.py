@@ -7,14 +7,14 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from seamark.metaserver.background import report
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import fill_rest
-from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
-from seamark.metaserver.errors import SeamarkError
 from seamark.metaserver.index.files.cleaning import Cleaner
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.background import report
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.passed_time import Gap, look_at_clock
 from seamark.metaserver.store.port import PointerStore

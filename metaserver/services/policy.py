@@ -6,11 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from seamark.metaserver.catalog.policies import PREFIXES, Policies
-from seamark.metaserver.commit.expiration.orphan_files import AGE, AGE_DEFAULT_MS
-from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT_MS, MAX_REF_AGE, MIN_SNAPSHOTS
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata import (
+from seamark.formats.iceberg.metadata import (
     clustering,
     column_ttl,
     compaction,
@@ -18,11 +14,15 @@ from seamark.metaserver.iceberg.metadata import (
     service_switches,
     statistics,
 )
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.catalog.policies import PREFIXES, Policies
+from seamark.metaserver.commit.expiration.orphan_files import AGE, AGE_DEFAULT_MS
+from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT_MS, MAX_REF_AGE, MIN_SNAPSHOTS
 from seamark.metaserver.services import budgets
 from seamark.metaserver.services.launching import launchers
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 _NAME_SHOWN = 200
 _DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {

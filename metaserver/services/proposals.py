@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from seamark.metaserver.catalog.purge import is_collectable
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
-from seamark.metaserver.commit.expiration.policy import MAX_REF_AGE, ExpirationPolicy
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata import service_switches as switches
-from seamark.metaserver.iceberg.metadata.bucket_counts import coarser_specs
-from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS
-from seamark.metaserver.iceberg.metadata.column_ttl import TtlPolicy
-from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY, MIN_FILES, MIN_FILES_DEFAULT, small_below
-from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import (
+from seamark.formats.iceberg.metadata import service_switches as switches
+from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
+from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS
+from seamark.formats.iceberg.metadata.column_ttl import TtlPolicy
+from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY, MIN_FILES, MIN_FILES_DEFAULT, small_below
+from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import (
     TARGET_FILE_BYTES,
     TARGET_FILE_BYTES_DEFAULT,
     as_bool,
     count_of,
 )
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
-from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.catalog.purge import is_collectable
+from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
+from seamark.metaserver.commit.expiration.policy import MAX_REF_AGE, ExpirationPolicy
 from seamark.metaserver.services.launching.launchers import bytes_since, launcher_of
 from seamark.metaserver.services.service import NEVER, RECHECK_S, Job, Service, rewrite_pause_s
 from seamark.metaserver.store.model import Entry

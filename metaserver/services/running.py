@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.services.jobs import JobQueue
 from seamark.metaserver.services.service import Job, JobProgress, Report
 from seamark.metaserver.store.lease import SERVICES

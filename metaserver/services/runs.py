@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
-from seamark.metaserver.clock import Clock
 from seamark.metaserver.services.service import Job
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import RecordInstant

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 import msgspec
 import structlog
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import RECHECK_AFTER
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.access.standing_rights import StandingRights
-from seamark.metaserver.background import report
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.runtime.background import report
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.jobs import JobQueue
 from seamark.metaserver.services.launching.access_probe import NO_ANSWER, PROBE_S
@@ -32,7 +33,6 @@ from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.timeline.timeline import Timeline
-from seamark.metaserver.wire import RECHECK_AFTER
 
 IDLE_S = 60.0
 """A worker without a job for this long is stopped, which frees its memory."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 
 import msgspec
 
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
 NEVER = math.inf

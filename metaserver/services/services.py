@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.objects.credentials import key_properties
 from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.services.launching.access_probe import access_probe, lends_keys
@@ -39,12 +40,11 @@ from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
 from seamark.metaserver.services.service import JOB_S_MAX, Launcher
 from seamark.metaserver.services.watch import Load, TableWatch
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.lease import SERVICES, Lease
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
-from seamark.metaserver.tls import Certificate
 
 LEASE_S = 15.0
 

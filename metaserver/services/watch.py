@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import structlog
 
-from seamark.metaserver.background import report
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.policies import (
     Policies,
     add_policies,
@@ -16,9 +18,7 @@ from seamark.metaserver.catalog.policies import (
     setters_in_effect,
     with_policies,
 )
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.metaserver.runtime.background import report
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import INDEXING, MAINTENANCE

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import CommitConflict, SeamarkError
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitConflict, SeamarkError
 from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 

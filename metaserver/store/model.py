@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest
 
 NamespacePath = tuple[str, ...]
 POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
@@ -116,7 +116,7 @@ class RegisteredIndexFile(msgspec.Struct, frozen=True):
     """The UUID of the table."""
     location: str
     definition: str
-    """The id of the definition (`seamark.metaserver.index.files.definitions`)."""
+    """The id of the definition (`seamark.formats.index.definitions`)."""
     kind: str
     level: int
     files: int

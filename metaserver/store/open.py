@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import ConfigError
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from seamark.metaserver.store.stale_reads import StaleReads

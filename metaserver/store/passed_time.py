@@ -16,9 +16,9 @@ from contextlib import suppress
 
 import msgspec
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import CommitConflict
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.port import PointerStore
 

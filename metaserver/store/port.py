@@ -4,8 +4,8 @@ Every change is a list of operations that are applied in ONE transaction (`trans
 returns. A pointer swap, its instant and its idempotency record are therefore visible together. A read sees every
 transaction that returned before it began, from any replica.
 
-Failures are errors of `seamark.metaserver.errors`. A transaction that raised another error than `CommitUnknown` changed
-nothing.
+Failures are errors of `seamark.formats.runtime.errors`. A transaction that raised another error than `CommitUnknown`
+changed nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from seamark.metaserver.errors import CommitConflict
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store.model import (
     AuditRecord,
     Claim,

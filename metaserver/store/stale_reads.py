@@ -1,7 +1,8 @@
 """The results of recent reads, for requests that allow stale answers while the database does not answer.
 
-The rule: a value is used only for a request that allows its age (`metaserver/staleness.py`), and only when the database
-failed or took too long for this request. All other requests read the database. The age counts from before the read.
+The rule: a value is used only for a request that allows its age (`metaserver/runtime/staleness.py`), and only when the
+database failed or took too long for this request. All other requests read the database. The age counts from before
+the read.
 A missing value is not kept: a token that is unknown stays unknown only as long as the database answers so.
 """
 
@@ -12,9 +13,9 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TypeVar
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import RetryLater
-from seamark.metaserver.staleness import allowed_staleness
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.runtime.staleness import allowed_staleness
 from seamark.metaserver.store.operations import (
     DropEntry,
     Operation,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.port import InstantFilter
 

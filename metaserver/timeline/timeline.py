@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import structlog
 
-from seamark.metaserver.background import report
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import RetryLater, SeamarkError
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
+from seamark.metaserver.runtime.background import report
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Instant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.instants import matches

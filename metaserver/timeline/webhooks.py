@@ -23,17 +23,17 @@ import aiohttp
 import msgspec
 import structlog
 
-from seamark.metaserver.background import running
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_attributes
-from seamark.metaserver.errors import CommitConflict, SeamarkError
-from seamark.metaserver.settings import Settings, redact_url
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.errors import CommitConflict, SeamarkError
+from seamark.metaserver.runtime.background import running
+from seamark.metaserver.settings.settings import Settings, redact_url
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
-from seamark.metaserver.wire import encode_json
 
 BATCH = 100
 """Instants of one read; also the largest number that is delivered again after a crash."""

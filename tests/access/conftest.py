@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
 

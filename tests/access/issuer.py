@@ -13,8 +13,8 @@ from aiohttp.test_utils import TestServer
 from joserfc import jws
 from joserfc.jwk import ECKey, OKPKey, RSAKey
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.settings.settings import Settings
 
 AnyKey = RSAKey | ECKey | OKPKey
 AUDIENCE = "seamark-test"

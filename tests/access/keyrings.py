@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from seamark.formats.runtime.clock import Clock, SimulatedClock
 from seamark.metaserver.access.keyring import Keyring, SigningKey
-from seamark.metaserver.clock import Clock, SimulatedClock
 
 
 def fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import structlog
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import CommitUnknown, RetryLater
 from seamark.metaserver.access.audit import REFUSED, AuditLog, open_audit, outcome_of
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import CommitUnknown, RetryLater
 from seamark.metaserver.store.model import AuditRecord
 from seamark.metaserver.store.operations import Operation, SaveAudit
 from seamark.metaserver.store.port import PointerStore

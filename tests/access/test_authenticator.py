@@ -12,12 +12,12 @@ from joserfc import jwt
 from joserfc.jwk import OctKey
 from multidict import CIMultiDict, CIMultiDictProxy
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import Forbidden, Unauthenticated
 from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
 from seamark.metaserver.access.issued import ISSUER, PURPOSE
 from seamark.metaserver.access.tokens import create_token, digest_of, revoke_token
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import Forbidden, Unauthenticated
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant

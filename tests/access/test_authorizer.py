@@ -9,6 +9,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.access.authorizer import RULES, Authorizer, Scope, changes
 from seamark.metaserver.access.principal import (
     ANONYMOUS,
@@ -24,8 +25,7 @@ from seamark.metaserver.access.principal import (
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.describe import description_of
 from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.errors import BadRequest, Forbidden
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant, NamespacePath
 
 AUTHORIZER = Authorizer()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.keyrings import fixed_keyring

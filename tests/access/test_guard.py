@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import structlog
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback_address
 from seamark.metaserver.access.tokens import create_token, revoke_token
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import PUBLISHED_S, RETIRED_S_MIN, SECRET_NAME, open_keyring, renew_keys
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.access.protectors import KEY_FILE_NAME, new_key
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest, ConfigError
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore

@@ -12,8 +12,8 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import ForbiddenError, OAuthError
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token, revoke_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.issuer import AUDIENCE, local_issuer, rsa_key

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 from joserfc.jwk import ECKey, OctKey, RSAKey
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest, RetryLater, Unauthenticated
 from seamark.metaserver.access import oidc as room
 from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
 from seamark.metaserver.access.jwt import LENGTH_MAX
 from seamark.metaserver.access.principal import Principal
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest, RetryLater, Unauthenticated
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import structlog
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token, digest_of
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.server.rig import running, some_settings

@@ -14,8 +14,8 @@ import requests
 from joserfc import jwt
 from joserfc.jwk import OctKey
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.server.rig import some_settings

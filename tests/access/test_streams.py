@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token, revoke_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
 from seamark.metaserver.access.tokens import create_token, digest_of, live_tokens, revoke_token
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import AlreadyExists, BadRequest, NotFound
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore

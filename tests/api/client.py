@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from tests.server.rig import Running
 
 SCHEMA: dict[str, Any] = {

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from seamark.formats.protocol.wire import decode_as
 from seamark.metaserver.commit.changes.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
-from seamark.metaserver.wire import decode_as
 from tests.api.client import Api, new_key
 from tests.api.indexes.indexed import define, index_bytes, shown, write
 from tests.api.rest.test_permissions import House, house

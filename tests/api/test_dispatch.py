@@ -7,11 +7,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, PRINCIPAL
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.store.model import Grant
 
 

@@ -15,7 +15,7 @@ def test_a_logged_error_shows_its_place_and_no_variable(log_format: str) -> None
         f"""
         import structlog
         from seamark.metaserver.api.http.observability.logs import configure_logging
-        from seamark.metaserver.settings import Settings
+        from seamark.metaserver.settings.settings import Settings
 
         configure_logging(Settings(log_format="{log_format}"))
 
@@ -41,7 +41,7 @@ def test_what_libraries_log_of_a_request_that_failed_quotes_none_of_it(name: str
         f"""
         import logging
         from seamark.metaserver.api.http.observability.logs import configure_logging
-        from seamark.metaserver.settings import Settings
+        from seamark.metaserver.settings.settings import Settings
 
         configure_logging(Settings(log_format="json"))
 

@@ -15,26 +15,26 @@ from pathlib import Path
 
 import pytest
 
+from seamark.connector.analysis.lexer import UnsupportedStatement, tokens_of, with_plain_numbers
+from seamark.connector.analysis.scans import STATEMENT_MAX
 from seamark.connector.client.errors import BadRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
-from seamark.connector.trino.statements.lexer import UnsupportedStatement, tokens_of, with_plain_numbers
-from seamark.connector.trino.statements.scans import STATEMENT_MAX
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.literals import parse_literal
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
-from seamark.metaserver.iceberg.metadata.properties import (
+from seamark.formats.iceberg.expressions.literals import parse_literal
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
+from seamark.formats.iceberg.metadata.properties import (
     PROPERTY_NAME_CHARACTERS_MAX,
     check_client_properties,
     configures_client,
     without_client_properties,
 )
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.types import canonical_primitive
-from seamark.metaserver.iceberg.types.values import DECIMAL_CHARACTERS_MAX
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.values import DECIMAL_CHARACTERS_MAX
+from seamark.formats.protocol.wire import encode_json, fold_name, fold_path
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.operations import CreateNamespace
-from seamark.metaserver.wire import encode_json, fold_name, fold_path
 from tests.attacks.patterns import Use, by_size, grows_too_fast, superlinear
 from tests.attacks.world import SCHEMA
 from tests.server.rig import running

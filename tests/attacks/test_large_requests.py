@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver import deferred, turns
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types import schema
+from seamark.formats.runtime import deferred, turns
 from seamark.metaserver.api.http import sql_texts
 from seamark.metaserver.api.lookups import bitmaps, metadata
 from seamark.metaserver.api.plans import explain, explain_query, plan_tables
 from seamark.metaserver.catalog import documents, large_requests
 from seamark.metaserver.catalog.ownership import own_files
 from seamark.metaserver.commit.stock import stock_commits
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types import schema
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
@@ -189,7 +189,7 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
         assert (await api("GET", f"{own}/files", headers=accept)).status == 200
     for name in (
         "arrow",
-        "seamark.metaserver.iceberg.expressions.sql",
+        "seamark.formats.iceberg.expressions.sql",
         "seamark.metaserver.api.plans.query_tables",
         "seamark.metaserver.api.plans.query_notes",
     ):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver import turns
+from seamark.formats.runtime import turns
 from tests.api.client import Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running

@@ -17,10 +17,10 @@ from functools import partial
 from types import GeneratorType
 from typing import Any
 
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.wire import encode_json
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.decoding import from_json
 from tests.attacks.patterns import PACKAGES, REPO, by_size, grows_too_fast, shown
 from tests.attacks.world import SCHEMA
 
@@ -32,7 +32,7 @@ NOT_CALLED = (
     "connector/trino/server.py",
     "metaserver/cli/",
     "metaserver/objects/local.py",
-    "metaserver/settings",
+    "metaserver/settings/settings",
     "metaserver/store/",
 )
 """Files and folders of functions that open files or connections, whose text is the operator's, or that need Spark."""

@@ -21,8 +21,8 @@ from unittest.mock import patch
 import pyarrow as pa
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.s3 import S3Objects
 from seamark.metaserver.server import gateway

@@ -17,7 +17,8 @@ from tests.services.process import REPO
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("module", "name"), [("planning", one) for one in PLANNING] + [("index", one) for one in INDEX]
+    ("module", "name"),
+    [*(("planning", name) for name in PLANNING), *(("index", name) for name in INDEX), ("structure", "flows")],
 )
 def test_a_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:
     argv = [sys.executable, "-m", f"bench.{module}.run", "--quick", name]

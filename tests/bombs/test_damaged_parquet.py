@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.metaserver.iceberg.files import thrift
-from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.footer import MAGIC, read_footer
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet, page_sizes
-from seamark.metaserver.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
-from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.formats.iceberg.files import thrift
+from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.footer import MAGIC, read_footer
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet_reading import BoundedParquet, page_sizes
+from seamark.formats.iceberg.files.thrift import BINARY, I32, I64, LIST, STRUCT, Fields
+from seamark.formats.index.keys.arrow_keys import keys_of
 from tests.bombs.peak import peak_of
 
 ROWS = 300

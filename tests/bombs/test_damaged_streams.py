@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.hashing import hash_halves
+from seamark.formats.index.keys.terms import resolve
+from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats.arrow_body import read_stream
-from seamark.metaserver.errors import BadRequest, TooLarge
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.keys.hashing import hash_halves
-from seamark.metaserver.index.keys.terms import resolve
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
 from tests.bombs.peak import peak_of
 

@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.keys import arrow_keys
-from seamark.metaserver.index.keys.arrow_keys import keys_of
+from seamark.formats.iceberg.manifests.manifest import decode_manifest
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.keys import arrow_keys
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.runtime.errors import Corrupt
 from tests.bombs.peak import peak_of
 
 MIB = 1 << 20

@@ -19,22 +19,22 @@ from pyarrow import fs
 
 from seamark.connector.parquet import columns as indexed
 from seamark.connector.parquet.columns import Projection, read_columns
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.files import thrift
-from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.files.parquet_reading import (
+from seamark.formats.iceberg.files import thrift
+from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet_reading import (
     FOOTER_FREE_BYTES,
     FOOTER_LIMIT_BYTES,
     BoundedParquet,
     page_sizes,
 )
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.keys.delete_files import DeleteFile, decoded
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.delete_files import DeleteFile, decoded
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
 from seamark.metaserver.planner.rows.data_columns import DataRows
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.bombs.peak import peak_of
 
 MIB = 1 << 20

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seamark.formats.iceberg.views.view import decode_view
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import CommitUnknown, RetryLater, StorageError
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.values import Caller, CreateTable
-from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.commit.publication import Publisher, open_publisher
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
-from seamark.metaserver.errors import CommitUnknown, RetryLater, StorageError
-from seamark.metaserver.iceberg.views.view import decode_view
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import Operation, SwapPointer
 from seamark.metaserver.store.port import PointerStore

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
-from seamark.metaserver.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.locations import location_key, parse_location
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableIdentifier
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest, NotFound
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.sql import names

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest, RetryLater
 from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.catalog.values import CreateTable, CreateView
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest, RetryLater
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig

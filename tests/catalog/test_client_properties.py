@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.iceberg.metadata.properties import configures_client
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.properties import configures_client
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig
 from tests.catalog.test_confinement import VERSION
 

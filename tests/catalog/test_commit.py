@@ -10,17 +10,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.catalog.values import (
-    Caller,
-    CreateTable,
-    IdempotencyKey,
-    LoadedTable,
-    TableChange,
-    TableIdentifier,
-)
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.commit.publication import CommitEvent
-from seamark.metaserver.errors import (
+from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -29,7 +21,15 @@ from seamark.metaserver.errors import (
     NoSuchTable,
     RetryLater,
 )
-from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.metaserver.catalog.values import (
+    Caller,
+    CreateTable,
+    IdempotencyKey,
+    LoadedTable,
+    TableChange,
+    TableIdentifier,
+)
+from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter

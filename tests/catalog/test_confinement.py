@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest, Forbidden
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from tests.access.keyrings import fixed_keyring
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 

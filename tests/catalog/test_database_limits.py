@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import Forbidden, TooManyRequests
 from seamark.metaserver.access.principal import answering
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.catalog import database_limits as module
 from seamark.metaserver.catalog.database_limits import DatabaseShares, NamespaceSizes
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import Forbidden, TooManyRequests
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport
 from seamark.metaserver.store.operations import (
     AdvanceProducer,

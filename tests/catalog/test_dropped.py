@@ -9,9 +9,9 @@ from typing import Any
 import fastavro
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
 from seamark.metaserver.catalog.values import TableIdentifier
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound, RetryLater, StorageError
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter

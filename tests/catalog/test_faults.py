@@ -12,7 +12,14 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import CommitConflict, CommitUnknown, NoSuchTable, RetryLater, SeamarkError, StorageError
+from seamark.formats.runtime.errors import (
+    CommitConflict,
+    CommitUnknown,
+    NoSuchTable,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+)
 from seamark.metaserver.store.model import EntryKind
 from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, rig
 from tests.seeds import quick

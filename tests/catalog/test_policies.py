@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.policies import SETTERS, load_policies, setters_in_effect, setters_of
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
-from seamark.metaserver.errors import BadRequest
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 
 WENDY, OTTO = Caller(who="wendy", request_id="r"), Caller(who="otto", request_id="r")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.errors import BadRequest, CommitUnknown, RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
-from seamark.metaserver.errors import BadRequest, CommitUnknown, RetryLater
 from seamark.metaserver.store.operations import CreateEntry, Operation
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import pytest
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotRef
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.expiration import policy as policies
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expired, find_expired
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotRef
 
 NOW_MS = 1000
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.commit.changes.change import Change
 from seamark.metaserver.commit.native import change_application, group_commit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
-from seamark.metaserver.errors import StorageError
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.store.model import EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.port import InstantFilter

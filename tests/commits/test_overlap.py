@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import apply
 from seamark.metaserver.commit.conflicts import overlap
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.commit.conflicts.overwrite import negation
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.iceberg.types.transforms import apply
 from tests.seeds import first_seed
 
 KINDS = {1: "long", 2: "string", 3: "date", 4: "double", 5: "int"}

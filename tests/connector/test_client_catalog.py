@@ -8,7 +8,7 @@ import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import NotFound
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.metadata.table_json import decode_table
 from tests.connector.lake import SCHEMA, append, catalog_at, create
 from tests.connector.served import Served
 

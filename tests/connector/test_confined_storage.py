@@ -10,7 +10,7 @@ import pytest
 from seamark.connector.client import storage
 from seamark.connector.client.storage import Storage, confine, confined_folders
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 
 @pytest.fixture

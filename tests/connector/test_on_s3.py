@@ -30,8 +30,8 @@ from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append, overwrite
 from seamark.connector.write.upserts import delete, upsert
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
 from tests.connector.parquet import encrypted
 from tests.connector.write.test_upserts import BY_ID, MODES, create, held, rows

@@ -12,8 +12,8 @@ import pytest
 
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.spark.frames import upserts as upserting
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.schema import Field
 
 
 def test_a_task_owns_files_of_which_it_has_all_keys() -> None:

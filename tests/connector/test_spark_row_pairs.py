@@ -12,7 +12,7 @@ from seamark.connector.spark.statements.held_rows import ordinals_of
 from seamark.connector.spark.statements.key_values import fitting_rows
 from seamark.connector.spark.statements.row_changes import matching_rows
 from seamark.connector.write.latest_rows import batch_of
-from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.schema import Field, Schema
 from tests.seeds import first_seed
 
 

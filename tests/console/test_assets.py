@@ -6,8 +6,8 @@ import importlib.util
 import re
 from pathlib import Path
 
+from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.console.console import FOLDER, POLICY, load_assets
-from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.console.browser import REPO
 from tests.console.world import create_tokens
 from tests.server.rig import running

@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from seamark.metaserver.iceberg.types.values import decode_json, encode
-from seamark.metaserver.index.blocks.packing import Form
+from seamark.formats.iceberg.types.values import decode_json, encode
+from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
 from tests.console.world import IDS, ask, change, content_file, create_table

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from seamark.formats.iceberg.types.values import encode, encode_json
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.types.values import encode, encode_json
 from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace

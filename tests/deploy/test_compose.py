@@ -21,7 +21,7 @@ import yaml
 
 from seamark.connector.client.engines import catalog_conf
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import subcommands
 from tests.services import postgres, s3, trino
 from tests.services.process import DEPLOY, REPO

@@ -15,8 +15,8 @@ from pyiceberg.catalog import load_catalog
 from bench.ssb.queries import QUERIES
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
+from tests.connector.analysis.statements import Statements
 from tests.connector.sql.comparing import rows_of
-from tests.connector.trino.statements.statements import Statements
 from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
 from tests.services.trino import CATALOG, NEEDS_TRINO
 from tests.services.trino_lake import TrinoLake

@@ -94,7 +94,7 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
             1,
             "s_item:10",
         ),
-        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        # These shapes are tested without Trino, too, in tests/connector/analysis/.
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
@@ -168,7 +168,7 @@ def test_only_files_are_read_that_hold_partners(star: Shop, sql: str, files: int
             "(SELECT avg(price) FROM sales a WHERE a.s_item = s.s_item) ORDER BY 2",
             1,
         ),
-        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        # These shapes are tested without Trino, too, in tests/connector/analysis/.
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (
@@ -198,7 +198,7 @@ def test_conditions_of_more_shapes_leave_files_out(star: Shop, sql: str, files: 
         "SELECT count(*) FROM sales LEFT JOIN items ON s_item = i_key AND color = 'c7'",
         "SELECT count(*) FROM sales WHERE s_item NOT IN (SELECT i_key FROM items WHERE color = 'c7')",
         "SELECT count(*) FROM sales, items WHERE s_item = i_key AND color = 'c7' OR price < 50",
-        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        # These shapes are tested without Trino, too, in tests/connector/analysis/.
         *(
             pytest.param(one, marks=pytest.mark.slow)
             for one in (

@@ -89,7 +89,7 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
         ("SELECT * FROM deep WHERE id = 4711", "deep"),
         ("SELECT * FROM elsewhere.plain a JOIN plain b ON a.id = b.id WHERE a.id = 4712", "plain"),
         ("SELECT * FROM alone WHERE id = 4711", "alone"),
-        # These shapes are tested without Trino, too, in tests/connector/trino/statements/.
+        # These shapes are tested without Trino, too, in tests/connector/analysis/.
         *(
             pytest.param(*one, marks=pytest.mark.slow)
             for one in (

@@ -13,12 +13,12 @@ from pathlib import Path
 import click
 from aiohttp import web
 
-from seamark.metaserver import errors
+from seamark.formats.runtime import errors
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.api.rest.standard import operations
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO
@@ -136,8 +136,8 @@ def errors_page() -> str:
     lines = [
         "# Errors",
         "",
-        "`python -m tests.docs.reference` generates this page from `metaserver/errors.py`. Every error on every route",
-        "has the format of the Iceberg REST specification:",
+        "`python -m tests.docs.reference` generates this page from `formats/runtime/errors.py`.",
+        "Every error on every route has the format of the Iceberg REST specification:",
         "",
         "```json",
         '{"error": {"message": "Table does not exist: a.b", "type": "NoSuchTableException", "code": 404, "stack": []}}',

@@ -11,7 +11,7 @@ from aiohttp import web
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.openapi import build_document
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from seamark.metaserver.timeline.webhooks import InstantAnswer, cloud_event

@@ -14,7 +14,7 @@ import click
 import pytest
 
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Page, all_pages
 from tests.docs.words import BANNED, find_banned, read_rules
@@ -103,7 +103,7 @@ def _raised_texts(source: str) -> Iterator[str]:
 
 def test_errors_use_no_banned_word() -> None:
     found = {}
-    for package in ("metaserver", "connector", "cache"):
+    for package in ("metaserver", "connector", "formats", "cache"):
         for path in sorted((REPO / package).rglob("*.py")):
             texts = list(_raised_texts(path.read_text()))
             if hits := list(find_banned("\n\n".join(texts), RULES)):
@@ -111,7 +111,7 @@ def test_errors_use_no_banned_word() -> None:
     assert found == {}
 
 
-PLAIN = ("metaserver", "connector", "cache", "seamark", "bench")
+PLAIN = ("metaserver", "connector", "formats", "cache", "seamark", "bench")
 """Packages whose docstrings and comments use no banned word."""
 _TEXT = re.compile(r'\s*[rR]?"""')
 

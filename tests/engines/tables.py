@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.spark.session import connect
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.wire import INDEX_FOLDER
+from seamark.formats.protocol.wire import INDEX_FOLDER
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark
 

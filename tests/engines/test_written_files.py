@@ -41,8 +41,8 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes, write_equality_deletes
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import decode
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decode
 from tests.connector.read import typed
 from tests.engines.conftest import rows
 from tests.services.seamark import Seamark

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import structlog
 
-from seamark.metaserver import background
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.access import audit as audits
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.api.http.observability import logs
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime import background
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter

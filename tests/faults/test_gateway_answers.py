@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.forwarding import Forwarding
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.gateway.test_cache import BLOCK, Worker, worker
 from tests.seeds import first_seed
 

@@ -17,7 +17,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.read.scans import scan
-from seamark.metaserver.wire import SEQUENCE_KEY
+from seamark.formats.protocol.wire import SEQUENCE_KEY
 from tests.connector.write.test_upserts import create
 from tests.faults.rigs.mortal_writer import Model, apply
 from tests.seeds import first_seed

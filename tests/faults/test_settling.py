@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import CommitUnknown, NotFound, RetryLater, SeamarkError, StorageError
+from seamark.formats.runtime.errors import CommitUnknown, NotFound, RetryLater, SeamarkError, StorageError
 from seamark.metaserver.store.model import EntryKind, InstantState
 from seamark.metaserver.store.operations import RecordInstant, SwapPointer
 from tests.catalog.rig import CALLER, append, rig

@@ -12,7 +12,7 @@ from email.utils import formatdate
 
 from aiohttp import web
 
-from seamark.metaserver.errors import RetryLater
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.conditions import check_read, read_range

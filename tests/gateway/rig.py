@@ -20,7 +20,7 @@ import s3fs
 from botocore.config import Config
 from obstore.store import S3Store
 
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.gateway.sigv4 import Target, sign_headers
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 from tests.services.process import free_port

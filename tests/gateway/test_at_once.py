@@ -22,7 +22,7 @@ import pytest
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from seamark.metaserver.connections import Answers, ConnectionLimits, Connections
+from seamark.formats.runtime.connections import Answers, ConnectionLimits, Connections
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.connection import GatewayConnection

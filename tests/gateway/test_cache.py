@@ -19,8 +19,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import SeamarkError
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.gateway.backend import BrokenAnswer, S3Call, StartedAnswer
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers
@@ -29,7 +29,7 @@ from seamark.metaserver.gateway.conditions import read_range
 from seamark.metaserver.gateway.connection import SentAnswer
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
 from seamark.metaserver.objects.s3_scope import parse_target
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.gateway.fake_store import FakeStore
 from tests.seeds import first_seed
 

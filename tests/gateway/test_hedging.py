@@ -12,8 +12,8 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import RetryLater
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.gateway.caching import hedging
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
 from seamark.metaserver.gateway.caching.store import StoreAnswer

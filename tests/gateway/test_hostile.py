@@ -16,7 +16,7 @@ from xml.etree.ElementTree import Element
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.gateway.aws_chunked import SIGNED_TRAILER, UNSIGNED_TRAILER, ChunkDecoder, ChunkSigner
 from seamark.metaserver.gateway.caching.records import ObjectRecord
 from seamark.metaserver.gateway.conditions import check_read

@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.server import gateway
 from seamark.metaserver.store.model import Claim, Token

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import web
 
-from seamark.metaserver.clock import SimulatedClock
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.gateway.backend import S3Call
 from seamark.metaserver.gateway.caching.sending import STEP_BYTES, STEP_LEAST_BYTES, SendBudget, Unsent
 from tests.gateway.fake_store import FakeStore

@@ -14,9 +14,9 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.gateway_keys import ExpiredGrant, GatewayKeys
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import Forbidden
 from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, UNSIGNED_TRAILER, ChunkDecoder
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import (

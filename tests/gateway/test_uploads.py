@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.root_folder import RootFolder
 from seamark.metaserver.gateway.folder_files import Staging
 from seamark.metaserver.gateway.folder_uploads import Uploads
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.local_files.root_folder import RootFolder
 from seamark.metaserver.objects.local import DurableFolders
 from tests.gateway.rig import Rig
 

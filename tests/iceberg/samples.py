@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.new_table import new_table
-from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.updates import apply_updates
 
 UUID = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
 NOW = 1_700_000_000_000

@@ -8,7 +8,7 @@ import sys
 import msgspec
 import pytest
 
-from seamark.metaserver.decoding import from_json, from_msgpack, from_values
+from seamark.formats.runtime.decoding import from_json, from_msgpack, from_values
 
 ROUNDS = 200
 """Without the lock the process ended in the first ones in each of five runs."""
@@ -16,7 +16,7 @@ FIRST_USE = f"""
 from __future__ import annotations  # as in our modules: msgspec evaluates the annotations, in Python
 import sys, types
 from threading import Barrier, Thread
-from seamark.metaserver.decoding import from_json, from_msgpack, from_values
+from seamark.formats.runtime.decoding import from_json, from_msgpack, from_values
 
 sys.setswitchinterval(1e-6)
 SOURCE = '''

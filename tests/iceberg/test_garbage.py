@@ -8,18 +8,18 @@ from typing import Any
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest, CommitConflict, Corrupt
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.new_table import new_table
-from seamark.metaserver.iceberg.metadata.requirements import (
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.requirements import (
     TABLE_REQUIREMENTS,
     check_requirements,
     check_view_requirements,
 )
-from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
-from seamark.metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
-from seamark.metaserver.iceberg.views.view import decode_view, encode_view
-from seamark.metaserver.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from seamark.formats.iceberg.views.view import decode_view, encode_view
+from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, Corrupt
 from tests.iceberg.samples import (
     EVENTS,
     NOW,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seamark.metaserver.memoization import CHARACTERS_MAX, computed_once, memoized
+from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, memoized
 
 
 def _one(text: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.iceberg.types import near_names as module
-from seamark.metaserver.iceberg.types.near_names import CHARACTERS_MAX, COMPARED_MAX, near_names
+from seamark.formats.iceberg.types import near_names as module
+from seamark.formats.iceberg.types.near_names import CHARACTERS_MAX, COMPARED_MAX, near_names
 
 
 def test_a_misspelling_is_found_whatever_its_case() -> None:

@@ -10,8 +10,8 @@ from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadataUtil, new_table_metadata
 from pyiceberg.table.sorting import SortOrder
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import NOW, UUID, field, order, schema, spec, table
 
 NESTED = schema(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, column_of, dotted, find_columns, has_ids
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, column_of, dotted, find_columns, has_ids
 
 
 def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:

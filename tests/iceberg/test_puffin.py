@@ -16,8 +16,7 @@ import zstandard
 from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.files.puffin import (
+from seamark.formats.iceberg.files.puffin import (
     FOOTER_LIMIT_BYTES,
     MAGIC,
     NO_SNAPSHOT,
@@ -28,6 +27,7 @@ from seamark.metaserver.iceberg.files.puffin import (
     read_footer,
     write_puffin,
 )
+from seamark.formats.runtime.errors import Corrupt
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import msgspec
 import pytest
 
-from seamark.metaserver.iceberg.metadata.compaction import UNDONE
-from seamark.metaserver.iceberg.metadata.replacement import difference, is_replace
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.metadata.compaction import UNDONE
+from seamark.formats.iceberg.metadata.replacement import difference, is_replace
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
 
 
 def _snapshot(summary: Mapping[str, str]) -> Snapshot:

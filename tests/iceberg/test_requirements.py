@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest, CommitConflict
-from seamark.metaserver.iceberg.metadata.requirements import check_requirements, check_view_requirements
+from seamark.formats.iceberg.metadata.requirements import check_requirements, check_view_requirements
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from tests.iceberg.samples import UUID, Json, commit, set_ref, spec, table, with_snapshots
 
 M = commit(with_snapshots(table(partition_spec=spec((2, "day", "d"))), 1, 2), set_ref(1, "v1", "tag"))

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.types.reading import read
-from seamark.metaserver.iceberg.types.schema import Schema, checked
-from seamark.metaserver.iceberg.types.transforms import accepts, canonical
-from seamark.metaserver.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.schema import Schema, checked
+from seamark.formats.iceberg.types.transforms import accepts, canonical
+from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import field, schema
 
 

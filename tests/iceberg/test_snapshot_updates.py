@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest, CommitConflict
-from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from tests.iceberg.samples import (
     NOW,
     Json,

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.table.metadata import TableMetadataUtil
 
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.iceberg.metadata import table_json
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata, with_previous_file
-from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table, refs_view
+from seamark.formats.iceberg.metadata import table_json
+from seamark.formats.iceberg.metadata.metadata import TableMetadata, with_previous_file
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table, refs_view
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import EVENTS, NOW, UUID, add_snapshot, commit, order, set_ref, spec, table, with_snapshots
 from tests.seeds import examples
 

@@ -28,8 +28,8 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.types.transforms import apply, first_day, result_type
+from seamark.formats.iceberg.types.transforms import apply, first_day, result_type
+from seamark.formats.runtime.errors import BadRequest
 from tests.seeds import examples
 
 # appendix B of the spec, and the hash as it prints it

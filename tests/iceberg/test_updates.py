@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
-from seamark.metaserver.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
     NOW,

@@ -33,7 +33,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.metaserver.iceberg.types.values import Value, decode, decode_json, encode, encode_json
+from seamark.formats.iceberg.types.values import Value, decode, decode_json, encode, encode_json
 
 INTS = st.integers(-(2**31), 2**31 - 1)
 LONGS = st.integers(-(2**63), 2**63 - 1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.iceberg.views.view import ViewMetadata, decode_view, encode_view
-from seamark.metaserver.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
+from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import EVENTS, NOW, UUID, Json, field, schema
 
 OTHER = schema(field(1, "n", "int"))

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata import work
-from seamark.metaserver.iceberg.types import schema as schemas
-from seamark.metaserver.iceberg.types.schema import checked
-from seamark.metaserver.iceberg.views.view_updates import apply_view_updates
+from seamark.formats.iceberg.metadata import work
+from seamark.formats.iceberg.types import schema as schemas
+from seamark.formats.iceberg.types.schema import checked
+from seamark.formats.iceberg.views.view_updates import apply_view_updates
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
     NOW,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
+from seamark.formats.iceberg.manifests.manifest import decode_manifest
 from seamark.metaserver.index.blocks.block import VERSION
 from seamark.metaserver.index.blocks.encoding import encode_block
 from tests.api.plans.planned import KINDS, STYLE, file_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seamark.metaserver.index.kernels._bounds import ORDERS, unusable_bounds
+from seamark.formats.index.kernels._bounds import ORDERS, unusable_bounds
 from tests.seeds import first_seed
 
 TEXTS = [

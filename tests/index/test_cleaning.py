@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.index.definitions import PREFIX, read_definitions
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable
-from seamark.metaserver.errors import RetryLater
-from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.catalog.rig import name_freely
 from tests.server.rig import Running, running

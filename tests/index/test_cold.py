@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.errors import SeamarkError
+from seamark.formats.index.index_file import FilesTable, assemble, open_index_file
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_keys
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
+from seamark.formats.index.kinds import bitmap, bloom, postings, record
+from seamark.formats.index.kinds.bitmap import BitmapQuery
+from seamark.formats.index.kinds.bloom import BloomQuery
+from seamark.formats.index.kinds.kinds import KINDS as OPENED
+from seamark.formats.index.kinds.queries import IndexQuery
+from seamark.formats.index.kinds.record import RecordQuery
+from seamark.formats.index.kinds.sparse import SparseMemory
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files import remote as cold
-from seamark.metaserver.index.files.index_file import FilesTable, assemble, open_index_file
 from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_keys
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys
-from seamark.metaserver.index.kinds import bitmap, bloom, postings, record
-from seamark.metaserver.index.kinds.bitmap import BitmapQuery
-from seamark.metaserver.index.kinds.bloom import BloomQuery
-from seamark.metaserver.index.kinds.kinds import KINDS as OPENED
-from seamark.metaserver.index.kinds.queries import IndexQuery
-from seamark.metaserver.index.kinds.record import RecordQuery
-from seamark.metaserver.index.kinds.sparse import SparseMemory
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.index.kinds.columns import KINDS, Kind, draw_column, draw_predicate, kind_of
 from tests.seeds import quick

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from seamark.metaserver.errors import Corrupt
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.decoding import Decoders, decoded
 from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.index.test_block import SCHEMA

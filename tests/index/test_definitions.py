@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.files.definitions import (
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import (
     DEFINITIONS_MAX,
     IndexDefinition,
     bucket_definitions,
@@ -21,7 +20,8 @@ from seamark.metaserver.index.files.definitions import (
     of_id,
     read_definitions,
 )
-from seamark.metaserver.index.kinds.bloom import FPP
+from seamark.formats.index.kinds.bloom import FPP
+from seamark.formats.runtime.errors import BadRequest
 
 FIRST = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string")), schema_id=0)
 RENAMED = Schema(

@@ -16,9 +16,8 @@ import pytest
 from isal import isal_zlib
 from pyiceberg.table.puffin import PuffinFile
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
-from seamark.metaserver.index.files.index_file import (
+from seamark.formats.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
+from seamark.formats.index.index_file import (
     FilesTable,
     UnknownVersion,
     assemble,
@@ -26,7 +25,8 @@ from seamark.metaserver.index.files.index_file import (
     read_files,
     read_header,
 )
-from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.runtime.errors import Corrupt
 
 UUID = "8b0b4b5e-6f2d-4f6a-9a55-5c4d7a8e2f10"
 DEFINITION = '{"kind":"record","terms":["#3","lower(#7)"]}'

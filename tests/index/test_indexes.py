@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import StorageError
-from seamark.metaserver.index.files.index_file import open_index_file
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.index.files.indexes import RETRY_S, Indexes, open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, create_namespace

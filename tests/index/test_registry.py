@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, NotFound
 from seamark.metaserver.index.files.registry import IndexFiles, Registry
 from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.open import open_store

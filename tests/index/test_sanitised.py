@@ -49,21 +49,21 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 @pytest.mark.timeout(3600)  # compilers with sanitizers are slow, and on a busy machine slower
 @pytest.mark.parametrize("which", TESTS)
 def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path) -> None:
-    for name in ("metaserver", "cache", "connector", "tests"):
+    for name in ("formats", "metaserver", "cache", "connector", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # links to the folders above
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(REPO / name, tmp_path)
-    for kernel in (tmp_path / "metaserver").rglob("*.pyx"):
+    for kernel in [*(tmp_path / "formats").rglob("*.pyx"), *(tmp_path / "metaserver").rglob("*.pyx")]:
         if kernel.stem not in KERNELS:
             kernel.unlink()
     built = run(
         sys.executable, "setup.py", "-q", "build_ext", "--inplace", "--parallel", "2", cwd=tmp_path, SEAMARK_CHECKED="1"
     )
     assert built.returncode == 0, built.stdout
-    where = "import seamark.metaserver.iceberg as room; print(room.__path__[0])"
+    where = "import seamark.formats.iceberg as room; print(room.__path__[0])"
     found = run(sys.executable, "-c", where, cwd=tmp_path, PYTHONPATH=str(tmp_path))
-    assert found.stdout.strip() == str(tmp_path / "seamark" / "metaserver" / "iceberg")
+    assert found.stdout.strip() == str(tmp_path / "seamark" / "formats" / "iceberg")
 
     libraries = [
         subprocess.check_output(["cc", f"-print-file-name={name}"], text=True).strip()

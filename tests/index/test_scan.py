@@ -10,9 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import NONE, Form, Packed, form_of, key_of
-from seamark.metaserver.index.kernels import _scan
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.kernels import _scan
+from seamark.formats.index.packing import NONE, Form, Packed, form_of, key_of
 from tests.index.kinds.test_packing import VALUES, packed_bounds
 from tests.seeds import examples, first_seed, quick
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seamark.metaserver.index.kernels import _scan
+from seamark.formats.index.kernels import _scan
 from tests.index.test_scan import OPS, selected
 from tests.seeds import first_seed, quick
 

@@ -35,9 +35,9 @@ from pyiceberg.types import (
 
 from seamark.connector.arrow.casting import arrow_type
 from seamark.connector.arrow.distinct_values import add_values
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.index.kernels import _murmur
-from seamark.metaserver.index.keys.theta import NOMINAL, SEED, SketchBuilder, ThetaSketch
+from seamark.formats.index.kernels import _murmur
+from seamark.formats.index.keys.theta import NOMINAL, SEED, SketchBuilder, ThetaSketch
+from seamark.formats.runtime.errors import Corrupt
 from tests.seeds import first_seed
 
 

@@ -9,8 +9,8 @@ import asyncio
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import BadRequest, ObjectExists, ObjectMissing, TooLarge
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, ObjectExists, ObjectMissing, TooLarge
 from seamark.metaserver.objects.port import ObjectStore
 
 

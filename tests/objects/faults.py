@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
 from enum import Enum
 
-from seamark.metaserver.errors import RetryLater, StorageError
+from seamark.formats.runtime.errors import RetryLater, StorageError
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import RetryLater, SeamarkError, StorageError
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import RetryLater, SeamarkError, StorageError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.faults import Fault, FaultyObjects
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import BadRequest, ConfigError
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.settings_sources import check
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.settings.sources import check
 from tests.objects.contract import ObjectStoreContract
 
 

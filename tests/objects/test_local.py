@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import (
     BadRequest,
     ConfigError,
     ObjectExists,
@@ -26,7 +26,7 @@ from seamark.metaserver.errors import (
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import check_local_warehouse, open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 
 
@@ -130,9 +130,9 @@ async def test_a_process_killed_between_sync_and_link_leaves_no_object(tmp_path:
     program = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects.router import check_local_warehouse, open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 async def main():
     settings = Settings(home=Path(sys.argv[1]))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest, ConfigError
+from seamark.formats.runtime.errors import BadRequest, ConfigError
 from seamark.metaserver.objects.locations import Warehouse, parse_location, safe_segment
 
 ROOTS = ["file:///srv/warehouse", "s3://lake/warehouse", "s3://lake", "file:///"]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects import reachability
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.services.process import free_port, http_ok
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark

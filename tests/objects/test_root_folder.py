@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.local_files import root_folder
-from seamark.metaserver.local_files.root_folder import (
+from seamark.formats.runtime import root_folder
+from seamark.formats.runtime.root_folder import (
     FOLDER_FLAGS,
     NotPlainFileError,
     RootFolder,

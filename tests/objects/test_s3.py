@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import structlog
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import BadRequest, ObjectExists, RetryLater, StorageError
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, ObjectExists, RetryLater, StorageError
 from seamark.metaserver.objects.port import ObjectStore, Upload
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.s3 import WRITE_ID, bucket_endpoint
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.s3_proxy import Misbehaviour, misbehaving
 from tests.services.process import ManagedProcess, free_port, http_ok

@@ -16,11 +16,11 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from yarl import URL
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import BadRequest, Forbidden, StorageError
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, Forbidden, StorageError
 from seamark.metaserver.objects import credentials
 from seamark.metaserver.objects.signing import cache_control, sign
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.services.s3 import S3
 
 NOW_MS = 1_795_000_000_000

@@ -18,11 +18,11 @@ from botocore.exceptions import ClientError
 from pyiceberg.exceptions import SignError
 from pyiceberg.io.fsspec import S3V4RestSigner
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import SeamarkError
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.signing import cache_control, sign
 from seamark.metaserver.objects.vending import storage_config
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE
 from tests.services.s3 import S3

@@ -8,7 +8,7 @@ import pytest
 
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.vending import storage_config
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 TABLE = "s3://lake/wh/t"
 PATH = "v1/namespaces/n/tables/t/sign"

@@ -20,22 +20,25 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 COMMANDS_OF_DEMO = ("seamark.metaserver.cli.demo",)
 COMMANDS_OF_SQL = ("seamark.metaserver.cli.sql",)
 PARTS = {
-    "client": ((), ("seamark", "seamark.connector", "seamark.cache.memory")),
+    "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
-    "trino": (("trino",), ("seamark.connector.trino",)),
+    "trino": (("trino",), ("seamark.connector.trino", "seamark.connector.analysis", "seamark.formats.runtime")),
     "duckdb": (("duckdb",), ("seamark.duckdb", "seamark.connector.duckdb", "seamark.connector.sql", *COMMANDS_OF_SQL)),
-    "server": (("server", "otel"), ("seamark.metaserver", "seamark.cache")),
+    "server": (("server", "otel"), ("seamark.metaserver", "seamark.formats", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
 }
 """Part -> extras that it needs; packages all of whose modules they let one import."""
 ELSEWHERE = (
+    "seamark.connector.analysis",
     "seamark.connector.duckdb",
     "seamark.connector.spark",
     "seamark.connector.trino",
     "seamark.connector.plans",
     "seamark.connector.sql",
+    "seamark.formats.runtime.connections",
+    "seamark.formats.runtime.unreadable",
 )
-"""Below seamark.connector, and no part of the client."""
+"""Modules of the client's packages that need the libraries of an extra."""
 COMMANDS_OF_TRINO = ("seamark.metaserver.cli.trino_proxy",)
 
 IMPORT_ALL = """
@@ -164,19 +167,29 @@ def test_the_client_never_imports_the_server() -> None:
     """Neither directly nor through another module; `seamark` names all that a user imports from it."""
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    rooms = {name.split(".")[2] for name in done.stdout.split() if name.startswith("seamark.metaserver.")}
-    assert rooms >= {"iceberg", "index"}
-    assert rooms.isdisjoint({"access", "api", "catalog", "cli", "commits", "objects", "planner", "server", "store"})
+    packages = {name.split(".")[1] for name in done.stdout.split() if name.startswith("seamark.")}
+    assert packages >= {"connector", "formats"}
+    assert "metaserver" not in packages
 
 
 def test_our_modules_are_imported_below_seamark_alone() -> None:
-    """`import metaserver` finds the same files in a checkout, as other modules: classes would exist twice."""
-    bare = re.compile(r"^\s*(?:from|import|cimport) (?:metaserver|connector|cache)(?:\.| import|$)", re.MULTILINE)
+    """`import metaserver` is refused in a checkout: it would make a second copy of each class."""
+    packages = "metaserver|connector|formats|cache"
+    bare = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
     files = [
         path
-        for folder in ("metaserver", "connector", "cache", "tests", "bench", "docs")
+        for folder in ("metaserver", "connector", "formats", "cache", "tests", "bench", "docs")
         for path in (REPO / folder).rglob("*")
         if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md")
     ]
     assert len(files) > 500
     assert [str(path) for path in files if bare.search(path.read_text())] == []
+
+
+@pytest.mark.parametrize("package", ["metaserver", "connector", "formats", "cache"])
+def test_a_package_imported_past_seamark_names_the_right_import(package: str) -> None:
+    command = [sys.executable, "-c", f"import {package}"]
+    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    sentence = f"ImportError: Import seamark.{package}: {package} is its folder in the repository"
+    assert done.stderr.strip().endswith(sentence)

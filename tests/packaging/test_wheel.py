@@ -52,9 +52,10 @@ def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("other")
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
-        '[project]\nname = "cache"\nversion = "1"\n[tool.setuptools]\npackages = ["cache", "connector", "metaserver"]\n'
+        '[project]\nname = "cache"\nversion = "1"\n[tool.setuptools]\n'
+        'packages = ["cache", "connector", "formats", "metaserver"]\n'
     )
-    for name in ("cache", "connector", "metaserver"):
+    for name in ("cache", "connector", "formats", "metaserver"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"OWNER = 'somebody else, {name}'\n")
     run(
@@ -77,7 +78,7 @@ def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {"seamark", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
-    assert any(name.startswith("seamark/metaserver/index/kernels/_scan.") and name.endswith(".so") for name in names)
+    assert any(name.startswith("seamark/formats/index/kernels/_scan.") and name.endswith(".so") for name in names)
     console = REPO / "metaserver" / "api" / "console" / "assets"
     assert {f"seamark/{path.relative_to(REPO)}" for path in console.rglob("*") if path.is_file()} <= set(names)
     assert [name for name in names if name.endswith((".pyx", ".pxd", ".c"))] == []
@@ -92,7 +93,7 @@ def test_each_extra_works_in_an_environment_of_its_own(
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
     run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", wanted, other_cache, cwd=tmp_path)
     run(python, "-c", USES[extra], cwd=tmp_path)
-    for name in ("cache", "connector", "metaserver"):
+    for name in ("cache", "connector", "formats", "metaserver"):
         assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
     seamark = tmp_path / "venv" / "bin" / "seamark"
     assert "trino-proxy" in run(seamark, "--help", cwd=tmp_path)

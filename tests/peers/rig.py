@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.access.keyring import open_keyring
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
-from seamark.metaserver.clock import Clock, SystemClock
-from seamark.metaserver.errors import RetryLater
 from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.peers.peers import Peers, open_peers
 from seamark.metaserver.server import limits_of, open_certificate
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from tests.services.seamark import SHARED_KEY
 

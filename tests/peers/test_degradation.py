@@ -15,11 +15,11 @@ from typing import Any
 import psutil
 import pytest
 
+from seamark.formats.runtime.errors import RetryLater, Unauthenticated
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.keyring import open_keyring
 from seamark.metaserver.access.tokens import create_token, revoke_token
-from seamark.metaserver.errors import RetryLater, Unauthenticated
-from seamark.metaserver.staleness import Staleness, allowing
+from seamark.metaserver.runtime.staleness import Staleness, allowing
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.faults.rigs.http import Client

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from seamark.metaserver.errors import RetryLater
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.peers import files as peer_files
 from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile
 from seamark.metaserver.peers.protocol import FILE_PATH, HEAD_BYTES, SOURCE_HEADER, VERSION

@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest, ObjectMissing, TooLarge
+from seamark.formats.runtime.errors import BadRequest, ObjectMissing, TooLarge
 from seamark.metaserver.peers.latencies import Percentile
 from tests.peers.rig import Node, meet, open_node
 from tests.seeds import first_seed

@@ -13,9 +13,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import Unauthenticated
+from seamark.formats.runtime.tls import CA_VARIABLE
 from seamark.metaserver.access.keyring import Keyring
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import Unauthenticated
 from seamark.metaserver.peers.peers import USED_TICKETS_NAME
 from seamark.metaserver.peers.protocol import (
     FILE_PATH,
@@ -29,7 +30,6 @@ from seamark.metaserver.peers.protocol import (
     is_immutable,
 )
 from seamark.metaserver.peers.used_tickets import UsedTickets
-from seamark.metaserver.tls import CA_VARIABLE
 from tests.access.keyrings import fixed_keyring
 from tests.peers.rig import Node, meet, open_node
 from tests.peers.test_files import create, name_of, patient

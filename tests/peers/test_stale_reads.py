@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import NoSuchTable, RetryLater
-from seamark.metaserver.staleness import Staleness, allowed_staleness, allowing, requested_staleness_s
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import NoSuchTable, RetryLater
+from seamark.metaserver.runtime.staleness import Staleness, allowed_staleness, allowing, requested_staleness_s
 from seamark.metaserver.store.model import EntryKind, Grant
 from seamark.metaserver.store.operations import DropEntry, RemoveGrant, RevokeToken, SwapPointer
 from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, entry_key

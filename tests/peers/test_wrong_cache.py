@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import Corrupt, Forbidden
 from seamark.metaserver.catalog.documents import Documents, name_suffix
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import Corrupt, Forbidden
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import open_planner
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.peers.rig import WatchedObjects
 from tests.planner.lakes.tables import Table, numbers
 

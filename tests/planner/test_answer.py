@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 from pyiceberg.catalog.rest.scan_planning import ScanTasks
 
-from seamark.metaserver.errors import Corrupt, NotAcceptable
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import FALSE
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import FALSE
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.errors import Corrupt, NotAcceptable
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm

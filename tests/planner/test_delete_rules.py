@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.deletes import equality
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex

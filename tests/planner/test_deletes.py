@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest_list
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.schema import Schema
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.deletes import equality
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex

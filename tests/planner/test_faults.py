@@ -20,7 +20,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, RetryLater, StorageError
+from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, RetryLater, StorageError
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Answer, Api

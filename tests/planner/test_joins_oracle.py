@@ -22,8 +22,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.index.keys import key_set
-from seamark.metaserver.index.kinds import bloom
+from seamark.formats.index.keys import key_set
+from seamark.formats.index.kinds import bloom
 from seamark.metaserver.planner.pruning import dynamic_filters as dynamic_filters
 from tests.api.client import Api
 from tests.planner.lakes.kinds import base, decimal_text, default_json, pool

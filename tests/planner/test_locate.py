@@ -12,21 +12,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import HashSet
-from seamark.metaserver.index.keys.hashing import hash_rows
-from seamark.metaserver.index.keys.terms import resolve
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import HashSet
+from seamark.formats.index.keys.hashing import hash_rows
+from seamark.formats.index.keys.terms import resolve
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.deletes import delete_files
 from seamark.metaserver.planner.rows import record_lookup as locate
 from seamark.metaserver.planner.rows import row_deletes as deleted
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import LOOKUP, ask, told
 from tests.api.rest.stored import Stored

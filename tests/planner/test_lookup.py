@@ -15,16 +15,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.packing import MISSING, Form, value_of
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.index.blocks.packing import MISSING, Form, value_of
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings, files_at, lookup
@@ -33,7 +33,7 @@ from seamark.metaserver.planner.lookup.prefix import parse_prefix
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes import partitioning
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.kinds import FLOATS

@@ -17,11 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op
-from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import Form, key_of
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
+from seamark.formats.iceberg.manifests.manifest import FieldSummary, ManifestFile
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.packing import Form, key_of
 from seamark.metaserver.planner.pruning import manifest_pruning as manifests
 from seamark.metaserver.planner.pruning.manifest_pruning import ManifestSummaries
 from tests.iceberg.expressions.predicates import VALUES, expressions, javas_order, matches, pythons_order

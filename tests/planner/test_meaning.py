@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.iceberg.expressions.expression import Bound, Op
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import KeyRanges, key_of
+from seamark.formats.iceberg.expressions.expression import Bound, Op
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import KeyRanges, key_of
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 
 NAN = math.nan

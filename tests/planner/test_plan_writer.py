@@ -18,16 +18,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles, PlanWriter, kept_manifests
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.entries import Record, assert_same, entries, listed, whole
 from tests.planner.lakes.history import random_lake

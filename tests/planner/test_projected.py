@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.expressions.expression import Bound, Op, all_of
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.files.definitions import IndexDefinition, define
+from seamark.formats.iceberg.expressions.expression import Bound, Op, all_of
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import IndexDefinition, define
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.indexes.coverage import Coverage, file_ids_of
 from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, Or
+from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT

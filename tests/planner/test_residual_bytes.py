@@ -15,10 +15,10 @@ from pyiceberg.schema import Schema
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import TRUE, predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.metaserver.iceberg.expressions.residuals import tautology, weakened
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.residuals import tautology, weakened
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.lakes.manifests import PartitionField

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.evaluation import may_match
-from seamark.metaserver.iceberg.expressions.expression import predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.evaluation import may_match
+from seamark.formats.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.scan.request import ScanRequest, bind_for_java
-from seamark.metaserver.wire import encode_json
 from tests.seeds import first_seed
 
 VALUES: dict[str, list[Any]] = {"int": [0, 3, 7, None], "long": [0, 3, 1 << 40, None], "string": ["", "x", "3", None]}

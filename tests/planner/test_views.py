@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.access.principal import answering
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter

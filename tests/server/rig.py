@@ -10,10 +10,10 @@ from typing import Any
 
 import aiohttp
 
+from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.api.http.parts import ServerParts
-from seamark.metaserver.clock import Clock, SystemClock
 from seamark.metaserver.server import bind, open_certificate, open_parts, serving, url_of
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from tests.services.seamark import SHARED_KEY

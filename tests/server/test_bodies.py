@@ -19,18 +19,18 @@ import pytest
 import structlog
 from aiohttp import web
 
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.turns import FairLock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.bodies import body_limit
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.http.slots import HolderLimit, RequestSlot, WorkerLimits
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import RetryLater, TooManyRequests
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from seamark.metaserver.turns import FairLock
 from tests.server.rig import Running, running
 from tests.server.test_connections import Wire
 from tests.waits import until

@@ -23,25 +23,25 @@ from seamark.cache.admission import AdmittingCache
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.memory import memory_by_name
 from seamark.connector.index.files import DataFile, encode_index_file
-from seamark.metaserver.clock import SimulatedClock, SystemClock
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import DeleteFile
+from seamark.formats.index.packing import MISSING
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
 from seamark.metaserver.commit.snapshots.manifests import Manifests, PathHashes, hashes_of
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
 from seamark.metaserver.gateway.caching.records import Records, record_of
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.blocks.packing import MISSING
-from seamark.metaserver.index.files.definitions import read_definitions
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import DeleteFile
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles
 from seamark.metaserver.planner.lookup.prefix import PrefixCache, parse_prefix
 from seamark.metaserver.planner.plan.manifest_lists import ManifestLists
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
 from tests.planner.lakes.indexing import built

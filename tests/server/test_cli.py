@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.settings import FIELDS, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
 from tests.docs.commands import subcommands
 from tests.services.command import SEAMARK, run_seamark
 from tests.services.process import free_port, http_ok

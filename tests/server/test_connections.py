@@ -16,8 +16,7 @@ import pytest
 import structlog
 from aiohttp import web
 
-from seamark.metaserver.api.http.errors import error_response
-from seamark.metaserver.connections import (
+from seamark.formats.runtime.connections import (
     Answers,
     Connection,
     ConnectionLimits,
@@ -25,8 +24,9 @@ from seamark.metaserver.connections import (
     Connections,
     raise_descriptor_limit,
 )
+from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.server import limits_of
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.server.rig import Running, running
 from tests.waits import until
 

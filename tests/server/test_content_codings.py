@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
 from seamark.metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
-from seamark.metaserver.errors import BadRequest, TooLarge, UnsupportedMediaType
 from tests.server.rig import running
 from tests.server.test_bodies import chunked, head_of, make_tokens
 from tests.server.test_connections import Wire

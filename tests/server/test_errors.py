@@ -13,8 +13,8 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
+from seamark.formats.runtime.errors import RetryLater, SeamarkError, Unauthenticated
 from seamark.metaserver.api.http.errors import from_seamark_error
-from seamark.metaserver.errors import RetryLater, SeamarkError, Unauthenticated
 from tests.server.rig import Running, running
 from tests.waits import until
 

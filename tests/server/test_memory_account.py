@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES, MemoryCache, memory_by_name
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.catalog.documents import memory_of
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from tests.api.client import Api
 from tests.server.rig import running
 from tests.server.test_operation import scrape
@@ -31,7 +31,7 @@ OWNED = {
 
 def caches() -> Iterator[tuple[str, str]]:
     """(file, name) of every cache that the server creates; the name is empty where none is given."""
-    for path in sorted((REPO / "metaserver").rglob("*.py")):
+    for path in sorted(path for package in ("formats", "metaserver") for path in (REPO / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue

@@ -24,11 +24,11 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli import reference
-from seamark.metaserver.errors import RetryLater
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api

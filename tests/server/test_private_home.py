@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import requests
 
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.home import prepare_home
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.runtime.home import prepare_home
+from seamark.metaserver.settings.settings import Settings
 from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.errors import RetryLater
+from seamark.formats.runtime.errors import RetryLater
 from tests.server.rig import running
 
 Usage = namedtuple("Usage", "total used free")

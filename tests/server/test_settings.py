@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.cli import reference
-from seamark.metaserver.errors import ConfigError
-from seamark.metaserver.settings import FIELDS, Settings, environment_name, flag_name, redact_url
-from seamark.metaserver.settings_sources import load
+from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name, redact_url
+from seamark.metaserver.settings.sources import load
 
 NUMBERS = ("requests_limit", "page_limit", "commit_retries", "timeline_keep", "drain_timeout_s")
 

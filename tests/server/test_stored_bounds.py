@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.api.http import idempotency
 from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
-from seamark.metaserver.errors import TooManyRequests
 from tests.api.client import SCHEMA, Api, new_key
 from tests.api.plans.planned import append, tens
 from tests.server.rig import LateClock, Running, running

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry
 from seamark.metaserver.store.operations import (
     AllowLocations,

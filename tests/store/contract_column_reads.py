@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seamark.metaserver.errors import NoSuchTable
+from seamark.formats.runtime.errors import NoSuchTable
 from seamark.metaserver.store.model import ALL_AGES, ColumnReads
 from seamark.metaserver.store.operations import AddColumnReads, CreateEntry, DropEntry
 from seamark.metaserver.store.sql.generator_store import GeneratorStore

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import CommitConflict, NoSuchTable, NotFound
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import CommitConflict, NoSuchTable, NotFound
 from seamark.metaserver.store.model import DroppedEntry, IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.operations import (
     CreateEntry,

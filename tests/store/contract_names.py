@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import (
     AlreadyExists,
     CommitConflict,
     NamespaceNotEmpty,

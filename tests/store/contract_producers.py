@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import CommitConflict, NoSuchTable
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import CommitConflict, NoSuchTable
 from seamark.metaserver.store.model import DroppedEntry, ProducerState
 from seamark.metaserver.store.operations import (
     AdvanceProducer,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import (
     AlreadyExists,
     CommitConflict,
     NotFound,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from seamark.metaserver.clock import SimulatedClock
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.operations import RemoveReplica, RenewReplica
 from seamark.metaserver.store.sql.generator_store import GeneratorStore

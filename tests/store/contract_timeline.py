@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.errors import (
     AlreadyExists,
     CommitConflict,
     NotFound,

@@ -10,8 +10,8 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import SeamarkError
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind, InstantState, Namespace
 from seamark.metaserver.store.open import open_store

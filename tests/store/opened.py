@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore

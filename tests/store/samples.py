@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable
 from typing import Any
 
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.errors import (
     SeamarkError,
 )
 from seamark.metaserver.store.model import Entry, EntryKind, IdempotencyRecord, Instant, InstantState, NamespacePath

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant

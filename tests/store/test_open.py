@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import ConfigError, RetryLater, SeamarkError
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.sql import postgres as driver
 from tests.services.postgres import PASSWORD, Postgres

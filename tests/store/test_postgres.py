@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest, CommitUnknown, ConfigError, RetryLater, StorageError
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest, CommitUnknown, ConfigError, RetryLater, StorageError
 from seamark.metaserver.store.model import ClaimedLocation
 from seamark.metaserver.store.operations import ClaimLocations, CreateEntry, CreateNamespace, Operation, RecordInstant
 from seamark.metaserver.store.port import InstantFilter

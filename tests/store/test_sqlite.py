@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock, SystemClock
-from seamark.metaserver.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
+from seamark.formats.runtime.clock import SimulatedClock, SystemClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError, Corrupt, RetryLater, StorageError
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.store.sql import migrations, sqlite
@@ -291,7 +291,7 @@ async def test_a_value_out_of_range_spoils_only_its_own_transaction(path: Path, 
 
 _WRITE_UNTIL_KILLED = """
     import asyncio, sys
-    from seamark.metaserver.clock import SystemClock
+    from seamark.formats.runtime.clock import SystemClock
     from seamark.metaserver.store.open import open_store
     from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RecordInstant
     from tests.store.samples import NS, TABLE, make_entry, make_instant, make_swap
@@ -352,8 +352,8 @@ async def test_what_was_acknowledged_survives_kill_9_and_nothing_is_half_there(p
 
 _FILL_THE_DISK = """
     import asyncio, os, resource, sys
-    from seamark.metaserver.clock import SystemClock
-    from seamark.metaserver.errors import CommitUnknown, RetryLater
+    from seamark.formats.runtime.clock import SystemClock
+    from seamark.formats.runtime.errors import CommitUnknown, RetryLater
     from seamark.metaserver.store.open import open_store
     from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
     from tests.store.samples import NS, TABLE, make_entry

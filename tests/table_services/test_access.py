@@ -20,14 +20,14 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.cli import spark_driver
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.objects import credentials
 from seamark.metaserver.services.launching.access_probe import storage_problem
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.launching.spark_submit import ANSWER, REQUEST
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.tls import Certificate
+from seamark.metaserver.settings.settings import Settings
 from tests.server.rig import running
 from tests.services.authority import Authority
 from tests.services.process import free_port

@@ -20,8 +20,8 @@ import json, os, socket, subprocess, sys, tempfile, threading
 from seamark.connector.client.storage import Storage, confine
 from seamark.connector.client.values import LoadedTable
 from seamark.metaserver.cli.confinement import jobs
-from seamark.metaserver.iceberg.metadata.new_table import new_table
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 folder, url, other_port = sys.argv[1:]

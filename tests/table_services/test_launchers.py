@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.metadata.compaction import COMPACTED_BY
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.services.launching.launchers import (
     AUTO,
     CLUSTER,

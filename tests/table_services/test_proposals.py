@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.services.proposals import (
     BucketSplitting,
     Compaction,

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.services.jobs import JobQueue
 from seamark.metaserver.services.running import NAMESPACES_LISTED, WAITING_LISTED, JobsState, RunningJobs
 from seamark.metaserver.services.service import Job

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import RECHECK_AFTER
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.server import new_holder
 from seamark.metaserver.services import jobs, scheduler, watch
 from seamark.metaserver.services.runs import RunLog
@@ -24,7 +25,6 @@ from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobProgre
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.wire import RECHECK_AFTER
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import Running, running
 from tests.waits import until

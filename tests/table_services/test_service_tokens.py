@@ -6,11 +6,11 @@ import base64
 
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import Unauthenticated
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.keyring import Keyring, SigningKey
 from seamark.metaserver.access.worker_tokens import ServiceTokens
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import Unauthenticated
 from tests.server.rig import LateClock
 
 PREFIX = ServiceTokens.prefix

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.metaserver.clock import SimulatedClock
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, moved

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.clock import SimulatedClock
+from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.store import passed_time
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock

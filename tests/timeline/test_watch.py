@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import RetryLater
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import RetryLater
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from seamark.metaserver.store.port import InstantFilter, PointerStore

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.timeline import webhooks
 from tests.server.rig import Running, running
 

@@ -25,8 +25,8 @@ from seamark.connector.parquet.copy.sinks import Sink
 from seamark.connector.parquet.copy.source import Run, SourceFile
 from seamark.connector.parquet.encryption.footers import FileEncryption
 from seamark.connector.parquet.encryption.modules import ORDINAL_MAX, ChunkCipher, Module
-from seamark.metaserver.iceberg.files import _footer, thrift
-from seamark.metaserver.iceberg.files.footer import (
+from seamark.formats.iceberg.files import _footer, thrift
+from seamark.formats.iceberg.files.footer import (
     MAGIC,
     PATCH,
     SORTING,

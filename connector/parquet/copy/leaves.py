@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from seamark.metaserver.iceberg.files import thrift
-from seamark.metaserver.iceberg.files.footer import ParquetFooter, structures
-from seamark.metaserver.iceberg.files.thrift import Fields
+from seamark.formats.iceberg.files import thrift
+from seamark.formats.iceberg.files.footer import ParquetFooter, structures
+from seamark.formats.iceberg.files.thrift import Fields
 
 # SchemaElement
 _TYPE, _LENGTH, _REPETITION, _NAME, _CHILDREN, _CONVERTED, _SCALE, _PRECISION, _ID, _LOGICAL = range(1, 11)

@@ -17,7 +17,7 @@ from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import FileEncryption
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys, Protection, scheme_of
 from seamark.connector.parquet.encryption.kms import KeyUnavailable
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 
 class FileProtection(NamedTuple):

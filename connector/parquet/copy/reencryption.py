@@ -19,8 +19,8 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.parquet.copy.sinks import Sink
 from seamark.connector.parquet.encryption.footers import unpadded
 from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
-from seamark.metaserver.iceberg.files import _footer
-from seamark.metaserver.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
+from seamark.formats.iceberg.files import _footer
+from seamark.formats.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
 
 View = Callable[[int, int], AbstractContextManager[memoryview]]
 """(begin, size): bytes of a file."""

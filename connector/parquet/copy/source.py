@@ -27,8 +27,8 @@ from seamark.connector.parquet.copy.sinks import Sink
 from seamark.connector.parquet.encryption.footers import FileKeys, OpenedFooter, is_signed, open_footer, unpadded
 from seamark.connector.parquet.encryption.kms import KeyUnavailable
 from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
-from seamark.metaserver.iceberg.files import thrift
-from seamark.metaserver.iceberg.files.footer import (
+from seamark.formats.iceberg.files import thrift
+from seamark.formats.iceberg.files.footer import (
     ENCRYPTED_MAGIC,
     END_BYTES,
     MAGIC,
@@ -38,7 +38,7 @@ from seamark.metaserver.iceberg.files.footer import (
     RowGroup,
     read_footer,
 )
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
 
 FOOTER_BYTES_MAX = 64 << 20
 BLOCK_BYTES = 8 << 20

@@ -23,8 +23,8 @@ from seamark.connector.parquet.encryption.modules import (
     ModuleCipher,
     Undecryptable,
 )
-from seamark.metaserver.iceberg.files import _footer, thrift
-from seamark.metaserver.iceberg.files.footer import (
+from seamark.formats.iceberg.files import _footer, thrift
+from seamark.formats.iceberg.files.footer import (
     COLUMNS,
     ENCRYPTED_MAGIC,
     MAGIC,
@@ -32,7 +32,7 @@ from seamark.metaserver.iceberg.files.footer import (
     encode_fields,
     encode_structures,
 )
-from seamark.metaserver.iceberg.files.thrift import BINARY, LIST, STRUCT
+from seamark.formats.iceberg.files.thrift import BINARY, LIST, STRUCT
 
 SIGNATURE_BYTES = NONCE_BYTES + TAG_BYTES
 # FileMetaData

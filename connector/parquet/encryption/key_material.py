@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper
 from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
 
 _TYPE = "PKMT1"
 _DEFAULT = "DEFAULT"

@@ -25,7 +25,7 @@ from seamark.connector.client.names import Name, join_name, split_name, split_ta
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
 from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrapped, wrapped
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper, Kms, MasterKeyFile
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
 
 KEY_FILE = "SEAMARK_PARQUET_KEY_FILE"
 """Environment variable: the path of a file with master keys."""

@@ -53,11 +53,11 @@ from seamark.connector.write.clustering import (
 from seamark.connector.write.replacements import open_rewritable, replacement
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.clustering import CLUSTERED_BY, CURVES, HILBERT, ClusteringLayout
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_long
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.wire import INDEX_FILES_MAX
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, CURVES, HILBERT, ClusteringLayout
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_long
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.protocol.wire import INDEX_FILES_MAX
 
 SAMPLE_ROWS, SAMPLE_ROWS_A_FILE, SAMPLE_ROWS_MAX = 100_000, 100, 1_000_000
 TASK_ROWS = 1_000_000

@@ -70,14 +70,14 @@ from seamark.connector.write.upserts import (
     read_scope,
     upsert,
 )
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.iceberg.expressions.expression import TRUE, any_of
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.metadata.bucket_counts import bucket_fields
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.schema import Field
-from seamark.metaserver.iceberg.types.transforms import canonical, width_of
+from seamark.formats.iceberg.expressions.expression import TRUE, any_of
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.metadata.bucket_counts import bucket_fields
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.schema import Field
+from seamark.formats.iceberg.types.transforms import canonical, width_of
+from seamark.formats.runtime.decoding import from_msgpack
 
 DRIVER_ROWS = 100_000
 """The maximum number of rows that the driver collects."""

@@ -49,11 +49,11 @@ from seamark.connector.write.row_changes import ATTEMPTS, Report
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import check_names
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.schema import Column as TableColumn
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.wire import INDEX_FILES_MAX
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.schema import Column as TableColumn
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.protocol.wire import INDEX_FILES_MAX
+from seamark.formats.runtime.decoding import from_json
 
 DISTRIBUTION = "write.distribution-mode"
 NONE, HASH, RANGE = "none", "hash", "range"

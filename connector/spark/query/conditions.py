@@ -20,6 +20,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from sqlglot import exp
 
+from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.plans.conditions import (
     DAY,
     NEVER,
@@ -39,9 +40,8 @@ from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.expressions import CURRENT, SparkExpressions, is_sure
 from seamark.connector.spark.scala import items
-from seamark.connector.trino.statements.conditions import ConditionReader
-from seamark.metaserver.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
+from seamark.formats.iceberg.types.transforms import IDENTITY
 
 PARTS_MAX = 2_000
 """Expressions and values that are read in one condition; a larger condition is not used."""

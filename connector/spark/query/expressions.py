@@ -1,4 +1,4 @@
-"""Spark's expressions in the words of the shared rules (`connector/trino/statements/conditions.py`).
+"""Spark's expressions in the words of the shared rules (`connector/analysis/conditions.py`).
 
 A function of a column in a comparison is read by the same rules for all engines. This module writes Catalyst's
 expressions as the trees that these rules read. An expression is written only if it has the same value in both for all

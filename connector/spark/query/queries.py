@@ -56,8 +56,8 @@ from seamark.connector.spark.query.name_positions import (
     replace_names,
 )
 from seamark.connector.spark.query.relations import Relation, Relations, TooLarge
-from seamark.metaserver.iceberg.metadata.properties import count_of
-from seamark.metaserver.wire import LIKES_MAX, PLAN_MARK
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.protocol.wire import LIKES_MAX, PLAN_MARK
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _TABLE_CLASS = "org.apache.iceberg.spark.source.SparkTable"

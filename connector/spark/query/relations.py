@@ -30,7 +30,7 @@ from seamark.connector.spark.query.conditions import Conditions, SparkColumn
 from seamark.connector.spark.query.constant_rows import constant_columns
 from seamark.connector.spark.query.periods import period_of
 from seamark.connector.spark.scala import items
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.transforms import IDENTITY
 
 NODES_MAX = 2_000
 """The limit for one query's plan."""

@@ -15,14 +15,14 @@ from math import isnan
 
 from pyspark.sql import datasource as spark
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import OPPOSITE, bind
-from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.metaserver.iceberg.expressions.expression import FALSE, Expression, Not, Op, Unbound, all_of, any_of
-from seamark.metaserver.iceberg.types.schema import Column, Field, Schema, StructType
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.formats.iceberg.expressions.binding import OPPOSITE, bind
+from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.formats.iceberg.expressions.expression import FALSE, Expression, Not, Op, Unbound, all_of, any_of
+from seamark.formats.iceberg.types.schema import Column, Field, Schema, StructType
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.runtime.errors import BadRequest
 
 _COMPARED: dict[type[spark.Filter], Op] = {
     spark.EqualTo: Op.EQ,

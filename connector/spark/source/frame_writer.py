@@ -29,8 +29,8 @@ from seamark.connector.spark.frames.table_creation import create_for_frame, merg
 from seamark.connector.spark.frames.writes import write
 from seamark.connector.spark.scala import items
 from seamark.connector.spark.source.options import flag
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.near_names import near_names
 
 FORMAT = "seamark"
 PROPERTY = "property."

@@ -35,8 +35,8 @@ from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan,
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import Convert, for_spark, spark_type
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, all_of
-from seamark.metaserver.iceberg.metadata.replacement import is_replace
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, all_of
+from seamark.formats.iceberg.metadata.replacement import is_replace
 
 CHANGE_TYPE = "_change_type"
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"

@@ -35,9 +35,9 @@ from seamark.connector.spark.source.options import client_and_table, flag
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, Destination, open_destination
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 OPTIONS = frozenset({"uri", "table", "path", "token", "branch", "replace-where", "replace-partitions"})
 _QUERY_ID = "sql.streaming.queryId"

@@ -28,7 +28,7 @@ from seamark.connector.spark.source.reader import (
     check_schema,
     schema_of,
 )
-from seamark.metaserver.deferred import Deferred
+from seamark.formats.runtime.deferred import Deferred
 
 if TYPE_CHECKING:
     from seamark.connector.spark.source import frame_writer, sink

@@ -57,7 +57,7 @@ from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, com
 from seamark.connector.write.row_locations import BatchKeys, indexed_fields, record_index
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.connector.write.upserts import COPY_ON_WRITE, MODES, read_scope
-from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression import Expression
 
 LOCATED, INDEXED, ICEBERG = "located", "indexed", "iceberg"
 _log = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan, restrict_to_rows
 from seamark.connector.spark.statements.targets import NotLocated
 from seamark.connector.write.row_locations import BatchKeys, MatchedRows, locate, record_index
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.types.schema import Field
-from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.types.schema import Field
+from seamark.formats.iceberg.types.values import FLOATS
 
 PLACE = "_pos"
 """The column of the row's number, in the place of its position in its file."""

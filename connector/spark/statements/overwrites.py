@@ -29,8 +29,8 @@ from seamark.connector.spark.statements.targets import (
     target_relation,
 )
 from seamark.connector.write.appends import OVERWRITE, OVERWRITE_PARTITIONS
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import read_definitions
 
 INSERT = "InsertIntoStatement"
 _EQUALITIES = ("=", "IS NOT DISTINCT FROM", "IS NULL")

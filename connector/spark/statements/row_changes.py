@@ -33,8 +33,8 @@ from seamark.connector.write.row_changes import Report, RowChange
 from seamark.connector.write.table_writer import discarded_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import COPY_ON_WRITE
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.types.schema import Schema
 
 _DELETE, _UPDATE, _INSERT, _REINSERT = 1, 2, 3, 4
 _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"

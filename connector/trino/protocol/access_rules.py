@@ -22,8 +22,8 @@ from typing import Any
 import msgspec
 
 from seamark.connector.trino.protocol.sessions import PARTITION_FILTER
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.wire import PLAN_MARK
+from seamark.formats.protocol.wire import PLAN_MARK
+from seamark.formats.runtime.decoding import from_json
 
 _SUBQUERY = re.compile(r"\bselect\b|\btable\b", re.IGNORECASE)
 TableName = tuple[str, str, str]

@@ -28,7 +28,7 @@ from yarl import URL
 
 from seamark.connector.trino.protocol.access_rules import RuleDecision
 from seamark.connector.trino.protocol.forwarder import read_at_most
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
 
 INSPECTED_BYTES = 1 << 16
 """Maximum size of an answer that is decoded. A longer answer has rows."""

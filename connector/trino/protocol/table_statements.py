@@ -46,8 +46,8 @@ from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecisi
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator
 from seamark.connector.trino.protocol.forwarder import read_at_most
 from seamark.connector.trino.protocol.sessions import Session, session_of
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.wire import encode_json
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.decoding import from_json
 
 PATH = f"{PROXY_PATH}/statements"
 WAITING_MAX = 10

@@ -12,17 +12,17 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from seamark.formats.protocol.wire import check_name, parse_namespace
+from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import RANKS, Role, make_grant
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.decoding import from_attributes
-from seamark.metaserver.errors import BadRequest
 from seamark.metaserver.store.model import AuditRecord, Token
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
-from seamark.metaserver.wire import check_name, parse_namespace
 
 T = TypeVar("T")
 

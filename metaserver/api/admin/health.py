@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiohttp import web
 
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.api.admin.readiness import Readiness
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route, json_answer
 from seamark.metaserver.api.http.keys import DRAIN, OBJECTS, STORE
-from seamark.metaserver.errors import SeamarkError
 
 PING_TIMEOUT_S = 2.0
 """Below one second or so, after which most probes fail."""

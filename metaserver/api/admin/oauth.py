@@ -24,14 +24,14 @@ from urllib.parse import parse_qsl, unquote_plus
 
 from aiohttp import web
 
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
 from seamark.metaserver.access.authenticator import Authenticator, Login
 from seamark.metaserver.access.tokens import PREFIX
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
-from seamark.metaserver.errors import BadRequest, TooLarge, Unauthenticated, UnsupportedMediaType
-from seamark.metaserver.wire import encode_json
 
 _FIELDS_MAX = 32
 _FORM = "application/x-www-form-urlencoded"

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import CommitConflict, SeamarkError
-from seamark.metaserver.settings import Settings
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitConflict, SeamarkError
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.operations import TakeLease
 from seamark.metaserver.store.port import PointerStore
 

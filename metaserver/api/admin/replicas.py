@@ -6,10 +6,10 @@ from typing import Annotated
 
 import msgspec
 
+from seamark.formats.runtime.decoding import from_attributes
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import STORE
-from seamark.metaserver.decoding import from_attributes
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):

@@ -14,16 +14,16 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import numpy as np
 
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, time_columns, why_kept
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.packing import MISSING, Longs
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.column_usage import DAY_MS
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, time_columns, why_kept
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.index.blocks.packing import MISSING, Longs
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partition_times import by_block, partition_ends_ms
 from seamark.metaserver.planner.view.view import TableView

@@ -12,6 +12,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import of_id
+from seamark.formats.protocol.wire import INDEX_FOLDER
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.idempotency import once
@@ -23,13 +28,8 @@ from seamark.metaserver.commit.changes.change import ChangeRequest, read_request
 from seamark.metaserver.commit.changes.change_body import ChangeBody
 from seamark.metaserver.commit.native.commit_result import CommittedChange
 from seamark.metaserver.commit.publication import pointer_moved
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import BadRequest, NotFound
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.files.definitions import of_id
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
-from seamark.metaserver.wire import INDEX_FOLDER
 
 _READ_AT_ONCE = 8
 """Index files of one change that are read concurrently."""

@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from seamark.formats.protocol.wire import check_name, check_namespace, parse_namespace
+from seamark.formats.runtime.decoding import from_attributes
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.catalog.dropped import no_such_dropped
-from seamark.metaserver.decoding import from_attributes
 from seamark.metaserver.store.model import DroppedEntry, EntryKind
-from seamark.metaserver.wire import check_name, check_namespace, parse_namespace
 
 _NOT_FOUND = ResponseSpec(404, "No dropped entry has this id, or its retention has ended")
 

@@ -10,11 +10,11 @@ from typing import Annotated
 
 import msgspec
 
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import CommitConflict
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import REWRITE, TakeLease
 

@@ -16,19 +16,19 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from seamark.formats.protocol.wire import check_name, encode_json, show
+from seamark.formats.runtime.decoding import from_attributes
+from seamark.formats.runtime.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.errors import error_body
 from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.parameters.paging import page_size
-from seamark.metaserver.decoding import from_attributes
-from seamark.metaserver.errors import BadRequest, Forbidden, NoSuchTable, SeamarkError, Unauthenticated
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline, Watcher
 from seamark.metaserver.timeline.webhooks import InstantAnswer
-from seamark.metaserver.wire import check_name, encode_json, show
 
 _log = structlog.get_logger("seamark.timeline")
 _STATES = frozenset(state.value for state in InstantState)

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 from aiohttp import web
 
+from seamark.formats.runtime.errors import NotFound
 from seamark.metaserver.api.http.dispatch import Route
-from seamark.metaserver.errors import NotFound
 
 FOLDER = Path(__file__).parent / "assets"
 _PAGE = "index.html"

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seamark.metaserver.errors import NotAcceptable, TooLarge
-from seamark.metaserver.iceberg.expressions.arrow import plain_type
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.index.packing import MISSING, Longs
+from seamark.formats.runtime.errors import NotAcceptable, TooLarge
 from seamark.metaserver.planner.lookup.lookup import Strings
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"

@@ -11,7 +11,7 @@ import struct
 
 import pyarrow as pa
 
-from seamark.metaserver.errors import BadRequest, TooLarge
+from seamark.formats.runtime.errors import BadRequest, TooLarge
 
 _U16, _I32, _U32, _I64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<q")
 _HEADER_TYPE, _HEADER = 1, 2

@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.values import Value, encode_json, promoted
+from seamark.formats.index.packing import MISSING, Form, Longs, value_of
+from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.arrow_stream import RecordBatchWriter
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.values import Value, encode_json, promoted
-from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
 from seamark.metaserver.planner.lookup.partitions import FilesByPartition, PartitionTuple, group_by_partition
 from seamark.metaserver.planner.lookup.prefix import field_kind
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.wire import encode_json as to_json
 
 CONTENTS = ("data", "position-deletes", "equality-deletes")
 _INTEGER = {"type": ["integer", "null"]}

@@ -14,14 +14,14 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from seamark.formats.protocol.wire import decode_as
+from seamark.formats.runtime.connections import Connection
+from seamark.formats.runtime.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
 from seamark.metaserver.api.http.content_codings import Inflater, coding_of
 from seamark.metaserver.api.http.describe import BodySize, description_of
 from seamark.metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
 from seamark.metaserver.api.http.slots import RequestSlot
-from seamark.metaserver.connections import Connection
-from seamark.metaserver.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.wire import decode_as
+from seamark.metaserver.settings.settings import Settings
 
 T = TypeVar("T")
 

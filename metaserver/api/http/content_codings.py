@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
-from seamark.metaserver.errors import BadRequest, TooLarge, UnsupportedMediaType
+from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMediaType
 
 ACCEPTED = ("gzip", "deflate")
 """Besides identity. x-gzip is gzip (RFC 9110, 8.4.1.3)."""

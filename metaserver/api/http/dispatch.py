@@ -16,6 +16,9 @@ import msgspec
 from aiohttp import web
 from multidict import CIMultiDictProxy
 
+from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, is_plan_name, show
+from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable
+from seamark.formats.runtime.turns import free_later
 from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http import bodies
@@ -26,10 +29,7 @@ from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
 from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in, template_of
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
-from seamark.metaserver.errors import CacheDamaged, NoSuchTable
 from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.turns import free_later
-from seamark.metaserver.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 
 B = TypeVar("B")
 _NOT_NAMES = ("namespace", "name", "plan_id", "statement")

@@ -12,9 +12,16 @@ import re
 
 from aiohttp import web
 
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import (
+    NoSuchTable,
+    NoSuchView,
+    RetryLater,
+    SeamarkError,
+    TooLarge,
+    UnsupportedMediaType,
+)
 from seamark.metaserver.api.http.content_codings import ACCEPTED
-from seamark.metaserver.errors import NoSuchTable, NoSuchView, RetryLater, SeamarkError, TooLarge, UnsupportedMediaType
-from seamark.metaserver.wire import encode_json
 
 _FIRST_REQUEST = re.compile(r"(.+)/v1/(?:config|oauth/tokens)")
 """A client's first request, if the URI of the catalog that it was given has a path."""

@@ -12,13 +12,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.errors import from_seamark_error
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE
-from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
-from seamark.metaserver.catalog.quotas import Quota
-from seamark.metaserver.catalog.values import Caller, IdempotencyKey
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.errors import (
     CommitConflict,
     CommitUnknown,
     Forbidden,
@@ -28,6 +22,12 @@ from seamark.metaserver.errors import (
     Unauthenticated,
     Unprocessable,
 )
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.http.errors import from_seamark_error
+from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE
+from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
+from seamark.metaserver.catalog.quotas import Quota
+from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.store.model import IdempotencyRecord
 from seamark.metaserver.store.operations import SaveIdempotency
 from seamark.metaserver.store.port import IdempotencyTaken

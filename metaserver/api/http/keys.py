@@ -10,6 +10,8 @@ import asyncio
 
 from aiohttp import web
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import AuditLog
 from seamark.metaserver.access.authenticator import Authenticator
 from seamark.metaserver.access.authorizer import Authorizer
@@ -19,7 +21,6 @@ from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import Commits
@@ -30,11 +31,10 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.staleness import Staleness
+from seamark.metaserver.runtime.staleness import Staleness
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
-from seamark.metaserver.tls import Certificate
 
 SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
 CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)

@@ -17,6 +17,8 @@ from aiohttp.typedefs import Handler, Middleware
 from opentelemetry.trace import SpanKind, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import ClientGone, SeamarkError
 from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS, CURRENT, Principal
 from seamark.metaserver.access.refusals import Refusals
@@ -26,9 +28,7 @@ from seamark.metaserver.api.http.errors import from_http_exception, from_seamark
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
 from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.api.http.slots import RequestSlot, WorkerLimits
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import ClientGone, SeamarkError
-from seamark.metaserver.staleness import Staleness, allowing, requested_staleness_s
+from seamark.metaserver.runtime.staleness import Staleness, allowing, requested_staleness_s
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from opentelemetry.trace import Tracer
 
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.audit import AuditLog
 from seamark.metaserver.access.authenticator import Authenticator
 from seamark.metaserver.access.authorizer import Authorizer
@@ -16,7 +17,6 @@ from seamark.metaserver.access.keyring import StoredKeyring
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.database_limits import DatabaseShares
-from seamark.metaserver.clock import Clock
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
 from seamark.metaserver.commit.native.group_commit import Commits
@@ -29,7 +29,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 

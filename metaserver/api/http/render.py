@@ -18,6 +18,10 @@ from typing import cast
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, GATEWAY_KEYS, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
@@ -25,17 +29,13 @@ from seamark.metaserver.api.http.parameters.requests import table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.objects.credentials import VendedKeys
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath, ShownPlan
-from seamark.metaserver.wire import encode_json
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
-from seamark.metaserver.errors import RetryLater, TooManyRequests
-from seamark.metaserver.turns import FairLock
+from seamark.formats.runtime.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.turns import FairLock
 
 
 class HolderLimit:

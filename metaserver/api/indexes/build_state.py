@@ -11,13 +11,13 @@ from typing import Any
 
 import structlog
 
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.kinds.kinds import parameters
+from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CLOCK, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import defined_index
-from seamark.metaserver.errors import CommitConflict, NotFound
-from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.kinds.kinds import parameters
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import MoveInstant
 from seamark.metaserver.store.port import InstantFilter

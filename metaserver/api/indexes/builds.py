@@ -17,6 +17,11 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.packing import Longs
+from seamark.formats.protocol.wire import INDEX_FOLDER
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -42,17 +47,12 @@ from seamark.metaserver.api.indexes.index_state import (
     snapshots_named,
 )
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import BadRequest, CommitConflict
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState, RegisteredIndexFile
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
 from seamark.metaserver.timeline.instants import INDEXING
-from seamark.metaserver.wire import INDEX_FOLDER
 
 REGISTERED_MAX = 1000
 """The limit of index files in one request."""

@@ -18,18 +18,18 @@ from typing import Annotated, NamedTuple
 import msgspec
 import numpy as np
 
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.index_file import UnknownVersion
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
+from seamark.formats.runtime.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
-from seamark.metaserver.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
-from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
 from seamark.metaserver.index.files.headers import IndexFileSummary
-from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import structlog
 from aiohttp import web
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.index_file import UnknownVersion
+from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, REGISTRY, STORE
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.errors import Corrupt, ObjectMissing
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.files.headers import IndexReader
-from seamark.metaserver.index.files.index_file import UnknownVersion
 from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.planner.indexes.coverage import FileIds, file_ids_of
 from seamark.metaserver.planner.lookup.lookup import lookup

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CLOCK
 from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, defined_index
-from seamark.metaserver.errors import BadRequest, CommitConflict
-from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.view.view import TableView
 

@@ -14,6 +14,26 @@ from typing import Annotated, Any, NamedTuple, cast
 import msgspec
 import numpy as np
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.index.definitions import (
+    BUCKET,
+    BUCKET_PREFIX,
+    ENABLED,
+    PREFIX,
+    STATES,
+    Definitions,
+    IndexDefinition,
+    bucket_definitions,
+    check_name,
+    define,
+    read_definitions,
+    with_name_mapping,
+)
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.kinds import KINDS, parameters, takers
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS, USAGE
@@ -29,27 +49,7 @@ from seamark.metaserver.api.indexes.index_state import (
     new_files_by_snapshot,
     snapshots_named,
 )
-from seamark.metaserver.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.near_names import near_names
-from seamark.metaserver.index.files.definitions import (
-    BUCKET,
-    BUCKET_PREFIX,
-    ENABLED,
-    PREFIX,
-    STATES,
-    Definitions,
-    IndexDefinition,
-    bucket_definitions,
-    check_name,
-    define,
-    read_definitions,
-    with_name_mapping,
-)
-from seamark.metaserver.index.keys.terms import Term
-from seamark.metaserver.index.kinds.kinds import KINDS, parameters, takers
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER
 
 COMMIT_TRIES = 8
 _NAME_SHOWN = 200

@@ -27,6 +27,17 @@ import pyarrow as pa
 import pyroaring
 from aiohttp import web
 
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.keys.keys import Bits
+from seamark.formats.index.kinds.bits import all_of, count, positions, roaring, words_of
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.packing import Longs
+from seamark.formats.protocol.wire import decode_json, encode_json
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -35,16 +46,6 @@ from seamark.metaserver.api.http.parameters.paging import read_token, write_toke
 from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.lookups.lookups import COVERS, DELETED, FileProblem, paths_at
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest, TooLarge
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression, predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.files.definitions import read_definitions
-from seamark.metaserver.index.keys.keys import Bits
-from seamark.metaserver.index.kinds.bits import all_of, count, positions, roaring, words_of
-from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
@@ -53,12 +54,11 @@ from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, withou
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from seamark.metaserver.iceberg.expressions import sql
+    from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 FILES_MAX = 10_000
 """The limit of one page."""

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from seamark.formats.index.packing import Form, form_of, value_of
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.listings import bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -14,8 +16,6 @@ from seamark.metaserver.api.http.keys import CATALOG, PLANNER
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of, whole_number
 from seamark.metaserver.api.lookups.metadata import stats_column
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.index.blocks.packing import Form, form_of, value_of
 from seamark.metaserver.planner.lookup.layout import Axis, Ranges, bars_of, read_layouts, size_classes
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.scan.request import ScanRequest

@@ -20,6 +20,15 @@ import numpy as np
 import pyarrow as pa
 from aiohttp import web
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.keys import Keys, Mask
+from seamark.formats.index.keys.terms import Term, resolve
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.record import COLUMNS_MAX
+from seamark.formats.index.packing import Longs
+from seamark.formats.protocol.wire import decode_json, encode_json
+from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.listings import FileListing
@@ -30,14 +39,6 @@ from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, P
 from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
 from seamark.metaserver.api.indexes.indexes import defined_index
-from seamark.metaserver.errors import BadRequest, TooLarge
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.files.definitions import IndexDefinition, read_definitions
-from seamark.metaserver.index.keys.keys import Keys, Mask
-from seamark.metaserver.index.keys.terms import Term, resolve
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.record import COLUMNS_MAX
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
@@ -46,7 +47,6 @@ from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.wire import decode_json, encode_json
 
 JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20

@@ -19,6 +19,12 @@ from typing import Any
 
 from aiohttp import web
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.listings import (
     FILE_COLUMNS,
@@ -35,16 +41,10 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size, read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.near_names import near_names
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.types import canonical_primitive
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.prefix import Prefix, PrefixCache, parse_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.wire import encode_json
 
 ARROW_LIMIT = 100_000
 """The limit and the default of items of an Arrow answer."""

@@ -10,23 +10,23 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from seamark.formats.iceberg.expressions.binding import bind, terms_of
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.column_ttl import time_columns
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.protocol.wire import PROXY_ENGINE
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Op
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.column_ttl import time_columns
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
-from seamark.metaserver.wire import PROXY_ENGINE
 
 _ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
 """Engines whose scan reports name the columns that a query reads. Others project all columns and read some."""

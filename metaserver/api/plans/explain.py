@@ -14,6 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 from aiohttp import web
 
+from seamark.formats.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, is_longer, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import decode_json, encode_json
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -24,11 +30,6 @@ from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joi
 from seamark.metaserver.api.plans.unpruned import unpruned_reasons
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import TRUE, And, Bound, Expression, Or, is_longer, predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.advice.column_samples import Samples, sample_columns
 from seamark.metaserver.planner.advice.layout_estimates import estimate_layouts
 from seamark.metaserver.planner.advice.term_effects import TermEffect, effects_of_terms
@@ -38,12 +39,11 @@ from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
-from seamark.metaserver.wire import decode_json, encode_json
 
 if TYPE_CHECKING:
-    from seamark.metaserver.iceberg.expressions import sql
+    from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000

@@ -13,6 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from aiohttp import web
 
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.protocol.wire import check_name, decode_as, encode_json, show
+from seamark.formats.runtime.deferred import Deferred, load
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
@@ -21,25 +27,19 @@ from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.explain import explain_scan
 from seamark.metaserver.api.plans.joins import JoinSpec
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.deferred import Deferred, load
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.metadata.properties import count_of
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.wire import check_name, decode_as, encode_json, show
 
 if TYPE_CHECKING:
     from seamark.connector.plans import async_client, joins, rewrites
+    from seamark.formats.iceberg.expressions import sql
     from seamark.metaserver.api.plans import query_notes, query_tables
-    from seamark.metaserver.iceberg.expressions import sql
 else:
     async_client = Deferred("seamark.connector.plans.async_client")
     joins = Deferred("seamark.connector.plans.joins")
     rewrites = Deferred("seamark.connector.plans.rewrites")
     query_notes = Deferred("seamark.metaserver.api.plans.query_notes")
     query_tables = Deferred("seamark.metaserver.api.plans.query_tables")
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 QUERY_MAX = 50_000
 """Characters. The analysis of a longer text would hold the interpreter for seconds."""

@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import msgspec
 from aiohttp import web
 
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
 from seamark.metaserver.planner.joins.joins import Join, JoinFilters, JoinOutcome, Pair, join_filters, kind_of
@@ -35,12 +36,11 @@ from seamark.metaserver.planner.joins.like_predicates import (
     LikePredicate,
 )
 from seamark.metaserver.planner.joins.periods import has_periods
-from seamark.metaserver.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
 
 if TYPE_CHECKING:
-    from seamark.metaserver.iceberg.expressions import sql
+    from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 DEPTH_MAX = 4
 JOINS_MAX = 32

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import decode_json
 from seamark.metaserver.api.http.slots import WorkerLimits
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
 from seamark.metaserver.planner.scan.tokens import PinnedRequest
-from seamark.metaserver.wire import decode_json
 
 LONG_FILTER_BYTES = 64 << 10
 """Shorter filters take milliseconds."""

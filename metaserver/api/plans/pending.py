@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from seamark.formats.runtime.errors import TooManyRequests
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
-from seamark.metaserver.errors import TooManyRequests
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 PENDING_LIMIT = 64

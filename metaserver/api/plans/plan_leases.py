@@ -11,15 +11,15 @@ from typing import Annotated
 
 import msgspec
 
+from seamark.formats.iceberg.types.reading import Int64
+from seamark.formats.protocol.wire import is_plan_name, show
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.catalog.plans.plan_tables import too_many_plans
-from seamark.metaserver.errors import BadRequest, NoSuchTable
-from seamark.metaserver.iceberg.types.reading import Int64
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.wire import is_plan_name, show
+from seamark.metaserver.settings.settings import Settings
 
 SNAPSHOTS_MAX = 1000
 

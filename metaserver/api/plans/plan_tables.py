@@ -20,6 +20,11 @@ from aiohttp import web
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import PLANS_FOLDER
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -31,10 +36,6 @@ from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, e
 from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, kept_manifests
@@ -42,12 +43,11 @@ from seamark.metaserver.planner.plan.readers import is_misleading, misread_delet
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry, PlanTable
-from seamark.metaserver.wire import PLANS_FOLDER
 
 if TYPE_CHECKING:
-    from seamark.metaserver.iceberg.expressions import sql
+    from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 _IN_THREAD_BYTES = 4000
 """Longer requests are decoded and bound in a thread."""

@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 
+from seamark.formats.protocol.wire import check_name, show
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
@@ -23,15 +26,12 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
 from seamark.metaserver.catalog.plans.plan_views import Reader, ReplacedReference
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.wire import check_name, show
 
 if TYPE_CHECKING:
-    from seamark.metaserver.iceberg.expressions import sql
+    from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.metaserver.iceberg.expressions.sql")
+    sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
 TABLES_MAX = 64
 

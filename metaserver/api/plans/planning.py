@@ -21,6 +21,10 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.packing import Longs
+from seamark.formats.protocol.wire import encode_json, is_plan_name, show
+from seamark.formats.runtime.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from seamark.metaserver.api.formats.pieces import Run, send
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
@@ -35,9 +39,6 @@ from seamark.metaserver.api.plans.pointers import PointerCache
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pinned_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, expired_ancestor
@@ -45,7 +46,6 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.sql.changes import watch
-from seamark.metaserver.wire import encode_json, is_plan_name, show
 
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"

@@ -12,13 +12,13 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
 from seamark.connector.plans.conditions import All, Condition, expression_of, sql_of
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.comparisons import resolve_literals
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
-from seamark.metaserver.iceberg.types.near_names import near_names
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest
 
 NOTES_MAX = 16
 """Notes of one query. A query may have thousands of conditions."""

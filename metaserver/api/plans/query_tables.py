@@ -13,16 +13,16 @@ from typing import NamedTuple, Protocol
 from sqlglot import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.queries import Names
+from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.scans import find_scans
+from seamark.connector.analysis.scopes import Columns
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.scan import Scan
-from seamark.connector.trino.statements.lexer import UnsupportedStatement
-from seamark.connector.trino.statements.queries import Names
-from seamark.connector.trino.statements.relative_times import today_for
-from seamark.connector.trino.statements.scans import find_scans
-from seamark.connector.trino.statements.scopes import Columns
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.sql import syntax_message
-from seamark.metaserver.iceberg.expressions.sql_parser import parse_statements
+from seamark.formats.iceberg.expressions.sql import syntax_message
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements
+from seamark.formats.runtime.errors import BadRequest
 
 _NOT_READ = (
     "Its tables and conditions are not known, because it is not a single query, or has a clause that the analysis does "

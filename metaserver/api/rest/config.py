@@ -6,11 +6,11 @@ from typing import Any
 
 from aiohttp import web
 
+from seamark.formats.runtime.errors import BadRequest, NoSuchWarehouse
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.render import PLANNING_MODE
-from seamark.metaserver.errors import BadRequest, NoSuchWarehouse
 from seamark.metaserver.objects.locations import parse_location
 
 _COMPLIANCE_KIT = "rck_warehouse"

@@ -6,12 +6,12 @@ from typing import Any
 
 from aiohttp import web
 
+from seamark.formats.protocol.wire import encode_json
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.catalog.values import LoadedFunction
-from seamark.metaserver.wire import encode_json
 
 _FUNCTIONS = "/v1/{prefix}/namespaces/{namespace}/functions"
 _OWN = "/api/v1/functions/{namespace}/{function}"

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seamark.formats.protocol.wire import check_namespace, parse_namespace, show
+from seamark.formats.runtime.errors import NoSuchNamespace
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
-from seamark.metaserver.errors import NoSuchNamespace
 from seamark.metaserver.store.model import Namespace
-from seamark.metaserver.wire import check_namespace, parse_namespace, show
 
 _NAMESPACES = "/v1/{prefix}/namespaces"
 _NAMESPACE = f"{_NAMESPACES}/{{namespace}}"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 from aiohttp import web
 
+from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.catalog.views import Views
-from seamark.metaserver.wire import check_name, check_namespace
 
 
 class _Rename(msgspec.Struct):

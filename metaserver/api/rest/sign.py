@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from seamark.formats.runtime.deferred import Deferred, load
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
-from seamark.metaserver.deferred import Deferred, load
 
 if TYPE_CHECKING:
     from seamark.metaserver.objects import signing

@@ -10,6 +10,8 @@ import msgspec
 from aiohttp import web
 
 from seamark.cache.single_flight import SingleFlight
+from seamark.formats.protocol.wire import is_plan_name, show
+from seamark.formats.runtime.errors import NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import once
@@ -29,9 +31,7 @@ from seamark.metaserver.api.http.render import (
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable
-from seamark.metaserver.errors import NoSuchTable, TooLarge
 from seamark.metaserver.objects.vending import VENDED
-from seamark.metaserver.wire import is_plan_name, show
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _TABLE = f"{_NAMESPACE}/tables/{{table}}"

@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seamark.formats.protocol.wire import check_namespace
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import once
 from seamark.metaserver.api.http.keys import STOCK_COMMITS
 from seamark.metaserver.catalog.values import TableChange
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.wire import check_namespace
 
 
 class _Identifier(msgspec.Struct):

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seamark.formats.protocol.wire import is_plan_name, show
+from seamark.formats.runtime.errors import NoSuchView
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import once
@@ -15,8 +17,6 @@ from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.api.http.render import view_answer
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
-from seamark.metaserver.errors import NoSuchView
-from seamark.metaserver.wire import is_plan_name, show
 
 _NAMESPACE = "/v1/{prefix}/namespaces/{namespace}"
 _VIEW = f"{_NAMESPACE}/views/{{view}}"

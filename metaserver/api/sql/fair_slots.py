@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from seamark.metaserver.errors import RetryLater, TooManyRequests
+from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 
 _WAITING_PER_SLOT = 8
 """Statements that wait, for each slot; more receive 503 at once."""

@@ -20,6 +20,8 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, NotFound
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import StatementTokens
@@ -38,9 +40,7 @@ from seamark.metaserver.api.sql.protocol import (
     StatementRequest,
 )
 from seamark.metaserver.api.sql.workers import StatementWorker, StatementWorkers
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import BadRequest, ClientGone, Forbidden, NotFound
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
 
 ARROW = "application/vnd.apache.arrow.stream"

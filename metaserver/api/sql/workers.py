@@ -14,6 +14,16 @@ from contextlib import suppress
 
 import msgspec
 
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    Forbidden,
+    NoSuchTable,
+    RetryLater,
+    SeamarkError,
+    StorageError,
+    Unauthenticated,
+)
 from seamark.metaserver.api.sql.protocol import (
     CONTROL,
     ERROR,
@@ -23,16 +33,6 @@ from seamark.metaserver.api.sql.protocol import (
     START,
     StatementError,
     StatementRequest,
-)
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import (
-    BadRequest,
-    Forbidden,
-    NoSuchTable,
-    RetryLater,
-    SeamarkError,
-    StorageError,
-    Unauthenticated,
 )
 
 _BUFFER_BYTES = 1 << 20

@@ -21,16 +21,16 @@ from urllib.parse import unquote
 
 import structlog
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import metadata_folder
+from seamark.formats.iceberg.views.view import ViewMetadata
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext, Unclaimed
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import metadata_folder
-from seamark.metaserver.iceberg.views.view import ViewMetadata
 from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import ClaimLocations
-from seamark.metaserver.wire import show
 
 _log = structlog.get_logger("seamark.claims")
 

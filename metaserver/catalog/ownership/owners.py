@@ -11,10 +11,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 
+from seamark.formats.iceberg.views.view import ViewMetadata, encode_view
+from seamark.formats.protocol.wire import fold_name
+from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.errors import Forbidden
-from seamark.metaserver.iceberg.views.view import ViewMetadata, encode_view
-from seamark.metaserver.wire import fold_name
 
 OWNER = "owner"
 """A label that Spark and others display; no engine derives rights from it."""

@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 import msgspec
 import structlog
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
+from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
 from seamark.metaserver.catalog.values import LoadedTable, TableChange
-from seamark.metaserver.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable, ShownPlan
 from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
@@ -40,7 +41,6 @@ from seamark.metaserver.store.operations import (
     RetirePlanTables,
 )
 from seamark.metaserver.store.passed_time import look_at_clock
-from seamark.metaserver.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MARK, encode_json, is_plan_name, show
 
 _DIGEST_CHARACTERS = 32
 _BATCH = 1000

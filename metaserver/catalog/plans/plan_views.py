@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 import msgspec
 
+from seamark.formats.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
+from seamark.formats.protocol.wire import PLANS_FOLDER, show
+from seamark.formats.runtime.errors import BadRequest, NoSuchView
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
 from seamark.metaserver.catalog.values import LoadedView
-from seamark.metaserver.errors import BadRequest, NoSuchView
-from seamark.metaserver.iceberg.views.view import Representation, ViewLogEntry, ViewMetadata, ViewVersion, encode_view
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable
-from seamark.metaserver.wire import PLANS_FOLDER, show
 
 DIALECT = "trino"
 """The dialect of the text: Trino optimises a condition around a subquery, and quotes names with double quotes."""

@@ -11,9 +11,9 @@ import click
 
 from seamark.connector.client.engines import ENGINES, TOKEN, connection_text
 from seamark.connector.client.indexes import IndexClient
+from seamark.formats.runtime.tls import CA_VARIABLE
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.terminal import say
-from seamark.metaserver.tls import CA_VARIABLE
 
 
 @click.command()

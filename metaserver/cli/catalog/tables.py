@@ -22,7 +22,10 @@ from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
 from seamark.connector.client.policies import change_table_properties
-from seamark.metaserver import errors
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.index.keys.terms import parse_term
+from seamark.formats.runtime import errors
 from seamark.metaserver.cli.catalog.entries import (
     NamedEntries,
     add_commands,
@@ -34,9 +37,6 @@ from seamark.metaserver.cli.catalog.properties import checked_properties
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.options import parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_rows, say, time_text
-from seamark.metaserver.iceberg.types.near_names import near_names
-from seamark.metaserver.iceberg.types.types import canonical_primitive
-from seamark.metaserver.index.keys.terms import parse_term
 
 _TOTALS = {"total-records": "rows", "total-data-files": "data files", "total-delete-files": "delete files"}
 _TYPES = (

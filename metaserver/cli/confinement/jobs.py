@@ -21,12 +21,12 @@ from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.storage import S3_SCHEMES, Storage, confine, confined_folders
 from seamark.connector.client.values import LoadedTable
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.formats.iceberg.metadata.clustering import joins_of
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.metaserver.cli.confinement import landlock
-from seamark.metaserver.iceberg.metadata.clustering import joins_of
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
 from seamark.metaserver.services.launching.launchers import JobRequest
-from seamark.metaserver.wire import ACCESS_CHECK
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 """Properties that name folders of a table beside its location."""

@@ -17,6 +17,9 @@ import urllib3
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.tls import trusted_by_clients
 from seamark.metaserver.cli.connecting import served_at
 from seamark.metaserver.cli.installation.engine_files import (
     Finding,
@@ -36,9 +39,6 @@ from seamark.metaserver.cli.options import (
     settings_flags,
 )
 from seamark.metaserver.cli.terminal import print_json, say
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.deferred import Deferred
-from seamark.metaserver.tls import trusted_by_clients
 
 if TYPE_CHECKING:
     from seamark.metaserver.cli.installation import services, warehouse

@@ -32,7 +32,7 @@ def check_installation() -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < (3, 11)
     yield Finding("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)
-    missing = [name for name in KERNELS if importlib.util.find_spec(f"seamark.metaserver.{name}") is None]
+    missing = [name for name in KERNELS if importlib.util.find_spec(f"seamark.formats.{name}") is None]
     if missing:
         first = "" if shutil.which("cc") else f"{_compiler_command()}, then "
         yield Finding("compiled kernels", f"{missing[0]} is missing", f"Run: {first}make venv", is_fault=True)

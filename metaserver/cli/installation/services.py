@@ -9,12 +9,12 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.policies import service_jobs
 from seamark.connector.client.values import Instant
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.cli.installation.engine_files import Finding
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import ConfigError
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.services.launching.access_probe import storage_problem
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _RUNS = 200

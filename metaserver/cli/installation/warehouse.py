@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.cli.installation.engine_files import Finding
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.reachability import fix_of
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 TIMEOUT_S = 20.0
 _CONTENT = b"Written by seamark doctor. It can be deleted."

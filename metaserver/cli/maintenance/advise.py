@@ -13,9 +13,9 @@ from rich.table import Table
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS
 from seamark.metaserver.cli.connecting import server_options
 from seamark.metaserver.cli.terminal import open_console, say, show_count, show_size
-from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS
 
 
 @click.group()

@@ -16,12 +16,12 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_table
 from seamark.connector.spark.java import missing_java
 from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.metaserver.cli.options import Misconfigured
 from seamark.metaserver.cli.terminal import say
 from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
 from seamark.metaserver.services.service import Job, JobFailed
-from seamark.metaserver.wire import RECHECK_AFTER
 
 PROCESS = "process"
 _LOCAL_MASTER = "local[*]"

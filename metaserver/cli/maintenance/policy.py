@@ -17,16 +17,16 @@ from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
+from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
+from seamark.formats.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.formats.iceberg.metadata.column_ttl import TIME_COLUMN
+from seamark.formats.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
 from seamark.metaserver.catalog.policies import PREFIXES
 from seamark.metaserver.cli.catalog.properties import checked_properties
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.options import parse_properties
 from seamark.metaserver.cli.terminal import print_json, print_result, print_rows, say
-from seamark.metaserver.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
-from seamark.metaserver.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
-from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
-from seamark.metaserver.iceberg.metadata.column_ttl import TIME_COLUMN
-from seamark.metaserver.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
 from seamark.metaserver.services.budgets import WINDOW
 from seamark.metaserver.services.policy import check_policy, is_policy_property, similar_properties
 

@@ -12,12 +12,12 @@ import click
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.maintenance.launching import PROCESS, launch_options, run_on_spark
 from seamark.metaserver.cli.options import parse_duration
 from seamark.metaserver.cli.terminal import print_result, show_count, show_size
-from seamark.metaserver.errors import SeamarkError
 
 Option = Callable[[Any], Any]
 

@@ -9,10 +9,10 @@ import click
 
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.rollback import undo_job
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.terminal import print_result, show_count
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 
 @click.command("rollback-job")

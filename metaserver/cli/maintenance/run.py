@@ -25,12 +25,12 @@ from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.connecting import server_command
 from seamark.metaserver.cli.maintenance.rewriting import rewriting_command, running, wait_option
 from seamark.metaserver.cli.options import parse_duration, parse_size
 from seamark.metaserver.cli.terminal import print_result, show_count, show_size
-from seamark.metaserver.clock import SystemClock
 
 _WHERE = click.option(
     "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."

@@ -32,6 +32,7 @@ from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.duckdb_engine import DuckDBLimits
 from seamark.connector.sql.rows import json_rows
 from seamark.connector.sql.session import ChosenPlan, SqlResult, SqlSession
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.api.sql.protocol import (
     CONTROL,
     DATA,
@@ -49,7 +50,6 @@ from seamark.metaserver.api.sql.protocol import (
 )
 from seamark.metaserver.cli.confinement import landlock
 from seamark.metaserver.cli.confinement.jobs import PATHS, give_up_privileges
-from seamark.metaserver.decoding import from_json
 
 _NICE = 5
 _IMPORTED_BY_DUCKDB = ("pandas", "pyarrow.dataset", "zoneinfo", "encodings.idna", "_strptime")

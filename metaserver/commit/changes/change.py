@@ -13,6 +13,22 @@ from typing import NamedTuple
 
 import msgspec
 
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.manifests.content_file import (
+    DATA,
+    POSITION_DELETES,
+    UNKNOWN,
+    ContentFile,
+    decode_content_file,
+    partition_types,
+)
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
+from seamark.formats.protocol.wire import INDEX_FILES_MAX, check_name
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.changes.change_body import (
     APPEND,
     DELETE,
@@ -29,22 +45,6 @@ from seamark.metaserver.commit.changes.change_body import (
     GivenPartition,
 )
 from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.manifests.content_file import (
-    DATA,
-    POSITION_DELETES,
-    UNKNOWN,
-    ContentFile,
-    decode_content_file,
-    partition_types,
-)
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
-from seamark.metaserver.wire import INDEX_FILES_MAX, check_name
 
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})

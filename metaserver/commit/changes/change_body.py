@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import msgspec
 
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
-from seamark.metaserver.iceberg.types.reading import Int32, Int64
-from seamark.metaserver.iceberg.types.values import LONG_MAX
-from seamark.metaserver.wire import INDEX_FILES_MAX, INDEX_FOLDER
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.reading import Int32, Int64
+from seamark.formats.iceberg.types.values import LONG_MAX
+from seamark.formats.protocol.wire import INDEX_FILES_MAX, INDEX_FOLDER
 
 APPEND, OVERWRITE, DELETE, REPLACE = "append", "overwrite", "delete", "replace"
 OPERATIONS = (APPEND, OVERWRITE, DELETE, REPLACE)

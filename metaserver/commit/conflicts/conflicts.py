@@ -15,6 +15,15 @@ from functools import partial
 
 import numpy as np
 
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ManifestEntry
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.types.reserved import DELETED_PATH
+from seamark.formats.index.packing import Longs
 from seamark.metaserver.commit.changes.change import Change, ReadScope, partitions_of
 from seamark.metaserver.commit.changes.change_body import SERIALIZABLE
 from seamark.metaserver.commit.changes.collision import Collision
@@ -28,15 +37,6 @@ from seamark.metaserver.commit.conflicts.key_comparison import (
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, key_of, live, referring
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.expressions.projection import inclusive
-from seamark.metaserver.iceberg.manifests.content_file import DATA, EQUALITY_DELETES, POSITION_DELETES, ContentFile
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.iceberg.types.reserved import DELETED_PATH
-from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition

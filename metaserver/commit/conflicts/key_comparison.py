@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
+from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
+from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
+from seamark.formats.index.keys.hashing import hash_halves
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.commit.conflicts.history import AddedFiles
 from seamark.metaserver.commit.snapshots.manifests import CheckPaths
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
-from seamark.metaserver.iceberg.files.budget import decoded_budget
-from seamark.metaserver.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
-from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.values import FLOATS
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
-from seamark.metaserver.index.keys.hashing import hash_halves
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.ranges import is_ordered, is_rounded, stored_as_int
-from seamark.metaserver.iceberg.manifests.content_file import partition_types
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
-from seamark.metaserver.iceberg.types.values import Value, partition_key, value_key
+from seamark.formats.iceberg.expressions.ranges import is_ordered, is_rounded, stored_as_int
+from seamark.formats.iceberg.manifests.content_file import partition_types
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
+from seamark.formats.iceberg.types.values import Value, partition_key, value_key
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.lookup.partitions import PartitionFieldValue, PartitionTuple
 from seamark.metaserver.planner.view.view import comparable
 

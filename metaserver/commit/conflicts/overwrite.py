@@ -11,13 +11,9 @@ import asyncio
 
 import numpy as np
 
-from seamark.metaserver.commit.changes.change import ReadScope
-from seamark.metaserver.commit.changes.change_body import Remove
-from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
-from seamark.metaserver.errors import BadRequest, RetryLater
-from seamark.metaserver.iceberg.expressions.binding import OPPOSITE, bind
-from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.metaserver.iceberg.expressions.expression import (
+from seamark.formats.iceberg.expressions.binding import OPPOSITE, bind
+from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     Always,
     And,
@@ -29,10 +25,14 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.iceberg.types.values import FLOATS
-from seamark.metaserver.index.blocks.packing import Longs
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.errors import BadRequest, RetryLater
+from seamark.metaserver.commit.changes.change import ReadScope
+from seamark.metaserver.commit.changes.change_body import Remove
+from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.plan.planner import Planner

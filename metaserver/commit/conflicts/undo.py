@@ -13,17 +13,17 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from seamark.formats.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.changes.change_body import REPLACE, Remove
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import first_between
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import EXISTING, ManifestEntry
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 _Entries = dict[Remove, ManifestEntry]
 

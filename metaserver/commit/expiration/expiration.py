@@ -20,6 +20,10 @@ from typing import Annotated, Any
 import msgspec
 import structlog
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -29,16 +33,12 @@ from seamark.metaserver.commit.expiration.policy import ExpirationPolicy, Expire
 from seamark.metaserver.commit.expiration.unused_files import TooManyEntries, UnusedFiles, find_unused
 from seamark.metaserver.commit.publication import CommitEvent, Publisher
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.errors import BadRequest, CommitConflict, NotFound, SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.updates import apply_updates
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import InstantFilter, PointerStore
-from seamark.metaserver.wire import show
 
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000

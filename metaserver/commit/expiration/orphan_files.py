@@ -29,6 +29,11 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_long, metadata_folder
+from seamark.formats.protocol.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
+from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -39,18 +44,13 @@ from seamark.metaserver.commit.expiration.unused_files import MANIFESTS_MAX, con
 from seamark.metaserver.commit.publication import Publisher
 from seamark.metaserver.commit.removed_files import note_removal
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.errors import BadRequest, SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_long, metadata_folder
 from seamark.metaserver.objects.clock_check import storage_time_ms
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
-from seamark.metaserver.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
 
 ACTION = "orphan-files"
 AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000

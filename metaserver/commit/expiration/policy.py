@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.compaction import undone_lately
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_int, as_long
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN, SnapshotRef
+from seamark.formats.iceberg.metadata.compaction import undone_lately
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_int, as_long
+from seamark.formats.iceberg.metadata.snapshot import MAIN, SnapshotRef
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.passed_time import PassedTime
 
 MAX_AGE, MAX_AGE_DEFAULT_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000

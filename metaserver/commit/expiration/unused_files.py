@@ -13,11 +13,11 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.locations import plain_location, spellings
 from seamark.metaserver.planner.lookup.lookup import lookup

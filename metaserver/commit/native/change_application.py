@@ -12,6 +12,13 @@ import contextlib
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ManifestEntry
+from seamark.formats.iceberg.metadata.compaction import UNDONE
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Forbidden
+from seamark.formats.runtime.turns import free_later
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_locations
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -43,14 +50,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
     write_added,
 )
 from seamark.metaserver.commit.snapshots.summary import NOTHING, SummaryCounts, counts_of
-from seamark.metaserver.errors import AlreadyExists, BadRequest, Forbidden
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry
-from seamark.metaserver.iceberg.metadata.compaction import UNDONE
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.turns import free_later
 
 DECODED_BYTES_MAX = 2 << 30
 """Memory limit for the decoded manifests of one change."""

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 
 class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):

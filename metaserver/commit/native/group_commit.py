@@ -16,6 +16,9 @@ from typing import Protocol
 import structlog
 from msgspec import structs
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.pointers import check_uuid
@@ -32,15 +35,12 @@ from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED
 from seamark.metaserver.commit.removed_files import removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
-from seamark.metaserver.errors import CommitConflict, CommitUnknown, NotFound, RetryLater, SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
 from seamark.metaserver.store.operations import AdvanceProducer, CheckFence, Operation, ReplaceIndexFiles
 from seamark.metaserver.store.port import IdempotencyTaken, LostRace
-from seamark.metaserver.wire import encode_json
 
 _log = structlog.get_logger("seamark.commits")
 _STOCK = "a snapshot of a standard engine"

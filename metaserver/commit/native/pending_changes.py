@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.changes.change import ChangeRequest
 from seamark.metaserver.commit.changes.collision import Collision
@@ -14,8 +16,6 @@ from seamark.metaserver.commit.native.commit_priority import ChangeId
 from seamark.metaserver.commit.native.commit_result import CommitResult
 from seamark.metaserver.commit.native.producers import LastCommit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
 from seamark.metaserver.store.port import PointerStore
-from seamark.metaserver.wire import PRODUCER_KEY, SEQUENCE_KEY
 
 _MARK = PRODUCER_KEY.encode()
 _DIGITS_MAX = 19

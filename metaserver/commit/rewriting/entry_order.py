@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.content_file import ContentFile
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry
-from seamark.metaserver.iceberg.metadata.clustering import ClusteringLayout
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.values import decode, partition_key
+from seamark.formats.iceberg.manifests.content_file import ContentFile
+from seamark.formats.iceberg.manifests.writer import ManifestEntry
+from seamark.formats.iceberg.metadata.clustering import ClusteringLayout
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.values import decode, partition_key
+from seamark.formats.runtime.errors import BadRequest
 
 Key = tuple[object, ...]
 

@@ -22,6 +22,16 @@ from typing import Annotated, NamedTuple
 import msgspec
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.repaired_metrics import has_unusable_metrics, repaired_file
+from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
+from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_int
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, CommitUnknown
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -41,20 +51,10 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
     target_size,
 )
 from seamark.metaserver.commit.snapshots.summary import NOTHING
-from seamark.metaserver.errors import BadRequest, CommitConflict, CommitUnknown
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.repaired_metrics import has_unusable_metrics, repaired_file
-from seamark.metaserver.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
-from seamark.metaserver.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import as_int
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
-from seamark.metaserver.wire import show
 
 GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
 """Limits of the manifests of a group that are rewritten together, the smallest first: they bound the memory."""

@@ -16,14 +16,14 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from seamark.formats.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.commit.changes.change_body import Remove
 from seamark.metaserver.commit.changes.collision import Collision
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
-from seamark.metaserver.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 
 
 class RewrittenManifests(NamedTuple):

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from seamark.formats.iceberg.manifests.content_file import UNKNOWN, partition_types
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry
+from seamark.formats.iceberg.metadata import properties as props
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.values import LONG_MAX
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest, target_size
-from seamark.metaserver.iceberg.manifests.content_file import UNKNOWN, partition_types
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ADDED, EXISTING, ManifestEntry
-from seamark.metaserver.iceberg.metadata import properties as props
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.values import LONG_MAX
 
 ENABLED = "commit.manifest-merge.enabled"
 MIN_COUNT = "commit.manifest.min-count-to-merge"

@@ -20,26 +20,26 @@ import numpy.typing as npt
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.errors import BadRequest, Corrupt, ObjectMissing
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.content_file import ContentFile
-from seamark.metaserver.iceberg.manifests.manifest import (
+from seamark.formats.iceberg.manifests.content_file import ContentFile
+from seamark.formats.iceberg.manifests.manifest import (
     DecodedManifest,
     ManifestFile,
     decode_manifest,
     decode_manifest_list,
 )
-from seamark.metaserver.iceberg.manifests.writer import DELETED, ManifestEntry, decode_listed, entries_of, removals_of
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.manifests.writer import DELETED, ManifestEntry, decode_listed, entries_of, removals_of
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.index.kernels import _hash
+from seamark.formats.index.keys.hashing import hash_key
+from seamark.formats.runtime.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.index.kernels import _hash
-from seamark.metaserver.index.keys.hashing import hash_key
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.settings.settings import Settings
 
 T = TypeVar("T")
 Hashes = npt.NDArray[np.uint64]

@@ -16,15 +16,15 @@ from functools import partial
 
 import msgspec
 
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ADDED, DATA_MANIFEST, EXISTING, ManifestEntry
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ADDED, DATA_MANIFEST, EXISTING, ManifestEntry
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.metaserver.runtime.gathering import gathered
 
 _Identity = tuple[str, int, int | None]
 """Of a manifest, with what its entries inherit."""

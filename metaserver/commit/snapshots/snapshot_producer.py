@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from seamark.formats.iceberg.manifests.writer import assign_first_row_ids
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.types.values import LONG_MAX
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.changes.change_body import Producer
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
 from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of, summary_of
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.writer import assign_first_row_ids
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.iceberg.metadata.updates import apply_updates
-from seamark.metaserver.iceberg.types.values import LONG_MAX
 
 
 class SnapshotTerms(NamedTuple):

@@ -7,24 +7,24 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from seamark.metaserver.catalog.ownership.claims import check_own
-from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.commit.changes.change import Change
-from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of, run_by_count
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.content_file import ContentFile
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import (
+from seamark.formats.iceberg.manifests.content_file import ContentFile
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import (
     ADDED,
     ManifestEntry,
     WrittenManifest,
     write_manifest,
     write_manifest_list,
 )
-from seamark.metaserver.iceberg.metadata import properties as props
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import metadata_folder
+from seamark.formats.iceberg.metadata import properties as props
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import metadata_folder
+from seamark.formats.runtime.clock import Clock
+from seamark.metaserver.catalog.ownership.claims import check_own
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of, run_by_count
+from seamark.metaserver.runtime.gathering import gathered
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20

@@ -29,6 +29,19 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import (
+    ADDED,
+    DATA_MANIFEST,
+    EXISTING,
+    ManifestEntry,
+    assign_first_row_ids,
+)
+from seamark.formats.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.replacement import is_replace
+from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN
@@ -36,19 +49,6 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
 from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
 from seamark.metaserver.commit.stock.snapshot_commit import SnapshotCommit
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import (
-    ADDED,
-    DATA_MANIFEST,
-    EXISTING,
-    ManifestEntry,
-    assign_first_row_ids,
-)
-from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.replacement import is_replace
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
 from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"

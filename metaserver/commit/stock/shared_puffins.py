@@ -15,6 +15,12 @@ from typing import Any
 
 from msgspec import structs
 
+from seamark.formats.iceberg.manifests.content_file import DATA
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ADDED, DELETE_MANIFEST, ManifestEntry
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import Forbidden, SeamarkError
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.changes.change_body import APPEND
@@ -23,12 +29,6 @@ from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
 from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
 from seamark.metaserver.commit.stock.rebase import Rebased
-from seamark.metaserver.errors import Forbidden, SeamarkError
-from seamark.metaserver.iceberg.manifests.content_file import DATA
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ADDED, DELETE_MANIFEST, ManifestEntry
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
 
 _VECTORS_SINCE = 3
 """Format version."""

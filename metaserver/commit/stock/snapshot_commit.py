@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.requirements import check_requirements
+from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
+from seamark.formats.iceberg.types.reading import read
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.values import TableChange
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.requirements import check_requirements
-from seamark.metaserver.iceberg.metadata.snapshot import SnapshotInput
-from seamark.metaserver.iceberg.types.reading import read
 
 
 class SnapshotCommit(msgspec.Struct, frozen=True):

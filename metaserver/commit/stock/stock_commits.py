@@ -15,6 +15,18 @@ from typing import Any
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.requirements import check_requirements
+from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.protocol.wire import check_changeable, check_name, check_new_name, show
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    CommitConflict,
+    NoSuchTable,
+    NotFound,
+    RequestError,
+    SeamarkError,
+)
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.large_requests import indexed
 from seamark.metaserver.catalog.ownership.own_files import check_added
@@ -34,21 +46,9 @@ from seamark.metaserver.commit.stock.rebase import Rebased, rebase
 from seamark.metaserver.commit.stock.shared_puffins import SharedPuffins
 from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
 from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
-from seamark.metaserver.errors import (
-    BadRequest,
-    CommitConflict,
-    NoSuchTable,
-    NotFound,
-    RequestError,
-    SeamarkError,
-)
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.requirements import check_requirements
-from seamark.metaserver.iceberg.metadata.updates import apply_updates
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
-from seamark.metaserver.wire import check_changeable, check_name, check_new_name, show
 
 
 class _Request(msgspec.Struct, frozen=True):

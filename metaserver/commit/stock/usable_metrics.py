@@ -18,6 +18,15 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
+from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, ManifestFile
+from seamark.formats.iceberg.manifests.repaired_metrics import TypeOf, has_unusable_metrics, repaired_file
+from seamark.formats.iceberg.manifests.writer import ADDED, DATA_MANIFEST
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.types.transforms import name_of, width_of
+from seamark.formats.index.packing import MISSING
+from seamark.formats.runtime.errors import BadRequest, Forbidden, SeamarkError
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
@@ -26,16 +35,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, Snaps
 from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
 from seamark.metaserver.commit.stock.rebase import Rebased
 from seamark.metaserver.commit.stock.shared_puffins import as_written
-from seamark.metaserver.errors import BadRequest, Forbidden, SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
-from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile
-from seamark.metaserver.iceberg.manifests.repaired_metrics import TypeOf, has_unusable_metrics, repaired_file
-from seamark.metaserver.iceberg.manifests.writer import ADDED, DATA_MANIFEST
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.iceberg.types.transforms import name_of, width_of
-from seamark.metaserver.index.blocks.packing import MISSING
+from seamark.metaserver.runtime.gathering import gathered
 
 _NO_NUMBER = -1
 """For what an entry inherits, to distinguish it from an explicit number."""

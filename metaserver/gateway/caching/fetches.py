@@ -15,8 +15,8 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any
 
 from seamark.cache.buffers import Buffers
+from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.api.http.slots import HolderLimit
-from seamark.metaserver.errors import RetryLater, SeamarkError
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
 from seamark.metaserver.gateway.caching.records import ObjectRecord, content_range, is_same
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer

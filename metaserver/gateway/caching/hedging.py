@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from seamark.metaserver.clock import Clock
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.gateway.caching.store import Store, StoreAnswer
 from seamark.metaserver.peers.latencies import Percentile
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from seamark.metaserver.errors import RetryLater
+from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner
 from seamark.metaserver.gateway.caching.fetches import (
     Fetch,

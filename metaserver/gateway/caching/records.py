@@ -19,8 +19,8 @@ import msgspec
 from seamark.cache.disk import DiskTier
 from seamark.cache.memory import SharedCache
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.decoding import from_msgpack
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.decoding import from_msgpack
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
 

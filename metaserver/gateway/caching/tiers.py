@@ -13,7 +13,7 @@ from seamark.cache.admission import AdmittingCache
 from seamark.cache.disk import DiskTier
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.ledger import BUDGET_BYTES_MIN
-from seamark.metaserver.clock import Clock
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.gateway.caching.blocks import ObjectBlocks, Owner, identify, open_tier
 from seamark.metaserver.gateway.caching.fetches import Fetches
 from seamark.metaserver.gateway.caching.hedging import HedgedStore
@@ -21,7 +21,7 @@ from seamark.metaserver.gateway.caching.records import ObjectRecord, Records
 from seamark.metaserver.gateway.caching.sending import SendBudget
 from seamark.metaserver.gateway.caching.store import Store
 from seamark.metaserver.gateway.caching.write_versions import WriteVersions
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 READER_THREADS = 4
 _WRITER_NICE = 10

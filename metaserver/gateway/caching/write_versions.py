@@ -17,7 +17,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from seamark.metaserver.clock import Clock
+from seamark.formats.runtime.clock import Clock
 
 _SLOTS = 1 << 16
 _BYTES = _SLOTS * 8

@@ -21,11 +21,8 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.errors import CacheDamaged, Corrupt
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.derived import BlockMemory, Derived, K
-from seamark.metaserver.index.blocks.packing import (
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.packing import (
     ALIGNMENT,
     MISSING,
     NONE,
@@ -35,6 +32,9 @@ from seamark.metaserver.index.blocks.packing import (
     PackedColumn,
     value_of,
 )
+from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.errors import CacheDamaged, Corrupt
+from seamark.metaserver.index.blocks.derived import BlockMemory, Derived, K
 
 MAGIC = b"SMB2"
 HEAD = struct.Struct("<4sII4x")

@@ -16,8 +16,8 @@ from functools import partial
 from typing import TypeVar
 
 from seamark.cache.stack import Stack
-from seamark.metaserver.errors import Corrupt, ObjectMissing
-from seamark.metaserver.iceberg.manifests.manifest import DecodedList, ManifestFile, decode_list
+from seamark.formats.iceberg.manifests.manifest import DecodedList, ManifestFile, decode_list
+from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.index.blocks.block import VERSION, Block
 from seamark.metaserver.index.blocks.decoding import Decoders
 from seamark.metaserver.index.blocks.derived import BlockMemory

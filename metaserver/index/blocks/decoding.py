@@ -28,8 +28,8 @@ from typing import BinaryIO
 import numpy as np
 import structlog
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
+from seamark.formats.iceberg.manifests.manifest import decode_manifest
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.encoding import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20

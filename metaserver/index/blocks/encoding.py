@@ -11,16 +11,15 @@ import numpy as np
 import numpy.typing as npt
 from isal import isal_zlib
 
-from seamark.metaserver.decoding import from_json, from_values
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import result_type
-from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
-from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
-from seamark.metaserver.index.blocks.packing import (
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import result_type
+from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.index.kernels._bounds import ORDERS, unusable_bounds
+from seamark.formats.index.kernels._pack import SOURCES, Packer
+from seamark.formats.index.packing import (
     ALIGNMENT,
     MISSING,
     Form,
@@ -30,8 +29,9 @@ from seamark.metaserver.index.blocks.packing import (
     form_of,
     source_of,
 )
-from seamark.metaserver.index.kernels._bounds import ORDERS, unusable_bounds
-from seamark.metaserver.index.kernels._pack import SOURCES, Packer
+from seamark.formats.runtime.decoding import from_json, from_values
+from seamark.formats.runtime.errors import BadRequest, Corrupt
+from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
 
 _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
 """`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""

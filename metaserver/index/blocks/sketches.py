@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from seamark.formats.index.kernels import _scan
+from seamark.formats.index.packing import Form, Packed
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import Form, Packed
-from seamark.metaserver.index.kernels import _scan
 
 WIDTH_MIN = 4
 """Narrower codes are read without a sketch."""

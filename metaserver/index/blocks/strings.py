@@ -7,7 +7,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.index.blocks.packing import NONE, Longs, PackedColumn
+from seamark.formats.index.packing import NONE, Longs, PackedColumn
 
 _FEW = 3
 """Up to this number, rows are read one by one."""

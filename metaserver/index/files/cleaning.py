@@ -14,10 +14,10 @@ from itertools import groupby
 
 import structlog
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.files.definitions import read_definitions
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.objects.clock_check import storage_time_ms
 from seamark.metaserver.objects.port import ObjectStore

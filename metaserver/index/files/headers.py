@@ -13,9 +13,9 @@ import numpy.typing as npt
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
-from seamark.metaserver.index.files.index_file import IndexHeader, read_files, read_header
+from seamark.formats.iceberg.files.puffin import FOOTER_LIMIT_BYTES, TAIL_BYTES, footer_size_bytes
+from seamark.formats.index.index_file import IndexHeader, read_files, read_header
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.objects.port import ObjectStore
 
 _BUDGET_BYTES = 64 << 20

@@ -26,15 +26,15 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack, StackStats
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
-from seamark.metaserver.index.files.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
+from seamark.formats.index.index_file import FilesTable, IndexHeader, UnknownVersion, open_index_file
+from seamark.formats.index.kinds.kind import OpenedBlob
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Corrupt, ObjectMissing, SeamarkError, TooLarge
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.remote import RemoteIndexFile, open_remote
-from seamark.metaserver.index.kinds.kind import OpenedBlob
-from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 RETRY_S = 5.0

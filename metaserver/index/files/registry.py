@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import CommitUnknown
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CommitUnknown
 from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.operations import ForgetIndexFile, Operation, QuarantineIndexFile, ReplaceIndexFiles
 from seamark.metaserver.store.port import PointerStore

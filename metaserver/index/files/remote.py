@@ -14,14 +14,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from seamark.metaserver.iceberg.files.puffin import footer_size_bytes
-from seamark.metaserver.index.files.index_file import FilesTable, IndexHeader, read_files, read_header
-from seamark.metaserver.index.kinds.bitmap import RemoteBitmap
-from seamark.metaserver.index.kinds.kind import RemoteIndex
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.queries import Flags, IndexQuery
-from seamark.metaserver.index.kinds.record import RemoteRecord
-from seamark.metaserver.index.kinds.sparse import Range
+from seamark.formats.iceberg.files.puffin import footer_size_bytes
+from seamark.formats.index.index_file import FilesTable, IndexHeader, read_files, read_header
+from seamark.formats.index.kinds.bitmap import RemoteBitmap
+from seamark.formats.index.kinds.kind import RemoteIndex
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.queries import Flags, IndexQuery
+from seamark.formats.index.kinds.record import RemoteRecord
+from seamark.formats.index.kinds.sparse import Range
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import RegisteredIndexFile
 

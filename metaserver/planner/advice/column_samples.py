@@ -15,14 +15,13 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression
-from seamark.metaserver.iceberg.expressions.projection import project
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.name_mapping import name_mapping_of
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.keys.keys import has_keys
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression
+from seamark.formats.iceberg.expressions.projection import project
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.name_mapping import name_mapping_of
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.keys.keys import has_keys
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn, distinct_keys, rows_where
 from seamark.metaserver.planner.joins.dimensions import ListedFile, file_columns, listed_files
@@ -31,6 +30,7 @@ from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_parti
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.selection import Selection, never
+from seamark.metaserver.runtime.gathering import gathered
 
 COLUMNS_MAX = 4
 FILES_MAX, FILES_MIN = 20, 2

@@ -21,16 +21,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Op
-from seamark.metaserver.iceberg.expressions.projection import project
-from seamark.metaserver.iceberg.expressions.ranges import after_prefix
-from seamark.metaserver.iceberg.metadata.clustering import COLUMNS_MAX as POLICY_COLUMNS_MAX
-from seamark.metaserver.iceberg.metadata.clustering import LAYER_BYTES, LAYER_FILES, ClusteringLayout
-from seamark.metaserver.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
-from seamark.metaserver.iceberg.metadata.statistics import NDV, THETA
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
+from seamark.formats.iceberg.expressions.expression import And, Bound, Op
+from seamark.formats.iceberg.expressions.projection import project
+from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.metadata.clustering import COLUMNS_MAX as POLICY_COLUMNS_MAX
+from seamark.formats.iceberg.metadata.clustering import LAYER_BYTES, LAYER_FILES, ClusteringLayout
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
+from seamark.formats.iceberg.metadata.statistics import NDV, THETA
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.packing import MISSING, Form, Longs, form_of, key_of
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings, files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition

@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from seamark.metaserver.iceberg.expressions.expression import ORDERED, And, Bound, Expression, Op
-from seamark.metaserver.iceberg.expressions.projection import project
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.files.definitions import Definitions, IndexDefinition, read_definitions
-from seamark.metaserver.index.kinds.bloom import FPP
+from seamark.formats.iceberg.expressions.expression import ORDERED, And, Bound, Expression, Op
+from seamark.formats.iceberg.expressions.projection import project
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import Definitions, IndexDefinition, read_definitions
+from seamark.formats.index.kinds.bloom import FPP
 from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition

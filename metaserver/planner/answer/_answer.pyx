@@ -12,7 +12,7 @@ A row is a sequence of parts, the same for all rows of a call, each a tuple that
 `integers` is (width, codes, presence, base): the code of a row over the base, the base alone where the width is 0.
 The values of a list follow on those of the rows before it: where it begins is the sum of their sizes.
 `column` is (width, codes, presence, common bytes, lengths, bytes a length, ends, tails), addresses absolute and 0 for what
-is not there; what they mean is in `metaserver/index/blocks/packing.py`.
+is not there; what they mean is in `formats/index/packing.py`.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE

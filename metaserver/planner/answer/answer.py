@@ -18,13 +18,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, transformed_json
-from seamark.metaserver.iceberg.expressions.nans import remove_nan
-from seamark.metaserver.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened, with_both_zeros
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import expression_json, transformed_json
+from seamark.formats.iceberg.expressions.nans import remove_nan
+from seamark.formats.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened, with_both_zeros
+from seamark.formats.index.packing import Longs
+from seamark.formats.protocol.wire import encode_json as to_json
+from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.index.blocks.block import Block, longs_at
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.memoization import computed_once
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
 from seamark.metaserver.planner.answer.file_stats import FileStats
@@ -38,7 +39,6 @@ from seamark.metaserver.planner.answer.partition_text import (
 )
 from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.wire import encode_json as to_json
 
 FILES_PER_PIECE = 125
 """A piece takes about a quarter of a millisecond."""

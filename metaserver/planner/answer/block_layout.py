@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from seamark.metaserver.errors import Corrupt
+from seamark.formats.index.packing import MISSING, NONE, Form, Longs, PackedColumn
+from seamark.formats.protocol.wire import encode_json as to_json
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block, longs_at
-from seamark.metaserver.index.blocks.packing import MISSING, NONE, Form, Longs, PackedColumn
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
-from seamark.metaserver.wire import encode_json as to_json
 
 _CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
 """Version 1 manifests lack the field."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from seamark.metaserver.iceberg.types.values import FLOATS, INTS, LONGS, encode
+from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, encode
+from seamark.formats.index.packing import MISSING, Longs, PackedColumn
 from seamark.metaserver.index.blocks.block import Block, doubles_at, longs_at, present_at
-from seamark.metaserver.index.blocks.packing import MISSING, Longs, PackedColumn
 from seamark.metaserver.planner.answer._answer import HEX, write
 from seamark.metaserver.planner.answer.block_layout import strings
 

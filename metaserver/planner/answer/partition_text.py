@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from seamark.cache.memory import MemoryCache
-from seamark.metaserver.errors import Corrupt, NotAcceptable
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.transforms import values_type
-from seamark.metaserver.iceberg.types.types import base_name
-from seamark.metaserver.iceberg.types.values import Value, encode_json, promoted
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.transforms import values_type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import Value, encode_json, promoted
+from seamark.formats.index.packing import Longs
+from seamark.formats.protocol.wire import encode_json as to_json
+from seamark.formats.runtime.errors import Corrupt, NotAcceptable
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import Longs
 from seamark.metaserver.planner.answer.block_layout import BlockLayout, keys
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.wire import encode_json as to_json
 
 _KINDS_MAX = 8
 """Combinations of manifest fields and client whose partition tuples are cached."""

@@ -13,12 +13,12 @@ from collections.abc import Iterable
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.errors import BadRequest, StorageError, TooLarge
-from seamark.metaserver.iceberg.files.budget import Budget
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.budget import Budget
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
+from seamark.formats.index.packing import MISSING
+from seamark.formats.runtime.errors import BadRequest, StorageError, TooLarge
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import MISSING
-from seamark.metaserver.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.view.view import TableView
 

@@ -23,13 +23,13 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.reserved import DELETED_PATH
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.reserved import DELETED_PATH
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY
+from seamark.formats.index.packing import NONE, Form, Longs, value_of
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, value_of
 from seamark.metaserver.index.blocks.strings import codes, strings
 from seamark.metaserver.planner.deletes.equality import EqualityDelete, EqualityDeletes
 from seamark.metaserver.planner.deletes.inheritance import sequence_numbers

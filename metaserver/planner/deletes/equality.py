@@ -22,9 +22,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.packing import MISSING, Form, Longs, value_of
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, value_of
 from seamark.metaserver.index.blocks.strings import strings
 
 _FAN_BITS = 3

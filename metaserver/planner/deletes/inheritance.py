@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ADDED
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ADDED
+from seamark.formats.index.packing import MISSING, Longs
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import MISSING, Longs
 
 
 def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:

@@ -18,10 +18,10 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.files.index_file import FilesTable
-from seamark.metaserver.index.kernels import _hash
-from seamark.metaserver.index.kinds.queries import Flags
+from seamark.formats.index.index_file import FilesTable
+from seamark.formats.index.kernels import _hash
+from seamark.formats.index.kinds.queries import Flags
+from seamark.formats.index.packing import Longs
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING
 from seamark.metaserver.planner.view.view import TableView

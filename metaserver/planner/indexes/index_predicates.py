@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from seamark.metaserver.iceberg.expressions.expression import (
+from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     And,
     Bound,
@@ -24,14 +24,14 @@ from seamark.metaserver.iceberg.expressions.expression import (
     predicates_of,
     replaced,
 )
-from seamark.metaserver.iceberg.expressions.projection import inclusive
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.keys.keys import KeyRanges, family
-from seamark.metaserver.index.keys.terms import LOWER, Term, lowered
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
+from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.keys import KeyRanges, family
+from seamark.formats.index.keys.terms import LOWER, Term, lowered
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 from seamark.metaserver.planner.view.view import comparable

@@ -15,17 +15,17 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING
-from seamark.metaserver.index.files.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
+from seamark.formats.index.definitions import PREFIX, Definitions, IndexDefinition, read_definitions
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.queries import Flags
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.index.files.remote import RANGES_MAX, RemoteIndexFile
 from seamark.metaserver.index.files.usage import Usage
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.queries import Flags
 from seamark.metaserver.planner.indexes.coverage import IndexFileRef, coverages
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
 from seamark.metaserver.planner.indexes.probe import Probe

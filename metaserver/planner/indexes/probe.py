@@ -17,16 +17,16 @@ from functools import partial
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Or, all_of, predicates_of
-from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Or, all_of, predicates_of
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.key_set import KeySet, KeySpan, WantedKeys
+from seamark.formats.index.keys.keys import Bits, has_codes
+from seamark.formats.index.keys.ranks import Distinct
+from seamark.formats.index.kinds.bitmap import Bitmap, BitmapQuery
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.queries import Flags, IndexQuery
 from seamark.metaserver.index.files.indexes import OpenIndex
 from seamark.metaserver.index.files.remote import RemoteIndexFile
-from seamark.metaserver.index.keys.key_set import KeySet, KeySpan, WantedKeys
-from seamark.metaserver.index.keys.keys import Bits, has_codes
-from seamark.metaserver.index.keys.ranks import Distinct
-from seamark.metaserver.index.kinds.bitmap import Bitmap, BitmapQuery
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.queries import Flags, IndexQuery
 from seamark.metaserver.planner.indexes.coverage import Coverage
 from seamark.metaserver.planner.indexes.index_predicates import IndexPredicate, IndexProjection, KeySetPredicate
 from seamark.metaserver.planner.indexes.row_intersection import Conjunct, has_row

@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.files.index_file import FilesTable
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.index_file import FilesTable
+from seamark.formats.index.keys.hashing import Hashes
+from seamark.formats.index.kinds.bitmap import Bitmap
+from seamark.formats.index.kinds.record import Found
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
 from seamark.metaserver.index.files.remote import RemoteIndexFile
-from seamark.metaserver.index.keys.hashing import Hashes
-from seamark.metaserver.index.kinds.bitmap import Bitmap
-from seamark.metaserver.index.kinds.record import Found
 from seamark.metaserver.planner.indexes.coverage import Coverage, coverages
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile

@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from seamark.formats.index.kernels._rows import any_row
+from seamark.formats.index.keys.key_set import WantedKeys
+from seamark.formats.index.keys.keys import Bits
+from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.metaserver.index.files.indexes import OpenIndex
-from seamark.metaserver.index.kernels._rows import any_row
-from seamark.metaserver.index.keys.key_set import WantedKeys
-from seamark.metaserver.index.keys.keys import Bits
-from seamark.metaserver.index.kinds.bitmap import Bitmap
 from seamark.metaserver.planner.indexes.coverage import Coverage
 
 if TYPE_CHECKING:
-    from seamark.metaserver.index.kernels._rows import Column
+    from seamark.formats.index.kernels._rows import Column
 
 COLUMNS_MAX = 32
 """The number of columns that `any_row` accepts. Omitting the widest columns beyond it can only keep more files."""

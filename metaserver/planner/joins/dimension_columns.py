@@ -13,20 +13,20 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Or, predicates_of
-from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
-from seamark.metaserver.iceberg.expressions.projection import source_ranges
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.types.schema import Column, Schema
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.kernels import _ordered
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
-from seamark.metaserver.index.keys.ranks import Distinct, Ranks, ranked
-from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
-from seamark.metaserver.index.kinds.postings import union_of
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Or, predicates_of
+from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.formats.iceberg.expressions.projection import source_ranges
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.types.schema import Column, Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.kernels import _ordered
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
+from seamark.formats.index.keys.ranks import Distinct, Ranks, ranked
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
+from seamark.formats.index.kinds.postings import union_of
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 

@@ -15,16 +15,15 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from seamark.cache.memory import MemoryCache
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import Mask
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import Mask
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.joins.dimension_columns import (
     Columns,
@@ -41,7 +40,8 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")

@@ -19,21 +19,21 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Expression, all_of, any_of, is_longer
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.schema import is_primitive
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
-from seamark.metaserver.iceberg.types.values import FLOATS, decimal_scale
-from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import has_keys
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, all_of, any_of, is_longer
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import is_primitive
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.values import FLOATS, decimal_scale
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import has_keys
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.model import Entry
 
 IN_LOOP_VALUES = 200

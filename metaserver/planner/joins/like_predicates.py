@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.metaserver.index.keys.keys import Mask
-from seamark.metaserver.index.keys.ranks import CLIPPED_BYTES, Distinct
+from seamark.formats.index.keys.keys import Mask
+from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct
+from seamark.formats.protocol.wire import PATTERN_MAX
 from seamark.metaserver.planner.joins.dimension_columns import Columns, DimensionColumn, both_of
-from seamark.metaserver.wire import PATTERN_MAX
 
 
 class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):

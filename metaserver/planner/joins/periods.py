@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
-from seamark.metaserver.iceberg.types.transforms import accepts, first_day, monotone, values_type
-from seamark.metaserver.index.keys.key_set import KeySet
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.formats.iceberg.types.transforms import accepts, first_day, monotone, values_type
+from seamark.formats.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import packed_key
 
 RANGES_MAX = 200

@@ -4,7 +4,7 @@ Segments, int64[segments, 4], list the rows to read, one for each stretch of row
 
     number of the block, first row in it, how many rows, place in `picks` (-1: the rows follow one another)
 
-With a place, the rows are `picks[place : place + count]`. `layout` is int64[blocks, 15] as in `metaserver/index/kernels/_scan.pyx`; a
+With a place, the rows are `picks[place : place + count]`. `layout` is int64[blocks, 15] as in `formats/index/kernels/_scan.pyx`; a
 block of another form than the requested form has no values.
 """
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs
+from seamark.formats.index.packing import MISSING, Form, Longs
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings
 
 Positions = npt.NDArray[np.float64]

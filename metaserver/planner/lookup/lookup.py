@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.types.transforms import UNITS_PER_DAY
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.types.transforms import UNITS_PER_DAY
+from seamark.formats.index.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
 from seamark.metaserver.index.blocks.block import COUNTS, Block
-from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, Packed, PackedColumn, form_of
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING, Prefix
 from seamark.metaserver.planner.view.view import ENTRY_BITS, ENTRY_MASK, Side, TableView, objects, sides_of

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamark.metaserver.iceberg.metadata.column_ttl import TimeColumn, partition_end_ms, time_columns
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.metadata.column_ttl import TimeColumn, partition_end_ms, time_columns
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.packing import MISSING, NONE, Longs, PackedColumn
 from seamark.metaserver.index.blocks.block import longs_at
-from seamark.metaserver.index.blocks.packing import MISSING, NONE, Longs, PackedColumn
 from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.iceberg.types.values import Value, value_key
-from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, PackedColumn
+from seamark.formats.iceberg.types.values import Value, value_key
+from seamark.formats.index.packing import NONE, Form, Longs, PackedColumn
 from seamark.metaserver.index.blocks.strings import strings
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, Segment
 

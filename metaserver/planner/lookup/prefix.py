@@ -30,22 +30,22 @@ import numpy as np
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
-from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.transforms import UNITS_PER_DAY, canonical, name_of, result_type
-from seamark.metaserver.iceberg.types.types import base_name, canonical_primitive
-from seamark.metaserver.iceberg.types.values import Value, decimal_scale, parse_iso_date
+from seamark.formats.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
+from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import UNITS_PER_DAY, canonical, name_of, result_type
+from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.values import Value, decimal_scale, parse_iso_date
+from seamark.formats.index.packing import NONE, Form, Longs, key_of
+from seamark.formats.protocol.wire import decode_json
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, key_of
-from seamark.metaserver.memoization import memoized
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.selection import Selection
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.wire import decode_json
 
 TEXT_MAX = 10_000
 _NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")

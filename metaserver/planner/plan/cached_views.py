@@ -8,8 +8,8 @@ from itertools import chain, islice
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.access.principal import current_principal
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex

@@ -20,10 +20,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.catalog.ownership.claims import with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES
-from seamark.metaserver.errors import BadRequest, Forbidden
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.planner.view.view import TableView

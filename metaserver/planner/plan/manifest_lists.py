@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.errors import NotFound
-from seamark.metaserver.iceberg.manifests.manifest import DecodedList, ManifestFile
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.manifests.manifest import DecodedList, ManifestFile
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import NotFound
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.pruning.manifest_pruning import SUMMARY_BYTES, ManifestSummaries
 from seamark.metaserver.planner.scan.request import BoundScan, appended

@@ -15,8 +15,8 @@ from itertools import islice
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replaced
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replaced
+from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition

@@ -26,14 +26,12 @@ import numpy as np
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
-from seamark.metaserver.catalog.documents import name_suffix
-from seamark.metaserver.errors import Corrupt, ObjectMissing
-from seamark.metaserver.iceberg.expressions.expression import Op, predicates_of
-from seamark.metaserver.iceberg.manifests.content_file import DeclaredTypes
-from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
-from seamark.metaserver.iceberg.manifests.repaired_metrics import repaired_file
-from seamark.metaserver.iceberg.manifests.rows import rows_of
-from seamark.metaserver.iceberg.manifests.writer import (
+from seamark.formats.iceberg.expressions.expression import Op, predicates_of
+from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
+from seamark.formats.iceberg.manifests.repaired_metrics import repaired_file
+from seamark.formats.iceberg.manifests.rows import rows_of
+from seamark.formats.iceberg.manifests.writer import (
     DATA_MANIFEST,
     EXISTING,
     ManifestEntry,
@@ -41,10 +39,12 @@ from seamark.metaserver.iceberg.manifests.writer import (
     write_manifest,
     write_manifest_list,
 )
-from seamark.metaserver.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.index.blocks.packing import MISSING, Longs
+from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot, SnapshotRef
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.index.packing import MISSING, Longs
+from seamark.formats.runtime.errors import Corrupt, ObjectMissing
+from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.readers import may_have_nan, without_nan_bounds, without_partition_fields
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan

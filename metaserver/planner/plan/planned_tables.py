@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from seamark.metaserver.clock import Clock
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.planner.plan.cached_views import ViewKey
 
 LATELY_S = 300.0

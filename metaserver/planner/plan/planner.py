@@ -25,14 +25,14 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.opening import open_stack
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.stack import Stack
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import CacheDamaged
 from seamark.metaserver.access.principal import answering
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.pointers import table_uuid, uuid_of
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import CacheDamaged
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.name_mapping import NAME_MAPPING
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.index.blocks.decoding import Decoders
@@ -55,7 +55,7 @@ from seamark.metaserver.planner.plan.stages import prune
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.planner.plan.planned_tables import LATELY_S
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import EntryKind, InstantState, NamespacePath

@@ -19,12 +19,12 @@ from itertools import count
 
 import msgspec
 
-from seamark.metaserver.iceberg.manifests.content_file import EQUALITY_DELETES, ContentFile
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionField
-from seamark.metaserver.iceberg.types.schema import Type
-from seamark.metaserver.iceberg.types.transforms import IDENTITY, VOID, canonical
-from seamark.metaserver.iceberg.types.values import FLOATS
+from seamark.formats.iceberg.manifests.content_file import EQUALITY_DELETES, ContentFile
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField
+from seamark.formats.iceberg.types.schema import Type
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, canonical
+from seamark.formats.iceberg.types.values import FLOATS
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.index.blocks.packing import Longs
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.plan.metadata_deletes import as_java_prunes, file_against_metadata_delete

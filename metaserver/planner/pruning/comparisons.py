@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.expressions.ranges import after_prefix
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import Form, form_of, key_of
-from seamark.metaserver.index.kernels import _scan
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.kernels import _scan
+from seamark.formats.index.packing import Form, form_of, key_of
 from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any
 from seamark.metaserver.planner.view.view import Side
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
-from seamark.metaserver.iceberg.expressions.projection import inclusive
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import Form, value_of
-from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import has_codes
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, all_of
+from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import has_codes
+from seamark.formats.index.packing import Form, value_of
 from seamark.metaserver.planner.pruning.file_pruning import packed_key
 
 FEW = 200

@@ -4,7 +4,7 @@ A file is removed only if its partition values or statistics prove that none of 
 clients order zeros or UUIDs differently, the proof holds in both orders. A value that is missing, of another type, or
 not reached within the time budget proves nothing.
 
-Everything reduces to one-sided comparisons in kernels (`metaserver/index/kernels/_scan.pyx`), such as: the column's
+Everything reduces to one-sided comparisons in kernels (`formats/index/kernels/_scan.pyx`), such as: the column's
 minimum may be at most x. The result never keeps fewer files than Iceberg Java's InclusiveMetricsEvaluator, except for
 zeros. A conjunction narrows by one child after another; a disjunction is the union of narrowed copies.
 """
@@ -18,14 +18,14 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op
-from seamark.metaserver.iceberg.expressions.projection import source_ranges
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.iceberg.types.values import Value
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
+from seamark.formats.iceberg.expressions.projection import source_ranges
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.kernels import _scan
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.packing import MISSING, Form, Longs, form_of, key_of
 from seamark.metaserver.index.blocks.block import COUNTS
-from seamark.metaserver.index.blocks.packing import MISSING, Form, Longs, form_of, key_of
-from seamark.metaserver.index.kernels import _scan
-from seamark.metaserver.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.comparisons import (
     COMPARISONS,
     GE,

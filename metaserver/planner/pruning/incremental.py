@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from seamark.metaserver.iceberg.manifests.writer import ADDED
-from seamark.metaserver.index.blocks.packing import MISSING
+from seamark.formats.iceberg.manifests.writer import ADDED
+from seamark.formats.index.packing import MISSING
 from seamark.metaserver.planner.view.selection import Selection
 
 

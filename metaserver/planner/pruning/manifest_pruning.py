@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.manifests.manifest import FieldSummary, ManifestFile
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.values import Value, decode
-from seamark.metaserver.index.blocks.packing import LONG_MAX, Form, Longs, form_of, key_of
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.manifests.manifest import FieldSummary, ManifestFile
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.values import Value, decode
+from seamark.formats.index.packing import LONG_MAX, Form, Longs, form_of, key_of
 
 Key = int | float | bytes
 Flags = npt.NDArray[np.bool_]

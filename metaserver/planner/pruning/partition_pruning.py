@@ -8,9 +8,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression, Op
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import Form, form_of, key_of
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.packing import Form, form_of, key_of
 from seamark.metaserver.planner.pruning.comparisons import (
     COMPARISONS,
     GE,

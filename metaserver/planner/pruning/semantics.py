@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import Enum
 
-from seamark.metaserver.iceberg.expressions.evaluation import NULL_MATCHES
-from seamark.metaserver.iceberg.expressions.expression import ORDERED, Bound, Op
-from seamark.metaserver.iceberg.expressions.ranges import after_prefix
-from seamark.metaserver.iceberg.types.values import FLOATS, Value
-from seamark.metaserver.index.keys.keys import Key, KeyRange, KeyRanges, key_of
+from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.formats.iceberg.expressions.expression import ORDERED, Bound, Op
+from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.types.values import FLOATS, Value
+from seamark.formats.index.keys.keys import Key, KeyRange, KeyRanges, key_of
 
 _EVERYTHING = (KeyRange(None, None),)
 

@@ -13,18 +13,18 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from seamark.metaserver.errors import BadRequest, StorageError
-from seamark.metaserver.iceberg.files.budget import Budget, BudgetShare, decoded_budget
-from seamark.metaserver.iceberg.files.parquet import (
+from seamark.formats.iceberg.files.budget import Budget, BudgetShare, decoded_budget
+from seamark.formats.iceberg.files.parquet import (
     AmbiguousColumn,
     ColumnPath,
     Unreadable,
     find_columns,
     with_mapped_ids,
 )
-from seamark.metaserver.iceberg.files.parquet_reading import BoundedParquet
-from seamark.metaserver.iceberg.metadata.name_mapping import NameMapping
-from seamark.metaserver.index.blocks.packing import Longs
+from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
+from seamark.formats.iceberg.metadata.name_mapping import NameMapping
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.errors import BadRequest, StorageError
 from seamark.metaserver.objects.port import ObjectStore
 
 _WAIT_S = 120.0

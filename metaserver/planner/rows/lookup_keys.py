@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
-from seamark.metaserver.iceberg.files.budget import expanded_bytes, has_shared_values
-from seamark.metaserver.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of
-from seamark.metaserver.index.keys.terms import Term
+from seamark.formats.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
+from seamark.formats.iceberg.files.budget import expanded_bytes, has_shared_values
+from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.runtime.errors import BadRequest
 
 _INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}
 _SHOWN = 80

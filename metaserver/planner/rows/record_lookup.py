@@ -22,22 +22,22 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import TooLarge
-from seamark.metaserver.gathering import gathered
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.kernels._record import ENTRIES_A_PAGE, stretches
+from seamark.formats.index.keys.hashing import Hashes, hash_halves
+from seamark.formats.index.keys.keys import Keys, Mask
+from seamark.formats.index.kinds.kind import REMOTE_KEYS_MAX
+from seamark.formats.index.kinds.record import Found, Record
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import TooLarge
 from seamark.metaserver.index.files.usage import Usage
-from seamark.metaserver.index.kernels._record import ENTRIES_A_PAGE, stretches
-from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
-from seamark.metaserver.index.keys.keys import Keys, Mask
-from seamark.metaserver.index.kinds.kind import REMOTE_KEYS_MAX
-from seamark.metaserver.index.kinds.record import Found, Record
 from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordIndex
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000

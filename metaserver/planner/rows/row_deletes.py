@@ -17,15 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.files.budget import Budget
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.name_mapping import name_mapping_of
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.delete_files import (
+from seamark.formats.iceberg.files.budget import Budget
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.name_mapping import name_mapping_of
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.delete_files import (
     EQUALITY,
     Columns,
     Content,
@@ -34,9 +32,11 @@ from seamark.metaserver.index.keys.delete_files import (
     Positions,
     merge_zeros,
 )
-from seamark.metaserver.index.keys.hashing import Hashes, hash_halves
-from seamark.metaserver.index.keys.keys import Keys, Mask
-from seamark.metaserver.index.keys.terms import resolve_id
+from seamark.formats.index.keys.hashing import Hashes, hash_halves
+from seamark.formats.index.keys.keys import Keys, Mask
+from seamark.formats.index.keys.terms import resolve_id
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import DeleteFiles, delete_files_at
 from seamark.metaserver.planner.rows.data_columns import DataRows

@@ -17,12 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.expression import ORDERED, Always, And, Bound, Expression, Or
-from seamark.metaserver.iceberg.types.values import FLOATS
-from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.keys.keys import Bits, KeyRanges
-from seamark.metaserver.index.kinds.bits import none_of
-from seamark.metaserver.index.kinds.queries import PredicateKey, key_of_predicate
+from seamark.formats.iceberg.expressions.expression import ORDERED, Always, And, Bound, Expression, Or
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.keys import Bits, KeyRanges
+from seamark.formats.index.kinds.bits import none_of
+from seamark.formats.index.kinds.queries import PredicateKey, key_of_predicate
 from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics, key_ranges
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind, terms_of
-from seamark.metaserver.iceberg.expressions.expression import (
+from seamark.formats.iceberg.expressions.binding import bind, terms_of
+from seamark.formats.iceberg.expressions.expression import (
     TRUE,
     And,
     Bound,
@@ -18,13 +17,14 @@ from seamark.metaserver.iceberg.expressions.expression import (
     all_of,
     predicates_of,
 )
-from seamark.metaserver.iceberg.expressions.nans import add_nan
-from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, project
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.values import decimal_scale
-from seamark.metaserver.memoization import computed_once
+from seamark.formats.iceberg.expressions.nans import add_nan
+from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.values import decimal_scale
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
 _LONG_CHARACTERS = 30_000

@@ -9,15 +9,15 @@ from types import MappingProxyType
 import msgspec
 import numpy as np
 
-from seamark.metaserver.iceberg.expressions.evaluation import may_match
-from seamark.metaserver.iceberg.expressions.expression import TRUE, Expression
-from seamark.metaserver.iceberg.expressions.projection import ProjectedExpression, deciding_fields, project
-from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.iceberg.types.values import Value
-from seamark.metaserver.index.blocks.packing import Longs
+from seamark.formats.iceberg.expressions.evaluation import may_match
+from seamark.formats.iceberg.expressions.expression import TRUE, Expression
+from seamark.formats.iceberg.expressions.projection import ProjectedExpression, deciding_fields, project
+from seamark.formats.iceberg.expressions.residuals import Residuals
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.index.packing import Longs
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.view.view import TableView, comparable
 

@@ -20,9 +20,9 @@ import zlib
 
 import msgspec
 
+from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.runtime.decoding import from_msgpack
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.wire import from_base64url, to_base64url
 
 VERSION = 2
 _PURPOSE = "scan-planning"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.index.blocks.packing import Longs
-from seamark.metaserver.index.kernels import _scan
+from seamark.formats.index.kernels import _scan
+from seamark.formats.index.packing import Longs
 from seamark.metaserver.planner.view.view import Side, TableView
 
 Expired = Callable[[], bool]

@@ -18,11 +18,11 @@ from typing import Any, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.types.values import decimal_scale
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.types.values import decimal_scale
+from seamark.formats.index.packing import NONE, Form, Longs, Packed
 from seamark.metaserver.index.blocks.block import Block, ColumnEntry
 from seamark.metaserver.index.blocks.derived import Derived
-from seamark.metaserver.index.blocks.packing import NONE, Form, Longs, Packed
 from seamark.metaserver.index.blocks.sketches import ROWS_MIN, STRING_ROWS_MIN, WIDTH_MIN, sketch_of
 
 Flags = npt.NDArray[np.uint8]

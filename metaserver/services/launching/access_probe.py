@@ -12,15 +12,15 @@ from typing import Any
 
 import msgspec
 
-from seamark.metaserver.clock import Clock
+from seamark.formats.protocol.wire import ACCESS_CHECK
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.objects.credentials import key_properties
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import store_address
 from seamark.metaserver.services.launching.launchers import JobLogin
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
 from seamark.metaserver.services.service import Job, JobFailed
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.wire import ACCESS_CHECK
+from seamark.metaserver.settings.settings import Settings
 
 PROBE_S = 60.0
 NO_ANSWER = f"a worker process did not reach the server and the storage within {PROBE_S:g} s"

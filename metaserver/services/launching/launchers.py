@@ -17,12 +17,12 @@ from typing import Any
 
 import msgspec
 
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.properties import count_of
-from seamark.metaserver.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.service_settings import LAUNCHERS
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Launcher, Report
+from seamark.metaserver.settings.services import LAUNCHERS
 from seamark.metaserver.store.model import NamespacePath
 
 PROPERTY = "seamark.services.launcher"

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from seamark.metaserver.decoding import from_json
+from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, JobProgress, Report
 

@@ -4,7 +4,7 @@ with the last name, live or dropped.
 
 from __future__ import annotations
 
-from seamark.metaserver.errors import NoSuchTable
+from seamark.formats.runtime.errors import NoSuchTable
 from seamark.metaserver.store.model import DroppedEntry
 from seamark.metaserver.store.operations import PRIORITY, REWRITE
 from seamark.metaserver.store.sql.rows import DROPPED, from_dropped

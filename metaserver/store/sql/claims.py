@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from seamark.metaserver.errors import BadRequest, CommitConflict
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain
 from seamark.metaserver.store.sql.rows import pack

@@ -14,8 +14,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import Corrupt
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.store.model import (
     Entry,
     EntryKind,

@@ -7,7 +7,7 @@ the version of a table that is removed and registered again is greater than all 
 
 from __future__ import annotations
 
-from seamark.metaserver.errors import CommitConflict, NotFound
+from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import IndexFileState
 from seamark.metaserver.store.sql.by_uuid import hold_table

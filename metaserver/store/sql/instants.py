@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
+from seamark.formats.runtime.errors import AlreadyExists, CommitConflict, NotFound
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.sql.rows import INSTANT, NEW_INSTANT, pack_json

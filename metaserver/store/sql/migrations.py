@@ -7,7 +7,7 @@ with a newer version is refused: writing to it could break what the newer code r
 
 from __future__ import annotations
 
-from seamark.metaserver.errors import ConfigError
+from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.store.sql.statement import SqlDialect, Statement, Steps
 
 _INSTANT_COLUMNS = """

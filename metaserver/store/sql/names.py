@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from seamark.metaserver.errors import (
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import (
     AlreadyExists,
     BadRequest,
     CommitConflict,
@@ -38,7 +39,6 @@ from seamark.metaserver.store.sql.rows import (
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
-from seamark.metaserver.wire import show
 
 DROPPED_MAX = 100_000
 """The maximum number of dropped and retained entries of a namespace."""

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 import asyncpg
 import structlog
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
     BadRequest,
     CommitUnknown,
     ConfigError,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamark.metaserver.errors import CommitConflict
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store import operations
 from seamark.metaserver.store.sql.by_uuid import hold_table
 from seamark.metaserver.store.sql.rows import PRODUCER

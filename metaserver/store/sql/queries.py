@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.metaserver.store.model import (
     AuditRecord,
     DroppedEntry,
@@ -48,7 +49,6 @@ from seamark.metaserver.store.sql.rows import (
     unpack,
 )
 from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 T = TypeVar("T")
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from seamark.metaserver.errors import AlreadyExists, CommitConflict, NotFound
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import AlreadyExists, CommitConflict, NotFound
 from seamark.metaserver.store import operations, port
 from seamark.metaserver.store.sql.rows import AUDIT, GRANT, IDEMPOTENCY, METRICS, TOKEN, pack
 from seamark.metaserver.store.sql.statement import Statement, Steps, batches
-from seamark.metaserver.wire import show
 
 _LEASES_COMPARED = 4
 """A lease that lasts this many times longer than a new one of its name is of a clock that was ahead."""

@@ -14,8 +14,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from seamark.metaserver.decoding import from_json
-from seamark.metaserver.errors import Corrupt
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.store.model import (
     AuditRecord,
     DroppedEntry,
@@ -35,7 +36,6 @@ from seamark.metaserver.store.model import (
     Token,
 )
 from seamark.metaserver.store.sql.statement import Row, placeholders
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -25,8 +25,8 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from seamark.metaserver.clock import Clock
-from seamark.metaserver.errors import (
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
     BadRequest,
     CommitUnknown,
     ConfigError,

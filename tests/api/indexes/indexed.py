@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from seamark.metaserver.index.files.index_file import FilesTable, assemble
-from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.formats.index.index_file import FilesTable, assemble
+from seamark.formats.index.keys.hashing import file_ids
 from tests.api.client import Answer, Api
 from tests.planner.lakes.lake import DataFile
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyroaring
 import pytest
 
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.lookups import bitmaps
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
 from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import a_table

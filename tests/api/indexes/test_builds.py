@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.indexes import build_state, index_state
-from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.api.client import Api
 from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.plans.planned import append, file_of

@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from seamark.formats.index.index_file import FilesTable, assemble, read_header
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.index.kinds import bloom
+from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.indexes import index_audit
-from seamark.metaserver.index.files.index_file import FilesTable, assemble, read_header
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import file_ids
-from seamark.metaserver.index.kinds import bloom
-from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.api.client import Api
 from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, missing, register, shown, write
 from tests.api.plans.planned import append, file_of

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from seamark.formats.iceberg.files.budget import expanded_bytes
+from seamark.formats.index.keys import hashing
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
-from seamark.metaserver.iceberg.files.budget import expanded_bytes
-from seamark.metaserver.index.keys import hashing
 from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
 from tests.api.rest.stored import Row, Snapshot, Stored, some_row

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans import explain_query as routes
 from seamark.metaserver.api.plans import query_notes
 from seamark.metaserver.api.plans.joins import JoinSpec
 from seamark.metaserver.api.plans.query_notes import unknown_columns
 from seamark.metaserver.api.plans.unpruned import unpruned_reasons
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.planner.joins.joins import JoinOutcome
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store

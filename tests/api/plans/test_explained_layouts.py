@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from seamark.connector.write.curves import curve_keys
-from seamark.metaserver.iceberg.metadata.clustering import HILBERT
+from seamark.formats.iceberg.metadata.clustering import HILBERT
 from tests.api.client import Api
 from tests.api.plans.planned import append
 from tests.planner.lakes.kinds import to_bytes

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import Grant

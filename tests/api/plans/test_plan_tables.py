@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties

@@ -15,14 +15,14 @@ import pytest
 from yarl import URL
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.formats import pieces
 from seamark.metaserver.api.plans import long_filters
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import StorageError
-from seamark.metaserver.iceberg.expressions.expression import Expression
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.planner.answer import answer as answers
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java

@@ -12,10 +12,10 @@ import pytest
 
 from seamark.connector.index.files import DataFile as ListedFile
 from seamark.connector.index.files import encode_index_file
-from seamark.metaserver.index.files.definitions import IndexDefinition
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.terms import Term
-from seamark.metaserver.index.kinds import bitmap
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds import bitmap
 from tests.api.client import Api
 from tests.api.indexes.indexed import begin, define, register, shown, write
 from tests.api.plans.planned import T, append, numbers, tens

@@ -33,13 +33,13 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, FloatType, LongType, NestedField
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import And as AllOf
-from seamark.metaserver.iceberg.expressions.expression import Bound, Expression
-from seamark.metaserver.iceberg.expressions.expression import Or as AnyOf
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.types import schema as types
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import And as AllOf
+from seamark.formats.iceberg.expressions.expression import Bound, Expression
+from seamark.formats.iceberg.expressions.expression import Or as AnyOf
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.types import schema as types
+from seamark.formats.runtime.errors import BadRequest
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
-from seamark.metaserver.errors import StorageError
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
 from tests.api.rest.standard import PLANNING, operations

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from seamark.formats.protocol.wire import LEVELS_MAX
 from seamark.metaserver.api.http.errors import MESSAGE_CHARACTERS_MAX
 from seamark.metaserver.catalog.namespaces import DEEP_CHARACTERS_MAX, PROPERTIES_CHARACTERS_MAX
 from seamark.metaserver.catalog.policies import INHERITED_MAX
-from seamark.metaserver.wire import LEVELS_MAX
 from tests.api.client import Api
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import SaveGrant

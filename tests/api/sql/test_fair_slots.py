@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
+from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.metaserver.api.sql.fair_slots import FairSlots
-from seamark.metaserver.errors import RetryLater, TooManyRequests
 from tests.seeds import quick
 
 

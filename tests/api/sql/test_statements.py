@@ -14,9 +14,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.sql.workers import MODULE
-from seamark.metaserver.clock import SystemClock
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api

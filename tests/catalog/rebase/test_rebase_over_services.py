@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from seamark.formats.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
+from seamark.formats.iceberg.metadata.manifest_policy import MARK
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.commit.rewriting.manifest_rewrite import RewriteManifestsRequest
-from seamark.metaserver.errors import CommitConflict
-from seamark.metaserver.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
-from seamark.metaserver.iceberg.metadata.manifest_policy import MARK
 from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_manifest, read_snapshot
 from tests.catalog.appends import DB, head
 from tests.catalog.rig import CALLER

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.connector.trino.statements.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, Stored, quoted
-from tests.connector.trino.statements.statements import Statements
+from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, Stored, quoted
+from tests.connector.analysis.statements import Statements
 
 LOOSE = {
     "long": ["'2'", "1.5", "2.0", "1e0", "'-1'"],

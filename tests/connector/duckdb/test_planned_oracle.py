@@ -27,8 +27,8 @@ from pyiceberg.transforms import (
 )
 
 import seamark.duckdb
+from tests.connector.analysis.comparisons import TABLE_NAMES, quoted
 from tests.connector.duckdb.loose_statements import LooseStatements
-from tests.connector.trino.statements.comparisons import TABLE_NAMES, quoted
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
 

@@ -1,6 +1,6 @@
 """Random DuckDB statements give the same rows when each scanned table is cut down to what the analysis says of it.
 
-As `tests/connector/trino/statements/test_scans_oracle.py`, by way of the statement in Trino's words. A predicate that
+As `tests/connector/analysis/test_scans_oracle.py`, by way of the statement in Trino's words. A predicate that
 names a double is false for its NaN here, as it is to the catalog, whatever DuckDB says.
 """
 
@@ -17,16 +17,16 @@ from typing import Any
 import duckdb
 import pytest
 
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.scans import find_scans
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.conditions import sql_of
 from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
-from seamark.connector.trino.statements.lexer import UnsupportedStatement
-from seamark.connector.trino.statements.scans import find_scans
+from tests.connector.analysis.comparisons import Stored
+from tests.connector.analysis.test_scans_oracle import equal_sql, joins_sql, likes_sql
 from tests.connector.duckdb.loose_statements import LooseStatements
-from tests.connector.trino.statements.comparisons import Stored
-from tests.connector.trino.statements.test_scans_oracle import equal_sql, joins_sql, likes_sql
 from tests.seeds import first_seed
 
 QUERIES_PER_LAKE = 40

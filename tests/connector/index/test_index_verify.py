@@ -16,9 +16,9 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
+from seamark.formats.index.index_file import assemble, open_index_file
+from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.index.files.index_file import assemble, open_index_file
-from seamark.metaserver.index.kinds.kinds import KINDS
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
 

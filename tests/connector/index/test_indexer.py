@@ -22,8 +22,8 @@ from seamark.connector.index import indexer as module
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers, Workers
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from seamark.connector.index.indexer import AuditLimits, Indexer, Round
-from seamark.metaserver.index.files.index_file import open_index_file
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 

@@ -15,18 +15,18 @@ import pytest
 
 from seamark.connector.index.files import DataFile, IndexTask, index_data_files, keys_of_term
 from seamark.connector.parquet.columns import Projection
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.iceberg.types.transforms import apply
-from seamark.metaserver.index.files.definitions import define
-from seamark.metaserver.index.files.index_file import open_index_file
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_key, hash_keys, hash_rows
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, mask_of
-from seamark.metaserver.index.keys.terms import LOWER, lowered, resolve
-from seamark.metaserver.index.kinds.bitmap import Bitmap
-from seamark.metaserver.index.kinds.bits import positions
-from seamark.metaserver.index.kinds.bloom import Bloom
-from seamark.metaserver.index.kinds.record import Record
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import apply
+from seamark.formats.index.definitions import define
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_key, hash_keys, hash_rows
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, mask_of
+from seamark.formats.index.keys.terms import LOWER, lowered, resolve
+from seamark.formats.index.kinds.bitmap import Bitmap
+from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.bloom import Bloom
+from seamark.formats.index.kinds.record import Record
 
 SCHEMA = Schema(
     (

@@ -13,16 +13,16 @@ import pytest
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, encode_index_file
 from seamark.connector.index.merges import RegisteredFile, merge_index_files, select_merge
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.files.definitions import IndexDefinition, define
-from seamark.metaserver.index.files.index_file import open_index_file
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_keys, hash_rows
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, Keys, key_of
-from seamark.metaserver.index.kinds import bitmap, bloom, record
-from seamark.metaserver.index.kinds.bits import positions
-from seamark.metaserver.wire import FORMER_INDEX_FOLDER
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import IndexDefinition, define
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_keys, hash_rows
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of
+from seamark.formats.index.kinds import bitmap, bloom, record
+from seamark.formats.index.kinds.bits import positions
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
+from seamark.formats.runtime.errors import Corrupt
 
 SCHEMA = Schema((Field(1, "id", True, "long"),))
 

@@ -26,8 +26,8 @@ from seamark.connector.index.indexer import Indexer
 from seamark.connector.index.merges import FANOUT
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import delete, upsert
-from seamark.metaserver.index.files.index_file import open_index_file
-from seamark.metaserver.index.kinds.record import Record
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.index.kinds.record import Record
 from tests.connector.lake import catalog_at
 from tests.connector.write.test_upserts import create
 

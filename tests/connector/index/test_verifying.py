@@ -22,9 +22,9 @@ from seamark.connector.index.files import (
 )
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.files.definitions import define
-from seamark.metaserver.index.kinds import bitmap, bloom, record
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.definitions import define
+from seamark.formats.index.kinds import bitmap, bloom, record
 
 SCHEMA = Schema((Field(1, "name", False, "string"),))
 

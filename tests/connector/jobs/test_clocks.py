@@ -23,11 +23,11 @@ from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
-from seamark.metaserver.clock import SystemClock
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.commit.native import change_application
 from seamark.metaserver.commit.native.change_application import ChangeApplication
 from seamark.metaserver.commit.removed_files import check_stored
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo
 from tests.connector.jobs.test_expiration import path_of, read

@@ -27,8 +27,8 @@ from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
-from seamark.metaserver.errors import SeamarkError
-from seamark.metaserver.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
+from seamark.formats.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
+from seamark.formats.runtime.errors import SeamarkError
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.seeds import first_seed, seeds_by_version

@@ -28,8 +28,8 @@ from seamark.connector.jobs.column_ttl import expire_columns
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, TtlPolicy
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, TtlPolicy
 from seamark.metaserver.services.policy import check_policy
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

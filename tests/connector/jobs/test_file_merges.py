@@ -30,7 +30,7 @@ from seamark.connector.write import compaction
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.seeds import first_seed

@@ -24,10 +24,10 @@ from seamark.connector.jobs.orphan_files import remove_orphan_files
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as server
-from seamark.metaserver.errors import StorageError
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.jobs.test_expiration import history, needed, path_of, read, snapshots, stored
 from tests.connector.lake import catalog_at

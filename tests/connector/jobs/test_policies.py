@@ -17,6 +17,7 @@ from seamark.connector.client.policies import effective_properties, load_policy
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
+from seamark.formats.protocol.wire import LEVELS_MAX
 from seamark.metaserver.catalog.policies import INHERITED_MAX, PREFIXES, Policies, add_policies
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.services.policy import check_policy
@@ -24,7 +25,6 @@ from seamark.metaserver.services.service import NEVER
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import CreateNamespace
-from seamark.metaserver.wire import LEVELS_MAX
 from tests.api.client import SCHEMA as COLUMNS
 from tests.api.client import Api
 from tests.connector.lake import catalog_at

@@ -25,7 +25,7 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.iceberg.metadata.compaction import UNDONE_KEPT_MS
+from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

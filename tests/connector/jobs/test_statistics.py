@@ -27,7 +27,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest
 from tests.connector.jobs.test_orphan_files import age_all
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

@@ -26,7 +26,7 @@ from seamark.connector.write import replacements
 from seamark.connector.write.appends import append, commit
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.wire import RECHECK_AFTER
+from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import needed, stored
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

@@ -21,9 +21,9 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy import source
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.metrics import Metrics, leaves_of, modes_of
-from seamark.metaserver.iceberg.files import _footer, thrift
-from seamark.metaserver.iceberg.files import footer as footer_module
-from seamark.metaserver.iceberg.files.footer import (
+from seamark.formats.iceberg.files import _footer, thrift
+from seamark.formats.iceberg.files import footer as footer_module
+from seamark.formats.iceberg.files.footer import (
     PATCH,
     ParquetFooter,
     encode_footer,
@@ -31,9 +31,9 @@ from seamark.metaserver.iceberg.files.footer import (
     patched,
     read_footer,
 )
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
-from seamark.metaserver.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED
+from seamark.formats.iceberg.types.schema import Field, Schema
 from tests.connector.parquet.copied import merge, with_ids
 from tests.seeds import first_seed, quick
 

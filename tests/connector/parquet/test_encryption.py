@@ -32,8 +32,8 @@ from seamark.connector.parquet.encryption.keys import (
 )
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, MasterKeyFile
 from seamark.connector.parquet.encryption.modules import Module, ModuleCipher
-from seamark.metaserver.iceberg.files import _footer
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.files import _footer
+from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import merge, with_ids
 from tests.connector.parquet.test_copies import KINDS, Objects, leaf_columns, random_rows, write

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.parquet.row_groups import RowGroups
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.types import schema as iceberg
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types import schema as iceberg
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import first_seed
 

@@ -17,7 +17,7 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.connector.write.test_upserts import create
 from tests.seeds import first_seed
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seamark.connector.parquet.pages import Pages
-from seamark.metaserver.iceberg.files import thrift
+from seamark.formats.iceberg.files import thrift
 from tests.seeds import first_seed
 
 ROWS = 40_000

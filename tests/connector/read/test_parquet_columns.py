@@ -11,8 +11,8 @@ import pytest
 from pyarrow import fs
 
 from seamark.connector.parquet.columns import Projection, read_columns
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from tests.connector.parquet import encrypted
 
 SCHEMA = Schema(

@@ -18,9 +18,9 @@ from seamark.connector.read import read_ahead
 from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.tables import ScanTask
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
-from seamark.metaserver.iceberg.types import schema as ours
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types import schema as ours
 from tests.connector.read.test_reading_schemas import new_table
 from tests.seeds import first_seed
 

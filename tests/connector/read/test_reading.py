@@ -25,11 +25,11 @@ from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader, bound_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
-from seamark.metaserver.iceberg.expressions.arrow import arrow_array
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.api.indexes.test_bitmaps import (
     OPPOSITE,
     Leaf,

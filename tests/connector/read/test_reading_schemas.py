@@ -37,12 +37,12 @@ from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader, scan
 from seamark.connector.read.tables import ScanTask
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types import schema as ours
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types import schema as ours
 from tests.connector import lake
 from tests.connector.served import Served
 

@@ -15,6 +15,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from seamark.connector.analysis.scans import find_scans, read_from_view
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.plans.splices import splice
 from seamark.connector.sql import reads
@@ -23,7 +24,8 @@ from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
 from seamark.connector.sql.types import of_iceberg
-from seamark.connector.trino.statements.scans import find_scans, read_from_view
+from tests.connector.analysis.statements import Statements, quoted
+from tests.connector.analysis.test_scans_oracle import partners_of
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.sql.comparing import comparable
@@ -36,8 +38,6 @@ from tests.connector.sql.hand_made import (
     open_plain,
     plain_database,
 )
-from tests.connector.trino.statements.statements import Statements, quoted
-from tests.connector.trino.statements.test_scans_oracle import partners_of
 from tests.seeds import first_seed
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import NotFound
 from seamark.connector.plans.async_client import (
     KnownTable,
@@ -19,8 +20,7 @@ from seamark.connector.plans.async_client import (
     View,
 )
 from seamark.connector.trino.rewriter import Limits, Rewriter
-from seamark.connector.trino.statements.scans import find_scans
-from seamark.metaserver.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression import Expression
 
 COLUMNS = {
     "t": {"id": "long", "x": "int", "at": "timestamptz", "local": "timestamp"},

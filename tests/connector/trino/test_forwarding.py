@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from seamark.metaserver.tls import server_tls
+from seamark.formats.runtime.tls import server_tls
 from tests.connector.trino.rig import Fake, faked, listening, nowhere, proxied
 from tests.waits import until
 

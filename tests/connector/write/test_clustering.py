@@ -30,7 +30,7 @@ from seamark.connector.write.clustering import (
     sortable_keys,
 )
 from seamark.connector.write.curves import curve_keys
-from seamark.metaserver.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
+from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
 from tests.seeds import first_seed, quick
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]

@@ -26,7 +26,7 @@ from seamark.connector.write import compaction, replacements
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
-from seamark.metaserver.iceberg.metadata.compaction import SMALL, SMALL_SORTED
+from seamark.formats.iceberg.metadata.compaction import SMALL, SMALL_SORTED
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_upserts import create as create_table

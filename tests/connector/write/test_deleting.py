@@ -28,12 +28,12 @@ from seamark.connector.write.delete_files import (
     write_equality_deletes,
 )
 from seamark.connector.write.table_writer import write_batches
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.index.keys.delete_files import DeleteFile, Positions, decoded
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.manifests.content_file import decode_content_file
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import UNPARTITIONED
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.index.keys.delete_files import DeleteFile, Positions, decoded
 from tests.connector.write.written import by_column, spec, table, target
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))

@@ -28,11 +28,11 @@ from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform, f
 from seamark.connector.parquet.metrics import lower_bound, modes_of, upper_bound
 from seamark.connector.write.data_files import data_file, data_file_writer
 from seamark.connector.write.target import WriteTarget
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
-from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED
-from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
-from seamark.metaserver.iceberg.types.values import FLOATS, decode
+from seamark.formats.iceberg.manifests.content_file import decode_content_file
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from seamark.formats.iceberg.types.values import FLOATS, decode
+from seamark.formats.runtime.errors import BadRequest
 from tests.connector.read import typed
 from tests.connector.write.written import (
     EVERY_TYPE,

@@ -16,10 +16,10 @@ from pyiceberg.types import IcebergType
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.arrow.partitions import Partitioner, apply_transform
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field, Schema, StructType
-from seamark.metaserver.iceberg.types.transforms import accepts, apply
-from seamark.metaserver.index.kernels import _murmur
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, Schema, StructType
+from seamark.formats.iceberg.types.transforms import accepts, apply
+from seamark.formats.index.kernels import _murmur
 from tests.connector.read import typed
 from tests.seeds import examples
 

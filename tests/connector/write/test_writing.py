@@ -22,12 +22,12 @@ from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.locations import data_location, partition_path
 from seamark.connector.write.table_writer import TableWriter, WriteLimits, WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget, target_of
-from seamark.metaserver.iceberg.manifests.content_file import decode_content_file
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.iceberg.types.transforms import apply
-from seamark.metaserver.index.files.index_file import open_index_file
-from seamark.metaserver.wire import INDEX_FOLDER
+from seamark.formats.iceberg.manifests.content_file import decode_content_file
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.transforms import apply
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.protocol.wire import INDEX_FOLDER
 from tests.connector.write.written import order, read_by_pyiceberg, spec, table, target
 from tests.services.s3 import S3
 

@@ -19,11 +19,11 @@ from pyiceberg.typedef import Record
 from seamark.connector.arrow.casting import conform
 from seamark.connector.client.storage import Storage
 from seamark.connector.write.target import WriteTarget, target_of
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortField, SortOrder
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
 from tests.connector.read import typed
 
 EVERY_TYPE = Schema(

@@ -17,7 +17,7 @@ from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import open_table, plan
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.spark import sql
 from tests.connector.parquet import encrypted
 from tests.connector.parquet.copied import concatenate

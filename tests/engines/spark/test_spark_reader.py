@@ -46,7 +46,7 @@ from seamark.connector.spark import reader_choice as choosing
 from seamark.connector.spark.session import connect, read
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.reader import PUSHDOWN
-from seamark.metaserver.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.services.seamark import Seamark
 
 pytestmark = [

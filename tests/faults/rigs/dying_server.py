@@ -17,8 +17,8 @@ from typing import Any
 from seamark.metaserver import server
 from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.settings_sources import load
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.settings.sources import load
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, RenameEntry, RestoreEntry, SwapPointer
 

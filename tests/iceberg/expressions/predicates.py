@@ -12,10 +12,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, all_of, any_of
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.transforms import apply, result_type
-from seamark.metaserver.iceberg.types.values import Value
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, all_of, any_of
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.transforms import apply, result_type
+from seamark.formats.iceberg.types.values import Value
 
 Row = Mapping[int, Value | None]
 Order = Callable[[str, Any], Any]

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression import (
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import (
     FALSE,
     TRUE,
     Always,
@@ -27,9 +26,10 @@ from seamark.metaserver.iceberg.expressions.expression import (
     Or,
     Unbound,
 )
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.types.reading import read
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import field, schema
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pyspark
 import pytest
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.metaserver.iceberg.types.reading import read
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import field, schema
 from tests.services.java import SHORT_LIVED, java_17
 from tests.services.process import CACHE

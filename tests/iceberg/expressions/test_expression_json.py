@@ -13,10 +13,10 @@ from pyiceberg import expressions as theirs
 from pyiceberg.schema import Schema as TheirSchema
 from pyiceberg.types import NestedField, PrimitiveType
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Not, Op, Or, Unbound
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.metaserver.iceberg.types.values import Value
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Not, Op, Or, Unbound
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.test_values import KINDS
 from tests.iceberg.test_values import theirs as theirs_of
 

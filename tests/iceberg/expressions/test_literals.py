@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.literals import Above, Below, Between, parse_literal
-from seamark.metaserver.iceberg.expressions.typed_literals import RoundedApart, TypedLiteral, convert_literal
+from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.formats.iceberg.expressions.typed_literals import RoundedApart, TypedLiteral, convert_literal
+from seamark.formats.runtime.errors import BadRequest
 
 DAY = (date(2024, 1, 2) - date(1970, 1, 1)).days
 MICROS = int(datetime(2024, 1, 2, 3, 4, 5, tzinfo=UTC).timestamp()) * 1_000_000

@@ -10,10 +10,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seamark.connector.arrow.predicates import bind_exactly
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.evaluation import may_match, must_match
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.types.schema import Schema
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.evaluation import may_match, must_match
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types.schema import Schema
 
 DOUBLES = msgspec.convert(
     {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "d", "required": False, "type": "double"}]},

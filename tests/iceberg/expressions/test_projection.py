@@ -8,12 +8,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.expressions.evaluation import may_match, must_match
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.expressions.projection import RANGES_MAX, inclusive, source_ranges, strict
-from seamark.metaserver.iceberg.metadata.partition import PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.transforms import apply, result_type
-from seamark.metaserver.iceberg.types.values import Value
+from seamark.formats.iceberg.expressions.evaluation import may_match, must_match
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.expressions.projection import RANGES_MAX, inclusive, source_ranges, strict
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.transforms import apply, result_type
+from seamark.formats.iceberg.types.values import Value
 from tests.iceberg.expressions.predicates import (
     COLUMNS,
     DAY,

@@ -40,11 +40,11 @@ from pyiceberg.types import (
     TimestampType,
 )
 
-from seamark.metaserver.iceberg.expressions.evaluation import may_match
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.expressions.projection import inclusive
-from seamark.metaserver.iceberg.expressions.residuals import Residuals
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.expressions.evaluation import may_match
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.expressions.projection import inclusive
+from seamark.formats.iceberg.expressions.residuals import Residuals
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from tests.iceberg.expressions.predicates import by_field, expressions, partition_of, predicates, specs
 from tests.seeds import examples
 

@@ -17,9 +17,9 @@ from pyiceberg.table.metadata import TableMetadata as Theirs
 from pyiceberg.table.metadata import TableMetadataUtil
 from pyiceberg.table.update import TableUpdate, update_table_metadata
 
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import encode_table
-from seamark.metaserver.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import encode_table
+from seamark.formats.iceberg.metadata.updates import apply_updates
 from tests.iceberg.samples import NOW, Json, add_snapshot, field, order, set_ref, spec, table
 
 UPDATE: TypeAdapter[Any] = TypeAdapter(TableUpdate)

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.expressions.evaluation import evaluate, may_match, must_match
-from seamark.metaserver.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
-from seamark.metaserver.iceberg.expressions.residuals import Residuals, nameable, with_both_zeros
-from seamark.metaserver.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
-from seamark.metaserver.iceberg.types.schema import Field, Schema
-from seamark.metaserver.iceberg.types.values import Value
+from seamark.formats.iceberg.expressions.evaluation import evaluate, may_match, must_match
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.expressions.residuals import Residuals, nameable, with_both_zeros
+from seamark.formats.iceberg.metadata.partition import UNPARTITIONED, PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.values import Value
 from tests.iceberg.expressions.predicates import (
     COLUMNS,
     DAY,

@@ -17,11 +17,11 @@ import duckdb
 import msgspec
 import pytest
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.types import schema as ours
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types import schema as ours
+from seamark.formats.runtime.errors import BadRequest
 from tests.planner.lakes.lake import Row
 from tests.planner.lakes.predicates import SPARKS, Names, matches
 from tests.planner.lakes.schemas import Field, Schema

@@ -8,16 +8,16 @@ import pytest
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import BadRequest as StatementRefused
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.sql import statement
-from seamark.connector.trino.statements.lexer import UnsupportedStatement
-from seamark.connector.trino.statements.scans import find_scans
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.expressions.sql_parser import TooManyReadings, parse_statements
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.plans.query_tables import read_query
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.expressions.sql import parse_sql
-from seamark.metaserver.iceberg.expressions.sql_parser import TooManyReadings, parse_statements
-from seamark.metaserver.iceberg.types.schema import Schema
 
 NESTED = f"SELECT {'ROW(' * 60}1{')' * 60} FROM c.s.t"
 """sqlglot alone would take 2⁵² times as long as for eight levels."""

@@ -11,12 +11,12 @@ import random
 import struct
 from typing import Any
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.content_file import ContentFile, partition_types
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types import values
+from seamark.formats.iceberg.manifests.content_file import ContentFile, partition_types
+from seamark.formats.iceberg.manifests.writer import ManifestEntry, WrittenManifest, write_manifest
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types import values
+from seamark.formats.runtime.errors import BadRequest
 from tests.planner.lakes.kinds import FLOATS, V3_ONLY, base, pool, random_kind, to_bytes, widened
 from tests.planner.lakes.partitioning import apply, random_transform, result_kind
 

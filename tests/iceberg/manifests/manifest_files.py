@@ -20,8 +20,8 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
-from seamark.metaserver.iceberg.manifests._manifest import MISSING
-from seamark.metaserver.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
+from seamark.formats.iceberg.manifests._manifest import MISSING
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
 
 SYNC = bytes(range(16))
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.rest.scan_planning import RESTDataFile, RESTEqualityDeleteFile, RESTPositionDeleteFile
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.manifests.content_file import column_type, decode_content_file
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.manifests.content_file import column_type, decode_content_file
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.manifests.content_files import STATISTICS, Case, comparable, encode_content_file, replaced
 from tests.seeds import examples
 

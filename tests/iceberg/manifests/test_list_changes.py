@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.iceberg.manifests.manifest import DecodedList, decode_list, decode_manifest_list
+from seamark.formats.iceberg.manifests.manifest import DecodedList, decode_list, decode_manifest_list
 from tests.planner.lakes.manifests import Manifest, Style, list_bytes
 from tests.seeds import first_seed, quick
 

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests._manifest import MISSING
-from seamark.metaserver.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, TEXTS, decode_manifest
+from seamark.formats.iceberg.manifests._manifest import MISSING
+from seamark.formats.iceberg.manifests.manifest import INFLATED_LIMIT_BYTES, LONGS, TEXTS, decode_manifest
+from seamark.formats.runtime.errors import Corrupt
 from tests.iceberg.manifests import manifest_files as files
 from tests.seeds import examples
 

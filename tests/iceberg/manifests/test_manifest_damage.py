@@ -12,8 +12,8 @@ from typing import Any
 import psutil
 import pytest
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from seamark.formats.iceberg.manifests.manifest import decode_manifest, decode_manifest_list
+from seamark.formats.runtime.errors import Corrupt
 from tests.iceberg.manifests import manifest_files as files
 from tests.iceberg.manifests.test_manifest import SCHEMA, any_manifest, entry, manifest
 

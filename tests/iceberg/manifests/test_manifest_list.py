@@ -36,13 +36,13 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.manifests.manifest import (
+from seamark.formats.iceberg.manifests.manifest import (
     FieldSummary,
     ManifestFile,
     decode_manifest,
     decode_manifest_list,
 )
+from seamark.formats.runtime.errors import Corrupt
 from tests.iceberg.manifests import manifest_files as files
 
 DAY, MOMENT = date(2026, 11, 21), datetime(2026, 11, 21, 12, 30, 0, 5)

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.manifest import read_manifest_list
 
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile
-from seamark.metaserver.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
+from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.iceberg.manifests.writer import ManifestEntry, assign_first_row_ids, write_manifest_list
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests.content_files import SEQUENCE, SNAPSHOT, Case, contents, inherited, written
 from tests.planner.lakes.kinds import base, decimal_parts, to_bytes, to_float32

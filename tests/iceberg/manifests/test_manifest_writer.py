@@ -14,16 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest, Corrupt
-from seamark.metaserver.iceberg.manifests.content_file import ContentFile
-from seamark.metaserver.iceberg.manifests.entry_avro import avro_name
-from seamark.metaserver.iceberg.manifests.manifest import (
+from seamark.formats.iceberg.manifests.content_file import ContentFile
+from seamark.formats.iceberg.manifests.entry_avro import avro_name
+from seamark.formats.iceberg.manifests.manifest import (
     FieldSummary,
     ManifestFile,
     decode_manifest,
     decode_manifest_list,
 )
-from seamark.metaserver.iceberg.manifests.writer import (
+from seamark.formats.iceberg.manifests.writer import (
     ManifestEntry,
     assign_first_row_ids,
     decode_listed,
@@ -31,7 +30,8 @@ from seamark.metaserver.iceberg.manifests.writer import (
     write_manifest,
     write_manifest_list,
 )
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.manifests import content_files as cases
 from tests.iceberg.manifests import manifest_files
 from tests.iceberg.manifests.content_files import (

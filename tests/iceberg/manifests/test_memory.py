@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from seamark.metaserver.iceberg.manifests._memory import Memory
-from seamark.metaserver.iceberg.manifests.manifest import decode_manifest
+from seamark.formats.iceberg.manifests._memory import Memory
+from seamark.formats.iceberg.manifests.manifest import decode_manifest
 from tests.iceberg.manifests import manifest_files as files
 from tests.iceberg.manifests.test_manifest import SCHEMA, entry, manifest
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, key_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, key_of
 
 NAN = math.nan
 LONG = "x" * 1023

@@ -10,11 +10,11 @@ from zlib import crc32
 import numpy as np
 import numpy.typing as npt
 
-from seamark.metaserver.index.keys.hashing import hash_keys
-from seamark.metaserver.index.keys.key_set import KeySet
-from seamark.metaserver.index.keys.keys import KeyRanges, Keys
-from seamark.metaserver.index.kinds.kind import IndexKind, IndexParameter, Mask
-from seamark.metaserver.index.kinds.queries import Flags, point_keys
+from seamark.formats.index.keys.hashing import hash_keys
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import KeyRanges, Keys
+from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
+from seamark.formats.index.kinds.queries import Flags, point_keys
 
 _HEAD = struct.Struct("<II")
 """Width of a signature, CRC-32 of all signatures."""

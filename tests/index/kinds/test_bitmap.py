@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges, mask_of
-from seamark.metaserver.index.kinds import bitmap, postings
-from seamark.metaserver.index.kinds.bitmap import Bitmap, FileBitmap
-from seamark.metaserver.index.kinds.slices import EQUALITY, SLICES, slice_count
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges, mask_of
+from seamark.formats.index.kinds import bitmap, postings
+from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
+from seamark.formats.index.kinds.slices import EQUALITY, SLICES, slice_count
 from tests.index.kinds.columns import KINDS, LONG, Kind, draw_column, draw_predicate, kind_of
 from tests.seeds import quick
 

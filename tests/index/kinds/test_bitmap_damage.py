@@ -13,17 +13,17 @@ import pyarrow as pa
 import pyroaring
 import pytest
 
-from seamark.metaserver.index.kernels import _ordered
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import KeyRange, KeyRanges
-from seamark.metaserver.index.keys.ranks import ROWS_MAX
-from seamark.metaserver.index.kinds import bitmap, bits, postings, slices
-from seamark.metaserver.index.kinds.bitmap import Bitmap
-from seamark.metaserver.index.kinds.bits import Coding
-from seamark.metaserver.index.kinds.dictionary import BYTES, CODES, Bounds
-from seamark.metaserver.index.kinds.pieces import Head, Piece, write_pieces
-from seamark.metaserver.index.kinds.postings import EDGES, LISTS, MATRIX, Postings
-from seamark.metaserver.index.kinds.slices import SLICES, Section
+from seamark.formats.index.kernels import _ordered
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import KeyRange, KeyRanges
+from seamark.formats.index.keys.ranks import ROWS_MAX
+from seamark.formats.index.kinds import bitmap, bits, postings, slices
+from seamark.formats.index.kinds.bitmap import Bitmap
+from seamark.formats.index.kinds.bits import Coding
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds
+from seamark.formats.index.kinds.pieces import Head, Piece, write_pieces
+from seamark.formats.index.kinds.postings import EDGES, LISTS, MATRIX, Postings
+from seamark.formats.index.kinds.slices import SLICES, Section
 
 Answers = list[tuple[list[int], list[list[int]]]]
 

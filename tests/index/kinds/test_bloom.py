@@ -15,11 +15,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.index.kernels import _bloom
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import hash_key
-from seamark.metaserver.index.keys.keys import Keys, key_of
-from seamark.metaserver.index.kinds.bloom import (
+from seamark.formats.index.kernels import _bloom
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import hash_key
+from seamark.formats.index.keys.keys import Keys, key_of
+from seamark.formats.index.kinds.bloom import (
     FIXED_SIZE,
     Bloom,
     FileBloom,
@@ -243,7 +243,7 @@ def test_a_merge_is_to_the_byte_what_is_built_from_the_files_that_are_kept(seed:
 
 
 def test_a_merge_in_many_steps_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.metaserver.index.kinds.bloom._MERGE_WORDS", 900)
+    monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
     for kept, parts in merged_parts(9):
         if kept:
             assert b"".join(merge(parts)) == blob_of(kept)

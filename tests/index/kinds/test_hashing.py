@@ -12,9 +12,9 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import checksum, file_ids, hash_key, hash_keys, hash_rows
-from seamark.metaserver.index.keys.keys import Keys, key_of
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import checksum, file_ids, hash_key, hash_keys, hash_rows
+from seamark.formats.index.keys.keys import Keys, key_of
 from tests.seeds import examples
 
 SEEDS = st.sampled_from([0, 1, 2**32 - 1, 2**64 - 1])

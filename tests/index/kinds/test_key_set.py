@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.index.kernels._rows import any_row
-from seamark.metaserver.index.keys import key_set
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.key_set import KeySet, KeySpan
-from seamark.metaserver.index.keys.keys import mask_of
-from seamark.metaserver.index.keys.ranks import Distinct, ranked
-from seamark.metaserver.index.kinds import bitmap
+from seamark.formats.index.kernels._rows import any_row
+from seamark.formats.index.keys import key_set
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.key_set import KeySet, KeySpan
+from seamark.formats.index.keys.keys import mask_of
+from seamark.formats.index.keys.ranks import Distinct, ranked
+from seamark.formats.index.kinds import bitmap
 from tests.seeds import quick
 
 

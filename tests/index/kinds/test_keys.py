@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.keys import (
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.keys import (
     CODE_MAX,
     Key,
     KeyRange,

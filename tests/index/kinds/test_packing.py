@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from seamark.metaserver.iceberg.manifests.manifest import Spans
-from seamark.metaserver.iceberg.types.values import Value, encode
-from seamark.metaserver.index.blocks.packing import (
+from seamark.formats.iceberg.manifests.manifest import Spans
+from seamark.formats.iceberg.types.values import Value, encode
+from seamark.formats.index.kernels._pack import Packer
+from seamark.formats.index.packing import (
     LONG_MAX,
     MISSING,
     NONE,
@@ -27,7 +28,6 @@ from seamark.metaserver.index.blocks.packing import (
     source_of,
     value_of,
 )
-from seamark.metaserver.index.kernels._pack import Packer
 from tests.seeds import examples
 
 INT = st.integers(-(2**31), 2**31 - 1)

@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.index.kernels._record import row_hash, sorted_run
-from seamark.metaserver.index.keys.arrow_keys import keys_of
-from seamark.metaserver.index.keys.hashing import checksum, hash_rows
-from seamark.metaserver.index.keys.keys import Keys, key_of
-from seamark.metaserver.index.kinds.record import Fences, FileRecords, Record, build, encode, merge
+from seamark.formats.index.kernels._record import row_hash, sorted_run
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import checksum, hash_rows
+from seamark.formats.index.keys.keys import Keys, key_of
+from seamark.formats.index.kinds.record import Fences, FileRecords, Record, build, encode, merge
 from tests.seeds import quick
 
 PAGE = 4096

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
-from seamark.metaserver.index.keys.terms import (
+from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
+from seamark.formats.index.keys.terms import (
     LOWER,
     format_term,
     lowered,
@@ -19,6 +18,7 @@ from seamark.metaserver.index.keys.terms import (
     resolve_id,
     split_arguments,
 )
+from seamark.formats.runtime.errors import BadRequest
 
 INSIDE = StructType((Field(21, "b", False, "string"), Field(22, "when", False, "timestamptz")))
 SCHEMA = Schema(

@@ -16,8 +16,8 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers
 from seamark.connector.index.indexer import Indexer
-from seamark.metaserver.index.files.index_file import assemble, open_index_file
-from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.formats.index.index_file import assemble, open_index_file
+from seamark.formats.index.kinds.kinds import KINDS
 from tests.connector.lake import append, catalog_at, create, spread
 from tests.connector.served import Served
 from tests.index.kinds.signature_kind import SIGNATURE
@@ -139,7 +139,7 @@ def test_its_files_go_with_its_definition(client: IndexClient, served: Served) -
 def test_the_command_and_the_http_schema_know_it() -> None:
     """In a process of its own: both are made when their modules are loaded."""
     script = """
-from seamark.metaserver.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.kinds import KINDS
 from tests.index.kinds.signature_kind import SIGNATURE
 KINDS[SIGNATURE.name] = SIGNATURE
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA

@@ -12,15 +12,15 @@ from weakref import ref
 import numpy as np
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.index.keys.hashing import file_ids
+from seamark.formats.index.keys.hashing import file_ids
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.indexes import coverage
 from seamark.metaserver.planner.indexes.coverage import FileIds, Words, file_ids_of
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import ContentFile
 from tests.planner.lakes.tables import Table

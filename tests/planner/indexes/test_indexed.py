@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.expressions.expression import predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression import predicates_of
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import PREFIX, read_definitions
+from seamark.formats.index.index_file import open_index_file
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, KEYS_MAX
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files import remote as cold
-from seamark.metaserver.index.files.definitions import PREFIX, read_definitions
-from seamark.metaserver.index.files.index_file import open_index_file
 from seamark.metaserver.index.files.indexes import OpenIndex
 from seamark.metaserver.index.files.registry import Registry
-from seamark.metaserver.index.kinds.kinds import KINDS
-from seamark.metaserver.index.kinds.queries import COMBINATIONS_MAX, KEYS_MAX
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.indexes.coverage import Coverage, FileIds
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.index.files.definitions import IndexDefinition
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.terms import resolve_id
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files.registry import Registry
-from seamark.metaserver.index.keys.terms import resolve_id
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore

@@ -29,9 +29,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as replace_struct
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Or, predicates_of
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.expressions.expression import And, Bound, Or, predicates_of
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.index.files import remote as cold
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest

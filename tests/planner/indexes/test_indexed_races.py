@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import CommitConflict
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile

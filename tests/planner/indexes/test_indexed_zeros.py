@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.iceberg.expressions.binding import bind
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
 from seamark.metaserver.planner.rows.row_matches import PredicateMatcher

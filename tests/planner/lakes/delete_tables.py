@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
-from seamark.metaserver.iceberg.metadata.partition import PartitionField as SpecField
-from seamark.metaserver.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.formats.iceberg.metadata.partition import PartitionField as SpecField
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.view.view import TableView

@@ -23,22 +23,22 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile as ListedFile
 from seamark.connector.index.files import encode_index_file, keys_of_term
 from seamark.connector.index.merges import merge_index_files
-from seamark.metaserver.clock import Clock, SystemClock
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.iceberg.types.schema import Schema
-from seamark.metaserver.index.files.definitions import PREFIX, IndexDefinition, read_definitions
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.index.definitions import PREFIX, IndexDefinition, read_definitions
+from seamark.formats.index.keys.keys import Keys
+from seamark.formats.index.keys.terms import Term, format_term, resolve_id
+from seamark.formats.index.kinds import bitmap, bloom, record
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.index.files.indexes import Indexes, open_indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
-from seamark.metaserver.index.keys.keys import Keys
-from seamark.metaserver.index.keys.terms import Term, format_term, resolve_id
-from seamark.metaserver.index.kinds import bitmap, bloom, record
-from seamark.metaserver.index.kinds.kinds import KINDS
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredIndexFile
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore

@@ -27,19 +27,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import NotAcceptable
-from seamark.metaserver.iceberg.expressions.expression import FALSE
-from seamark.metaserver.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.metaserver.iceberg.expressions.residuals import nameable
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression import FALSE
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.residuals import nameable
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import NotAcceptable
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN

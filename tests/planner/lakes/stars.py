@@ -16,8 +16,8 @@ import pyarrow as pa
 from seamark.connector.index.files import DataFile as Indexed
 from seamark.connector.index.files import IndexTask, index_data_files
 from seamark.connector.parquet.columns import Projection
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.index.files.definitions import of_id
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.index.definitions import of_id
 from tests.api.client import Api
 from tests.api.live import LiveTable
 from tests.api.rest.stored import PATH_ID, POSITION_ID, write

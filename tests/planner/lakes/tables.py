@@ -14,11 +14,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import CacheDamaged
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import CacheDamaged
 from seamark.metaserver.objects.forwarding import ForwardingObjects
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
@@ -26,7 +26,7 @@ from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DATA, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.lakes.manifests import (

@@ -14,9 +14,9 @@ import pytest
 
 from seamark.cache.disk import MAP_BYTES_MIN
 from seamark.cache.envelope import HEADER_BYTES
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.index.packing import Packed
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.index.blocks.packing import Packed
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api

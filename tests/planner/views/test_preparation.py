@@ -15,10 +15,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from seamark.metaserver.clock import SystemClock
-from seamark.metaserver.errors import Corrupt
-from seamark.metaserver.iceberg.expressions.expression_json import parse_expression
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
 from seamark.metaserver.planner.plan.cached_views import ViewKey
 from seamark.metaserver.planner.plan.manifest_lists import view_key

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seamark.metaserver.iceberg.manifests.content_file import EQUALITY_DELETES, POSITION_DELETES
+from seamark.formats.iceberg.manifests.content_file import EQUALITY_DELETES, POSITION_DELETES
 from seamark.metaserver.planner.plan.readers import misread_deletes
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.iceberg.expressions.expression import And, Bound, Expression, Op
-from seamark.metaserver.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.index.blocks.packing import Form
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
 from seamark.metaserver.planner.view.selection import Selection, never

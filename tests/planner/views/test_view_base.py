@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Side, TableView

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from seamark.metaserver.errors import BadRequest, Forbidden
-from seamark.metaserver.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
+from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.objects.locations import Warehouse, location_key, parse_location

@@ -16,8 +16,8 @@ from typing import Any
 
 import structlog
 
-from seamark.metaserver.settings import Settings
-from seamark.metaserver.wire import encode_json
+from seamark.formats.protocol.wire import encode_json
+from seamark.metaserver.settings.settings import Settings
 
 
 def configure_logging(settings: Settings, worker: int | None = None) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import prometheus_client as prometheus
 
 from seamark.cache.memory import CacheStats
-from seamark.metaserver.errors import CommitConflict, CommitUnknown
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.planner.plan.planner import PlannerStats
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)

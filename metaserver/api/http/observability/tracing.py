@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.trace import Tracer
 
-from seamark.metaserver.settings import Settings
+from seamark.metaserver.settings.settings import Settings
 
 EXPORT_TIMEOUT_S = 5
 

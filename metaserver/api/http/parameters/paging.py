@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.protocol.wire import from_base64url, to_base64url
+from seamark.formats.runtime.decoding import from_msgpack
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import Parameter
-from seamark.metaserver.decoding import from_msgpack
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.wire import from_base64url, to_base64url
 
 _TOKEN_VERSION = 1
 _POSITION_MAX = 2**63 - 1

@@ -12,8 +12,8 @@ import re
 
 from aiohttp import web
 
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import Parameter
-from seamark.metaserver.errors import BadRequest
 
 HEADER = "X-Seamark-Plans"
 _VALUE = re.compile(r"[!-~]{1,100}")

@@ -18,13 +18,13 @@ from urllib.parse import quote, unquote_to_bytes
 import msgspec
 from aiohttp import web
 
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, check_name, parse_namespace
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.catalog.values import IdempotencyKey
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.memoization import memoized
 from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.wire import NAMESPACE_SEPARATOR, check_name, parse_namespace
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import msgspec
 
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import Parameter
-from seamark.metaserver.errors import BadRequest
-from seamark.metaserver.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
 
 _DIGITS_MAX = 19
 SNAPSHOT = (

@@ -36,9 +36,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy
 from seamark.connector.write.copies import CopyWriter
 from seamark.connector.write.upserts import MODES, upsert
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, METRICS, encrypt, paths, read
 from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, create, rows
 from tests.connector.lake import catalog_at

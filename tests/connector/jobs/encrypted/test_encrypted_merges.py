@@ -26,9 +26,9 @@ from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
-from seamark.metaserver.iceberg.expressions.expression import TRUE
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted

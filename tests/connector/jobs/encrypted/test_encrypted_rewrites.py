@@ -27,8 +27,8 @@ from seamark.connector.read.tables import open_table
 from seamark.connector.write.appends import append
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.iceberg.files.parquet import Unreadable
-from seamark.metaserver.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS, encrypt, paths, protections, read
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, create, rows
 from tests.connector.lake import catalog_at

@@ -1,0 +1,1 @@
+"""Measures how many files and functions a request runs through."""

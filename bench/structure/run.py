@@ -1,0 +1,134 @@
+"""`python -m bench.structure.run`: how many of our files and functions does a warm request run through?
+
+A server runs in this process over SQLite and local files. `sys.setprofile` records each function of Seamark that is
+entered between a request and its answer, in the event loop and in its threads. Compiled kernels are not counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import structlog
+
+from bench.report import Report, Row
+from bench.run import Bench, names_of, parser_of, run_benches
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.write.appends import append
+from tests.server.rig import Running, running
+
+REPO = str(Path(__file__).resolve().parents[2])
+PACKAGES = tuple(f"{REPO}/{name}/" for name in ("metaserver", "formats", "connector", "cache"))
+GOALS = {"plan of a new filter": (45, 200), "commit of a property": (35, 160)}
+"""Files and functions, from the issue on the project's structure."""
+ROUNDS = 5
+"""A flow is measured this often; the least counts, since background work of the server can only add functions."""
+SCHEMA = pa.schema([("id", pa.int64()), ("city", pa.string())])
+
+
+class Recorder:
+    """Records the functions of Seamark that any thread enters while it is active."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.functions: set[tuple[str, int]] = set()
+        self._paths: dict[str, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self.active and event == "call":
+            code = frame.f_code
+            path = self._paths.get(code.co_filename)
+            if path is None:
+                path = self._paths[code.co_filename] = str(Path(code.co_filename).resolve())
+            if path.startswith(PACKAGES):
+                self.functions.add((path, code.co_firstlineno))
+
+    async def record(self, work: Callable[[], Awaitable[None]]) -> set[tuple[str, int]]:
+        """Return the (file, line) of each function that runs during `work`."""
+        self.functions = set()
+        self.active = True
+        try:
+            await work()
+        finally:
+            self.active = False
+        return self.functions
+
+
+async def post(server: Running, path: str, body: object) -> None:
+    async with server.http.post(server.url + path, json=body) as answer:
+        if answer.status != 200:
+            raise RuntimeError(f"{path} was answered by {answer.status}: {await answer.text()}")
+        await answer.read()
+
+
+async def plan(server: Running, number: int) -> None:
+    body = {"filter": {"type": "lt", "term": "id", "value": 100 + number}}
+    await post(server, "/v1/namespaces/db/tables/t/plan", body)
+
+
+async def commit(server: Running, number: int) -> None:
+    updates = [{"action": "set-properties", "updates": {"number": str(number)}}]
+    await post(server, "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
+
+
+async def count_functions(server: Running, recorder: Recorder) -> dict[str, set[tuple[str, int]]]:
+    """Return the functions of each flow, after requests that warm the caches."""
+    flows = {"plan of a new filter": plan, "commit of a property": commit}
+    counted: dict[str, set[tuple[str, int]]] = {}
+    for title, request in flows.items():
+        for number in range(ROUNDS):
+            await request(server, number)
+        rounds = [
+            await recorder.record(lambda number=number, request=request: request(server, number))
+            for number in range(ROUNDS, 2 * ROUNDS)
+        ]
+        counted[title] = min(rounds, key=len)
+    return counted
+
+
+async def run(folder: Path, *, quick: bool = False) -> Report:
+    report = Report("structure_flows", "How many files and functions does a warm request run through?", peer="none")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    recorder = Recorder()
+    threading.setprofile(recorder)
+    sys.setprofile(recorder)
+    try:
+        async with running(folder / "home") as server:
+            fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
+            fields.append({"id": 2, "name": "city", "type": "string", "required": False})
+            schema = {"type": "struct", "fields": fields}
+            await post(server, "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
+            client = SeamarkClient(server.url)
+            for number in range(4):
+                rows = pa.table({"id": [number], "city": [f"city {number}"]}, SCHEMA)
+                await asyncio.to_thread(append, client, "db.t", rows)
+            counted = await count_functions(server, recorder)
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type] # the documentation allows it
+    for title, functions in counted.items():
+        files_goal, functions_goal = GOALS[title]
+        files = len({path for path, _ in functions})
+        report.rows.append(Row(title, "files", "", {"seamark": files}, goal=files_goal))
+        report.rows.append(Row(title, "functions", "", {"seamark": len(functions)}, goal=functions_goal))
+    return report
+
+
+BENCHES: dict[str, Bench] = {"flows": run}
+
+
+def main() -> None:
+    parser = parser_of("bench.structure.run", __doc__, BENCHES)
+    chosen = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""Comparisons of the results of arithmetic with a column, as comparisons of the column."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+
+from sqlglot import exp
+
+from seamark.connector.analysis.comparisons import FLIPPED, Comparisons, moment_literal, same_class
+from seamark.connector.analysis.literals import EXACT, UNITS, interval_of
+from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
+from seamark.connector.plans.literals import LOCAL, Literal
+
+_DIGITS_MAX = 38
+_ROUNDED_BY = {"double": Decimal("1e-9"), "float": Decimal("1e-4")}
+"""More than the share of a value by which an operation with floating-point numbers rounds."""
+_QUOTIENT_DIGITS_MIN = 6
+"""Digits after the point that a quotient of decimals has at least, unless both sides have fewer."""
+_LEAST = Decimal("1e-15")
+"""More than the product of numbers near zero is off."""
+_FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decimal("1e-12")
+"""Factors and values that are reversed, and the digits of the result."""
+
+
+def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
+    """The comparison of the column, with the operation reversed in the literal. An overflow of Trino is an error."""
+    if isinstance(node, exp.Neg):
+        return _reversed(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
+    if isinstance(node, exp.DateAdd):
+        by = interval_of(exp.Interval(this=node.expression, unit=node.args.get("unit")))
+        return None if by is None else _days_later(op, node.this, literal, by[0], -by[1], reader)
+    if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
+        by = interval_of(node.expression)
+        sign = -1 if isinstance(node, exp.Add) else 1
+        return None if by is None else _days_later(op, node.this, literal, by[0], sign * by[1], reader)
+    for side, other in ((node.this, node.expression), (node.expression, node.this)):
+        number = reader.literal(other)
+        if number is None:
+            continue
+        is_whole = {number.kind, literal.kind} == {"integer"} and _is_whole(side, reader)
+        if isinstance(node, exp.Mul) and not is_whole:
+            return _scaled(op, side, literal, number, reader, is_quotient=False)
+        if number.kind not in ("integer", "decimal"):
+            continue
+        by_number = Decimal(number.value)
+        match node:
+            case exp.Add():
+                return _reversed(op, side, literal, 1, -by_number, reader)
+            case exp.Sub() if side is node.this:
+                return _reversed(op, side, literal, 1, by_number, reader)
+            case exp.Sub():
+                return _reversed(FLIPPED[op], side, literal, -1, by_number, reader)
+            case exp.Mul() if by_number:
+                return _divided(op if by_number > 0 else FLIPPED[op], side, literal, int(by_number), reader)
+    return None
+
+
+def _reversed(
+    op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: Comparisons
+) -> Condition | None:
+    """`side op sign * literal + added`. Only of exact numbers; a float may be rounded."""
+    if literal.kind not in ("integer", "decimal") or not same_class(literal, reader, _innermost(side)):
+        return None
+    value = EXACT.add(sign * Decimal(literal.value), added)
+    if abs(value.adjusted()) > _DIGITS_MAX or len(value.as_tuple().digits) > _DIGITS_MAX:
+        return None
+    return reader.compared(op, side, _number(value))
+
+
+def _divided(op: str, side: exp.Expr, literal: Literal, by: int, reader: Comparisons) -> Condition | None:
+    """`side op literal / by`, of integers."""
+    down, rest = divmod(int(literal.value), by)
+    match op:
+        case "=" | "<>":
+            if rest:
+                return NEVER if op == "=" else None
+            return reader.compared(op, side, _number(Decimal(down)))
+        case "<" | ">=":
+            return reader.compared(op, side, _number(Decimal(down + bool(rest))))
+    return reader.compared(op, side, _number(Decimal(down)))
+
+
+def compare_quotient(op: str, side: exp.Expr, literal: Literal, by: exp.Expr, reader: Comparisons) -> Condition | None:
+    """`c / 100`, which is truncated towards zero if both are integers."""
+    divisor = reader.literal(by)
+    if divisor is None:
+        return None
+    if divisor.kind != "integer" or (reader.kind(side) or "") not in ("int", "long"):
+        return _scaled(op, side, literal, divisor, reader, is_quotient=True)
+    if literal.kind != "integer" or int(divisor.value) < 1:
+        return None
+    count, value = int(divisor.value), int(literal.value)
+    first, last = count * value, count * value
+    first -= count - 1 if value <= 0 else 0
+    last += count - 1 if value >= 0 else 0
+
+    def column(op: str, bound: int) -> Condition | None:
+        return reader.column(op, side, Literal("integer", str(bound)))
+
+    match op:
+        case "=":
+            return all_of([column(">=", first), column("<=", last)])
+        case "<>":
+            return any_of([column("<", first), column(">", last)])
+        case "<" | ">=":
+            return column(op, first)
+    return column(op, last)
+
+
+def _scaled(
+    op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: Comparisons, *, is_quotient: bool
+) -> Condition | None:
+    """`side * factor op literal`, or a quotient, as a range of `side` that is a little too wide.
+
+    Products of decimals are exact. A quotient of decimals is rounded: by the version of the engine, to a double, to as
+    many digits after the point as the side with more of them has, or to more, but then not always to more than six.
+    Results with floating-point numbers are rounded.
+    """
+    kind = reader.kind(_innermost(side)) or ""
+    base = kind.partition("(")[0].strip()
+    given = {literal.kind, factor.kind}
+    is_exact = base in ("int", "long", "decimal") and given <= {"integer", "decimal"}
+    if op == "<>" or not (is_exact or (base in _ROUNDED_BY and given <= {"integer", "decimal", "double"})):
+        return None
+    by, value = Decimal(factor.value), Decimal(literal.value)
+    if not _FACTOR_MIN <= abs(by) <= 1 / _FACTOR_MIN or abs(value) > _SCALED_MAX:
+        return None
+    off = Decimal(0)
+    if is_exact and is_quotient:
+        digits = max(_scale_of(kind), len(factor.value.partition(".")[2]))
+        off = Decimal(1).scaleb(-min(digits, _QUOTIENT_DIGITS_MIN))
+    share = Decimal(0) if is_exact and not is_quotient else _ROUNDED_BY.get(base, _ROUNDED_BY["double"])
+    found = []
+    for direction in {"=": (">=", "<="), ">": (">=",), "<": ("<=",)}.get(op, (op,)):
+        sign = -1 if direction == ">=" else 1
+        edge = value + sign * (off + abs(value) * share + (share and _LEAST))
+        bound = EXACT.multiply(edge, by) if is_quotient else EXACT.divide(edge, by)
+        is_lower = (direction == ">=") == (by > 0)
+        rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
+        rounded = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
+        number = _number(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
+        found.append(reader.compared(">=" if is_lower else "<=", side, number))
+    return all_of(found)
+
+
+def _scale_of(kind: str) -> int:
+    """Digits after the point of an exact type."""
+    return int(kind.rstrip(") ").rpartition(",")[2]) if kind.startswith("decimal") else 0
+
+
+def _innermost(node: exp.Expr) -> exp.Expr:
+    """The column that a chain of operations with literals starts from."""
+    while isinstance(node, exp.Paren | exp.Neg) or type(node) in (exp.Add, exp.Sub, exp.Mul):
+        if isinstance(node, exp.Paren | exp.Neg):
+            node = node.this
+        else:
+            node = node.expression if isinstance(node.this.unnest(), exp.Literal | exp.Neg) else node.this
+    return node
+
+
+def _is_whole(node: exp.Expr, reader: Comparisons) -> bool:
+    """Whether the values of a chain of operations are integers: `(c - 0.5) * 10` is none, for any column."""
+    left = [node]
+    while left:
+        part = left.pop()
+        if isinstance(part, exp.Paren | exp.Neg):
+            left.append(part.this)
+            continue
+        literal = reader.literal(part)
+        if literal is None and type(part) in (exp.Add, exp.Sub, exp.Mul):
+            left += [part.this, part.expression]
+        elif (reader.kind(part) not in ("int", "long")) if literal is None else literal.kind != "integer":
+            return False
+    return True
+
+
+def _number(value: Decimal) -> Literal:
+    if value == value.to_integral_value():
+        return Literal("integer", str(int(value)))
+    return Literal("decimal", format(value, "f"))
+
+
+def _days_later(
+    op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: Comparisons
+) -> Condition | None:
+    """Intervals of days or less. Months are not reversible: two dates may have the same date a month later."""
+    kind = reader.kind(side)
+    if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
+        return None
+    if kind == "date" and UNITS[unit] < timedelta(days=1):
+        return None
+    try:
+        moment = datetime.fromisoformat(literal.value) + count * UNITS[unit]
+    except (ValueError, OverflowError):
+        return None
+    return reader.column(op, side, moment_literal(moment, literal))
+
+
+def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: Comparisons) -> Condition | None:
+    """`date_diff('day', from, to) op n`, with a day more on each side: Trino counts complete days of timestamps, and
+    DuckDB counts midnights."""
+    if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > 10**6:
+        return None
+    count, start, end = int(literal.value), node.expression, node.this
+    parts: list[Condition | None] = []
+    for column, given, sign in ((start, end, -1), (end, start, 1)):  # a later start is a smaller difference
+        if op in ("<", "<=", "="):
+            parts.append(reader.condition(_within_days(column, given, sign, count + 1)))
+        if op in (">", ">=", "="):
+            parts.append(reader.condition(_within_days(column, given, -sign, 1 - count)))
+    return all_of(parts)
+
+
+def _within_days(column: exp.Expr, given: exp.Expr, sign: int, days: int) -> exp.Expr:
+    """`column <= given + days` or, with a negative sign, `column >= given - days`."""
+    days *= sign
+    interval = exp.Interval(this=exp.Literal.string(abs(days)), unit=exp.Var(this="DAY"))
+    moved = (exp.Add if days >= 0 else exp.Sub)(this=given, expression=interval)
+    return (exp.LTE if sign > 0 else exp.GTE)(this=column, expression=moved)

@@ -1,0 +1,133 @@
+"""What readers of comparisons share: operators, the values of literals, and what the reader of conditions offers.
+
+Each comparison is one of =, <>, <, <=, >, >=. It is true for no null, so its negation is the opposite comparison.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Protocol
+
+from sqlglot import exp
+
+from seamark.connector.analysis.literals import timestamp_literal
+from seamark.connector.analysis.operands import EXACT, TEXT, CommonType, class_of_kind, class_of_literal
+from seamark.connector.analysis.operands import LOCAL as LOCAL_CLASS
+from seamark.connector.plans.conditions import NEVER, Atom, ColumnComparison, Condition, all_of
+from seamark.connector.plans.literals import LOCAL, Literal
+from seamark.formats.iceberg.types.transforms import IDENTITY
+
+FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+"""The operators for exchanged sides."""
+OPPOSITE = {"=": "<>", "<>": "=", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
+"""The operators that are true where these are false."""
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_EXACT_CLASSES = (EXACT, TEXT, LOCAL_CLASS, "boolean")
+"""Types and literals of one class are compared by their exact values. Floats are not: a conversion changes them."""
+
+
+class Comparisons(Protocol):
+    """What the reader of conditions offers to a function that is compared."""
+
+    def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
+        """`side op literal`; `side` may be a function again."""
+
+    def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
+        """Of a column alone, or of its day or year."""
+
+    def condition(self, node: exp.Expr) -> Condition | None: ...
+
+    def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
+        """The type in which all operands of a predicate are compared."""
+
+    def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
+        """`left = right`, in the common type of a predicate."""
+
+    def is_null(self, node: exp.Expr) -> Condition | None: ...
+
+    def literal(self, node: exp.Expr) -> Literal | None: ...
+
+    def kind(self, node: exp.Expr) -> str | None:
+        """The Iceberg type of a column with stored values."""
+
+
+def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
+    """None if it is unknown; False if one is null, because the result is never true."""
+    if "null" in (left.kind, right.kind):
+        return False
+    values = _value(left), _value(right)
+    if left.kind == right.kind == "boolean":
+        return _OPERATORS[op](left.value == "TRUE", right.value == "TRUE") if op in ("=", "<>") else None
+    if None in values or class_of_literal(left) != class_of_literal(right):
+        return None
+    return _OPERATORS[op](*values)
+
+
+def _value(literal: Literal) -> object:
+    """Comparable within a class. Texts are compared by code points, as UTF-8 is."""
+    match literal.kind:
+        case "integer" | "decimal":
+            return Decimal(literal.value)
+        case "text":
+            return literal.value
+        case "date" | "timestamp" if literal.zone == LOCAL:
+            return datetime.fromisoformat(literal.value)
+    return None
+
+
+def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
+    """Whether the literal, the columns and the other literals are compared by their exact values."""
+    wanted = class_of_literal(literal)
+    for node in nodes:
+        other, kind = reader.literal(node), reader.kind(node)
+        if other is not None and other.kind == "null":
+            continue
+        found = class_of_kind(kind) if other is None else class_of_literal(other)
+        if found != wanted or found not in _EXACT_CLASSES:
+            return False
+    return True
+
+
+def between(column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: Comparisons) -> Condition | None:
+    """From `start` on and before `end`. `like`: whether the literals are dates, if they can be."""
+    bounds = ((">=", moment_literal(start, like)), ("<", moment_literal(end, like)))
+    return all_of(reader.column(op, column, bound) for op, bound in bounds)
+
+
+def moment_literal(moment: datetime, like: Literal) -> Literal:
+    if like.kind == "date" and moment == moment.replace(hour=0, minute=0, second=0, microsecond=0):
+        return Literal("date", moment.date().isoformat(), LOCAL)
+    return timestamp_literal(moment)
+
+
+def decided(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
+    """The condition on columns some of which are literals: `NEVER` for a comparison that is not true for its literal.
+    `literal_of`: by the name of a column; None for columns that are no literals."""
+    literal = literal_of(atom.column[1]) if isinstance(atom, ColumnComparison) else None
+    if literal is None or not isinstance(atom, ColumnComparison):
+        return atom
+    return NEVER if _is_false_for(atom, literal) else None
+
+
+def _is_false_for(comparison: ColumnComparison, literal: Literal) -> bool:
+    """Whether the comparison is not true where its column has the value of `literal`; False if this is not known."""
+    literals, op = comparison.literals, comparison.op
+    if comparison.transform != IDENTITY:
+        return False
+    if op == "IS NULL":
+        return not comparison.negated
+    if op == "IN" and not comparison.negated:
+        return all(compare_literals("=", literal, one) is False for one in literals)
+    if op not in OPPOSITE:
+        return False
+    return compare_literals(OPPOSITE[op] if comparison.negated else op, literal, literals[0]) is False

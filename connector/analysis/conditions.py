@@ -1,0 +1,383 @@
+"""Reads conditions of Trino statements, in the nodes of sqlglot (`connector/plans/conditions.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import date
+from functools import cached_property, partial
+from typing import TypeAlias
+
+from sqlglot import exp
+
+from seamark.connector.analysis.comparisons import FLIPPED, OPPOSITE, compare_literals
+from seamark.connector.analysis.functions import case_condition, compare_function, month_of_year
+from seamark.connector.analysis.literals import parse_literal
+from seamark.connector.analysis.operands import CommonType, OperandClasses, class_of_literal, common_type
+from seamark.connector.analysis.relative_times import parse_span
+from seamark.connector.analysis.texts import formatted_prefix, function_of, like_predicate
+from seamark.connector.plans.conditions import (
+    DAY,
+    NEVER,
+    YEAR,
+    ColumnComparison,
+    ColumnReference,
+    Condition,
+    Like,
+    all_of,
+    any_of,
+)
+from seamark.connector.plans.literals import Literal
+from seamark.formats.iceberg.expressions.like_patterns import split_pattern
+from seamark.formats.iceberg.types.transforms import IDENTITY
+
+Resolve: TypeAlias = Callable[[exp.Column], ColumnReference | None]
+KindOf: TypeAlias = Callable[[ColumnReference], str | None]
+"""The Iceberg type of a column with stored values; None if unknown."""
+COMPARISONS: dict[type[exp.Expr], str] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+_NULL_SAFE = {exp.NullSafeEQ: "IS NOT DISTINCT FROM", exp.NullSafeNEQ: "IS DISTINCT FROM"}
+_READ = frozenset({"this", "expression", "expressions", "low", "high", "to", "negate"})
+"""The arguments of sqlglot's nodes that are supported. A node with another argument has another meaning."""
+
+
+class ConditionReader:
+    """Reads conditions of one statement. `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for
+    conditions with the current time; without it these are not read. `utc`: the session's zone is UTC."""
+
+    def __init__(self, *, casts_decimal: bool, today: date | None = None, utc: bool = False) -> None:
+        self._casts_decimal = casts_decimal
+        self._today = today
+        self.utc = utc
+
+    def read(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> Condition | None:
+        """A condition that is true where `node` is true."""
+        return _Reading(self, self._today, resolve, kind).read(node, negated=False)
+
+    def literal(self, node: exp.Expr) -> Literal | None:
+        return parse_literal(node, casts_decimal=self._casts_decimal)
+
+    def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
+        """None if one of the nodes is not a literal."""
+        found = tuple(self.literal(one) for one in nodes)
+        there = tuple(one for one in found if one is not None)
+        return there if len(there) == len(found) else None
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """The conditions of one block (`comparisons.Comparisons`)."""
+
+    reader: ConditionReader
+    today: date | None
+    resolve: Resolve
+    kind_of: KindOf
+
+    def read(self, node: exp.Expr, *, negated: bool) -> Condition | None:
+        """A condition that is true where `node` is true or, with `negated`, where it is false."""
+        match node:
+            case exp.Paren():
+                return self.read(node.this, negated=negated)
+            case exp.Not():
+                return self.read(node.this, negated=not negated)
+            case exp.And() | exp.Or():
+                nodes = list(node.flatten())
+                parts = [self.read(part, negated=negated) for part in nodes]
+                if isinstance(node, exp.And) == negated:
+                    return any_of(parts)
+                return all_of([*parts, *(month_of_year(self._equalities(nodes), self) if not negated else ())])
+            case exp.Boolean():
+                return NEVER if bool(node.this) == negated else None
+            case exp.Case() | exp.If():
+                return case_condition(node, self, partial(self.read, negated=negated))
+        if not negated and isinstance(node, exp.EQ | exp.In) and isinstance(node.this, exp.Tuple):
+            return self._rows(node)
+        leaf = self._leaf(node)
+        if isinstance(node, exp.Like | exp.Escape) and (leaf is None or not leaf.exact):
+            begins = leaf if leaf is not None or negated else self._times_like(node)
+            return all_of([None if negated else begins, self._pattern(node, negated=negated)])
+        if leaf is None:
+            return self._of_comparisons(node, negated=negated)
+        return leaf.negation() if negated else leaf
+
+    # What functions need (`comparisons.Comparisons`)
+
+    def condition(self, node: exp.Expr) -> Condition | None:
+        return self.read(node, negated=False)
+
+    def is_null(self, node: exp.Expr) -> Condition | None:
+        literal = self.literal(node)
+        if literal is not None:
+            return None if literal.kind == "null" else NEVER
+        return self._leaf(exp.Is(this=node, expression=exp.Null()))
+
+    def literal(self, node: exp.Expr) -> Literal | None:
+        return self.reader.literal(node)
+
+    def kind(self, node: exp.Expr) -> str | None:
+        while type(node) is exp.Paren:
+            node = node.this
+        reference = self.resolve(node) if type(node) is exp.Column else None
+        return None if reference is None else self.kind_of(reference)
+
+    def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
+        term = _term(side, self.resolve)
+        return None if term is None else term.compared(op, (literal,))
+
+    def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
+        while type(side) is exp.Paren:
+            side = side.this
+        given = self.literal(side)
+        if given is not None:
+            return NEVER if compare_literals(op, given, literal) is False else None
+        found = self.column(op, side, literal)
+        return found if found is not None else compare_function(op, side, literal, self)
+
+    def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
+        return self._of_sides("=", left, right, compared_in)
+
+    # The common type of operands (`operands.py`)
+
+    @cached_property
+    def _classes(self) -> OperandClasses:
+        return OperandClasses(self.literal, self.kind)
+
+    def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
+        return self._classes.common_type(operands, utc=self.reader.utc)
+
+    def _literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
+        """The literals that `side` is compared with; None if one of the nodes is not a literal, or has none in the
+        common type."""
+        given = self.reader.literals(nodes)
+        if given is None:
+            return None
+        own = self._classes.of(side)
+        common = common_type([own, *map(class_of_literal, given)], utc=self.reader.utc)
+        found = [common.literal(one, own) for one in given]
+        there = tuple(one for one in found if one is not None)
+        return there if len(there) == len(found) else None
+
+    # Comparisons
+
+    def _of_comparisons(self, node: exp.Expr, *, negated: bool) -> Condition | None:
+        """Comparisons with functions and with the current time. A comparison is never true for null, so its negation
+        is the opposite comparison."""
+        if not is_plain(node):
+            return None
+        match node:
+            case exp.StartsWith() if not negated:
+                prefix = self.literal(node.expression)
+                return self.column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
+            case exp.In() if node.expressions and not isinstance(node.this, exp.Tuple):
+                one_of, parts = True, [("=", node.this, one) for one in _listed(node.expressions)]
+            case exp.Between():
+                one_of, parts = False, [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])]
+            case _ if type(node) in COMPARISONS:
+                one_of, parts = True, [(COMPARISONS[type(node)], node.this, node.expression)]
+            case _:
+                return None
+        common = self.common_type([node.this, *(right for _, _, right in parts)]) if len(parts) > 1 else None
+        if negated != bool(node.args.get("negate")):
+            one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
+        found = (self._of_sides(op, left, right, common) for op, left, right in parts)
+        return any_of(found) if one_of else all_of(found)
+
+    def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None) -> Condition | None:
+        """A comparison of two operands. `compared_in`: the common type of all operands of the predicate, None if it
+        has only these two."""
+        for side, other, compared in _either_side(left, right, op):
+            literal = self.literal(other)
+            if literal is not None:  # with null, `_leaf` reads comparisons of columns
+                if compared_in is not None:
+                    literal = compared_in.literal_for(side, literal)
+                return None if literal is None or literal.kind == "null" else self.compared(compared, side, literal)
+            span = parse_span(other, self.today)
+            if span is not None:
+                ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
+                return all_of(self.compared(one, side, span.literal(one)) for one in ops)
+        return None
+
+    def _pattern(self, node: exp.Expr, *, negated: bool) -> Like | None:
+        """LIKE with a pattern that is no prefix."""
+        escape = node.expression if isinstance(node, exp.Escape) else None
+        like = node.this if escape is not None else node
+        if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
+            return None
+        texts = [self.literal(one) for one in (like.expression, escape) if one is not None]
+        if any(one is None or one.kind != "text" for one in texts):
+            return None
+        pattern, *given = [one.value for one in texts if one is not None]
+        side = like.this.unnest()
+        function = function_of(side)
+        term = _term(side if function is None else side.this, self.resolve)
+        if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in given):
+            return None
+        negated = negated != bool(like.args.get("negate"))
+        return like_predicate(term.column, pattern, given[0] if given else None, function, negated=negated)
+
+    def _times_like(self, node: exp.Expr) -> Condition | None:
+        """`CAST(day AS varchar) LIKE '2026-01-%'`."""
+        pattern = node.expression
+        if type(node) is not exp.Like or not is_plain(node) or not isinstance(pattern, exp.Literal):
+            return None
+        if node.args.get("negate") or not pattern.is_string:
+            return None
+        return formatted_prefix(node.this.unnest(), split_pattern(str(pattern.this), None)[0], self)
+
+    def _equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
+        found = []
+        for node in nodes:
+            literal = self.literal(node.expression) if type(node) is exp.EQ else None
+            if literal is not None:
+                found.append((node.this, literal))
+        return found
+
+    def _rows(self, node: exp.Expr) -> Condition | None:
+        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
+        if not is_plain(node):
+            return None
+        columns = node.this.expressions
+        rows = [node.expression] if isinstance(node, exp.EQ) else node.expressions
+        if not rows or any(not isinstance(row, exp.Tuple) or len(row.expressions) != len(columns) for row in rows):
+            return None
+        fields = [[row.expressions[number] for row in rows] for number in range(len(columns))]
+        common = [self.common_type([column, *values]) for column, values in zip(columns, fields, strict=True)]
+        # No row equals one with NULL.
+        equal = [row for row in rows if not any(isinstance(value.unnest(), exp.Null) for value in row.expressions)]
+        if not equal:
+            return None
+        return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in equal)
+
+    def _leaf(self, node: exp.Expr) -> ColumnComparison | None:
+        """A comparison of a column, or of its day or year, with literals."""
+        if type(node) is exp.Column:
+            term = _term(node, self.resolve)
+            return None if term is None else term.compared("IS TRUE", ())
+        if not is_plain(node):
+            return None
+        kind = type(node)
+        if kind in COMPARISONS:
+            return self._compared(node, COMPARISONS[kind])
+        if kind in _NULL_SAFE:
+            term, literal = _term(node.this, self.resolve), self.literal(node.expression)
+            return None if term is None or literal is None else term.compared(_NULL_SAFE[kind], (literal,))
+        match node:
+            case exp.Escape() if type(node.this) is exp.Like and is_plain(node.this):
+                escape = node.expression
+                if not isinstance(escape, exp.Literal) or not escape.is_string or len(str(escape.this)) != 1:
+                    return None
+                return self._like(node.this, str(escape.this))
+            case exp.Like():
+                return self._like(node, None)
+            case exp.Is() if isinstance(node.expression, exp.Null):
+                term = _term(node.this, self.resolve)
+                found = None if term is None else term.compared("IS NULL", ())
+                return found.negation() if found is not None and node.args.get("negate") else found
+        if node.args.get("negate"):
+            return None
+        side, op = node.this, "IN"
+        match node:
+            case exp.Between():
+                op, given = "BETWEEN", [node.args[one] for one in ("low", "high")]
+            case exp.In() if node.expressions:
+                given = _listed(node.expressions)
+            case exp.ArrayContains() if isinstance(node.this, exp.Array):
+                side, given = node.expression, node.this.expressions
+            case _:
+                return None
+        term, literals = _term(side, self.resolve), self._literals(side, given)
+        return term.compared(op, literals) if term is not None and literals else None
+
+    def _compared(self, node: exp.Expr, op: str) -> ColumnComparison | None:
+        for side, other, compared in _either_side(node.this, node.expression, op):
+            literal = self.literal(other)
+            if literal is not None:
+                return self.column(compared, side, literal)
+        return None
+
+    def _like(self, node: exp.Expr, escape: str | None) -> ColumnComparison | None:
+        term, pattern = _term(node.this, self.resolve), node.expression
+        if term is None or not isinstance(pattern, exp.Literal) or not pattern.is_string:
+            return None
+        prefix, rest = split_pattern(str(pattern.this), escape)
+        if rest == "":
+            found = term.compared("=", (Literal("text", prefix),))
+        elif prefix or not rest.strip("%"):
+            found = term.compared("STARTS WITH", (Literal("text", prefix),), exact=rest.strip("%") == "")
+        else:
+            return None
+        return found.negation() if found is not None and node.args.get("negate") else found
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A column, or a transform of one."""
+
+    column: ColumnReference
+    transform: str = IDENTITY
+    kinds: frozenset[str] | None = None
+    """The kinds of literals that it may be compared with; None: any."""
+
+    def compared(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
+        given = tuple(literals)
+        kinds = {one.kind for one in given} - {"null"}
+        if self.kinds is not None and not kinds <= self.kinds:
+            return None
+        return ColumnComparison(self.column, op, given, self.transform, exact=exact)
+
+
+def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
+    while type(node) is exp.Paren:
+        node = node.this
+    if type(node) is exp.Column:
+        reference = resolve(node)
+        return None if reference is None else _Term(reference)
+    if not is_plain(node):
+        return None
+    inner, transform, kind = None, DAY, "date"
+    match node:
+        case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE:
+            inner = node.this
+        case exp.Date() if not node.expressions:
+            inner = node.this
+        case exp.Year():
+            inner, transform, kind = node.this, YEAR, "integer"
+        case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == "YEAR":
+            inner, transform, kind = node.expression, YEAR, "integer"
+    if type(inner) is not exp.Column:
+        return None
+    reference = resolve(inner)
+    return None if reference is None else _Term(reference, transform, frozenset({kind}))
+
+
+def _either_side(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
+    """The comparison with its left side first, and with its right side first."""
+    return (left, right, op), (right, left, FLIPPED[op])
+
+
+def _listed(nodes: list[exp.Expr]) -> list[exp.Expr]:
+    """The values of an IN list, also of `IN (VALUES 1, 2)`."""
+    if len(nodes) != 1 or not isinstance(nodes[0], exp.Values):
+        return nodes
+    rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in nodes[0].expressions]
+    return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else nodes
+
+
+def is_plain(node: exp.Expr) -> bool:
+    return all(name in _READ for name, value in node.args.items() if value)
+
+
+def conjuncts(node: exp.Expr | None) -> Iterator[exp.Expr]:
+    for part in node.flatten() if isinstance(node, exp.And) else () if node is None else (node,):
+        while isinstance(part, exp.Paren):
+            part = part.this
+        if isinstance(part, exp.And):
+            yield from conjuncts(part)
+        else:
+            yield part

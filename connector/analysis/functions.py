@@ -1,0 +1,162 @@
+"""Comparisons of a function of a column with a literal, as conditions on the column.
+
+`date_trunc('month', ts) = DATE '2026-01-01'` is a range of `ts`, `substr(c, 1, 2) = 'ab'` is a prefix of `c`, and
+`coalesce(c, 0) > 5` is `c > 5`. Only functions are read that give the same values in Trino and DuckDB.
+
+Arithmetic is in `arithmetic.py`, and functions whose values are texts are in `texts.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from itertools import product
+
+from sqlglot import exp
+
+from seamark.connector.analysis.arithmetic import compare_days_between, compare_moved, compare_quotient
+from seamark.connector.analysis.comparisons import Comparisons, between, moment_literal, same_class
+from seamark.connector.analysis.literals import unit_of
+from seamark.connector.analysis.texts import (
+    compare_formatted,
+    compare_in_case,
+    compare_prefix,
+    formatted_time,
+)
+from seamark.connector.analysis.truncations import period
+from seamark.connector.plans.conditions import NEVER, Condition, all_of, any_of
+from seamark.connector.plans.literals import LOCAL, Literal
+
+
+def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
+    """A condition that is true where `node op literal` is; None for a function that is not read."""
+    time = formatted_time(node, reader) if literal.kind == "text" else None
+    if time is not None:
+        return compare_formatted(op, time, literal.value, reader)
+    match node:
+        case exp.TimestampTrunc() | exp.DateTrunc():
+            return _truncated(op, node.this, unit_of(node), literal, reader)
+        case exp.Substring() | exp.Left():
+            return compare_prefix(op, node, literal, reader)
+        case exp.Lower() | exp.Upper() if op in ("=", "<>") and literal.kind == "text":
+            return compare_in_case(op, node, literal.value, reader)
+        case exp.Coalesce() | exp.Case() | exp.If() | exp.Nullif():
+            return any_of(_branches(op, node, literal, reader))
+        case exp.Cast() if type(node) is exp.Cast and _keeps_value(node, reader):
+            return reader.compared(op, node.this, literal)
+        case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
+            return compare_moved(op, node, literal, reader)
+        case exp.Div() if node.args.get("typed"):  # `/` of a dialect that divides integers as integers
+            return compare_quotient(op, node.this, literal, node.expression, reader)
+        case exp.DateDiff() if unit_of(node) == "DAY":
+            return compare_days_between(op, node, literal, reader)
+    return None
+
+
+def month_of_year(parts: list[tuple[exp.Expr, Literal]], reader: Comparisons) -> Iterator[Condition | None]:
+    """The ranges that `year(c) = 2026 AND month(c) = 3` give; `parts` are the equalities of a conjunction."""
+    years, months = ([(_field(node.unnest(), unit), one) for node, one in parts] for unit in ("YEAR", "MONTH"))
+    for (column, year), (other, month) in product(years, months):
+        if column is None or column != other or not {year.kind, month.kind} <= {"integer"}:
+            continue
+        try:
+            start = datetime(int(year.value), int(month.value), 1)
+            yield between(column, *period(start, "MONTH"), Literal("date", ""), reader)
+        except (ValueError, OverflowError):
+            continue
+
+
+def _field(node: exp.Expr, unit: str) -> exp.Expr | None:
+    """The column of which `node` is the year or the month."""
+    found: exp.Expr | None = None
+    match node:
+        case exp.Year() if unit == "YEAR":
+            found = node.this
+        case exp.Month() if unit == "MONTH":
+            found = node.this
+        case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == unit:
+            found = node.expression
+    return found
+
+
+def _branches(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Iterator[Condition | None]:
+    """Conditions, at least one of them true where the value of `node` compares so."""
+
+    def result(value: exp.Expr, when: Condition | None = None) -> Condition | None:
+        if not same_class(literal, reader, value):
+            return None
+        return all_of([when, reader.compared(op, value, literal)]) if when != NEVER else NEVER
+
+    match node:
+        case exp.Coalesce():
+            nulls: Condition | None = None
+            for value in (node.this, *node.expressions):
+                yield result(value, nulls)
+                nulls = all_of([nulls, reader.is_null(value)])
+        case exp.Nullif():  # null where both are equal
+            yield result(node.this) if same_class(literal, reader, node.this, node.expression) else None
+        case exp.If():
+            yield from _cases([node], node.args.get("false"), None, reader, result)
+        case exp.Case():
+            yield from _cases(node.args["ifs"], node.args.get("default"), node.this, reader, result)
+
+
+def _cases(
+    branches: list[exp.Expr],
+    otherwise: exp.Expr | None,
+    compared: exp.Expr | None,
+    reader: Comparisons,
+    result: Callable[[exp.Expr, Condition | None], Condition | None],
+) -> Iterator[Condition | None]:
+    common = None if compared is None else reader.common_type([compared, *(branch.this for branch in branches)])
+    for branch in branches:
+        if compared is None or common is None:
+            when = reader.condition(branch.this)
+        else:
+            when = reader.equality(compared, branch.this, common)
+        yield result(branch.args["true"], when)
+    if otherwise is not None:
+        yield result(otherwise, None)
+
+
+def case_condition(
+    node: exp.Case | exp.If, reader: Comparisons, read: Callable[[exp.Expr], Condition | None]
+) -> Condition | None:
+    """A condition that is true where CASE itself, whose results are conditions, has the truth value of `read`."""
+    simple = node.this if isinstance(node, exp.Case) else None
+    branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
+    otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
+    return any_of(_cases(branches, otherwise, simple, reader, lambda value, when: all_of([when, read(value)])))
+
+
+def _truncated(op: str, column: exp.Expr, unit: str, literal: Literal, reader: Comparisons) -> Condition | None:
+    """Of the start of a period of the calendar. In the column's zone, as the literal is."""
+    if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
+        return None
+    moment = datetime.fromisoformat(literal.value)
+    try:
+        start, end = period(moment, unit)
+    except (KeyError, ValueError, OverflowError):
+        return None
+    begins, ends = moment_literal(start, literal), moment_literal(end, literal)
+    exact = start == moment
+    match op:
+        case "=":
+            return between(column, start, end, literal, reader) if exact else NEVER
+        case "<>" if exact:
+            return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
+        case "<" | ">=":
+            return reader.column(op, column, begins if exact else ends)
+        case "<=" | ">":
+            return reader.column("<" if op == "<=" else ">=", column, ends)
+    return None
+
+
+def _keeps_value(node: exp.Cast, reader: Comparisons) -> bool:
+    to, kind = node.to, reader.kind(node.this)
+    types = exp.DataType.Type
+    return not to.expressions and (
+        (kind in ("int", "long") and to.this is types.BIGINT)
+        or (kind == "int" and to.this is types.INT)
+        or (kind == "string" and to.this in (types.VARCHAR, types.TEXT))
+    )

@@ -1,0 +1,296 @@
+"""Literals of Trino's SQL.
+
+Only literals are read whose value depends on the text alone and is the same in Trino and Iceberg: numbers, texts,
+dates, timestamps, and sums and differences of numbers, and of dates or timestamps and intervals. A literal without a
+zone, compared with a column with a zone, is in the session's zone; `Literal.zone` distinguishes them.
+
+A value outside the range of its type, for which Trino fails, is no literal. The statement then fails as without a plan.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from calendar import monthrange
+from datetime import UTC, date, datetime, timedelta
+from decimal import Context, Decimal
+
+from sqlglot import exp
+
+from seamark.connector.analysis.operands import NULLS_WITHOUT_EFFECT, class_of_cast
+from seamark.connector.plans.literals import LOCAL, ZONED, Literal
+
+_Type = exp.DataType.Type
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)", re.ASCII)
+_DOUBLE = re.compile(r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?+|\.[0-9]++)(?:[eE][+-]?[0-9]{1,3})?", re.ASCII)
+"""Both keep what they have matched: with backtracking, the time grows with the square of the digits."""
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2}) ([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.([0-9]{1,6}))?)?)( UTC|[+-][0-9]{2}:[0-9]{2})?",
+    re.ASCII,
+)
+_ISO_TIMESTAMP = re.compile(
+    r"([0-9]{4}-[0-9]{2}-[0-9]{2})T([0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,3})?)?)(Z|[+-][0-9]{2}:[0-9]{2})",
+    re.ASCII,
+)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_DIGITS_MAX = 38
+EXACT = Context(prec=2 * _DIGITS_MAX)
+_CAST_PRECISION = 3
+"""Digits of a second that `CAST(… AS timestamp)` keeps."""
+_BITS = {_Type.TINYINT: 8, _Type.SMALLINT: 16, _Type.INT: 32, _Type.BIGINT: 64}
+_OFFSET_HOURS_MAX = 14
+_PARSED_FORMATS = frozenset(
+    {"%Y-%m-%d", "%Y%m%d", "%Y-%m", "%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y%m%d%H%M%S"}
+)
+_FOUR_DIGITS = 1000
+"""The first year that Python writes with four digits."""
+_SECONDS_MAX = 253_402_300_799
+"""The last second of the year 9999."""
+_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+UNITS = {
+    "WEEK": timedelta(days=7),
+    "DAY": timedelta(days=1),
+    "HOUR": timedelta(hours=1),
+    "MINUTE": timedelta(minutes=1),
+    "SECOND": timedelta(seconds=1),
+}
+"""Units of intervals that have a fixed length."""
+
+
+def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | None:
+    """None if the node is not a literal.
+
+    `casts_decimal`: sqlglot reads `CAST('1.5' AS DECIMAL)`, which is 2, and `DECIMAL '1.5'` as the same node.
+    """
+    match node:
+        case exp.Paren():
+            return parse_literal(node.this, casts_decimal=casts_decimal)
+        case exp.Null():
+            return Literal("null", "NULL")
+        case exp.Boolean():
+            return Literal("boolean", "TRUE" if node.this else "FALSE")
+        case exp.Literal():
+            return Literal("text", str(node.this)) if node.is_string else _number(str(node.this))
+        case exp.Neg():
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
+                return None
+            if inner.kind == "integer":  # Trino may read the sign as a part of the number
+                return _integer(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
+            return Literal(inner.kind, f"-{inner.value}")
+        case exp.Add() | exp.Sub():
+            return _sum(node, casts_decimal)
+        case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            return _date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
+        case exp.FromISO8601Timestamp():
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            return _iso_timestamp(inner.value) if inner is not None and inner.kind == "text" else None
+        case exp.FromISO8601Date():
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            return _date(inner.value) if inner is not None and inner.kind == "text" else None
+        case exp.StrToTime():
+            return _parsed_time(node.this, node.args.get("format"))
+        case exp.UnixToTime() if not any(value for name, value in node.args.items() if name != "this"):
+            inner = parse_literal(node.this, casts_decimal=casts_decimal)
+            return _unix_time(int(inner.value)) if inner is not None and inner.kind == "integer" else None
+        case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
+            return _cast(parse_literal(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
+    return None
+
+
+def _number(text: str) -> Literal | None:
+    if "e" in text.lower():
+        return _double(text)
+    if _INTEGER.fullmatch(text):
+        return _integer(int(text), _bits_of(int(text)))
+    return _decimal(text)
+
+
+def _bits_of(value: int) -> int:
+    """Of the type that a number without a type has."""
+    return 32 if _fits(value, 32) else 64
+
+
+def _fits(value: int, bits: int) -> bool:
+    return -(1 << bits - 1) <= value < 1 << bits - 1
+
+
+def _integer(value: int, bits: int) -> Literal | None:
+    return Literal("integer", str(value), bits=bits) if _fits(value, bits) else None
+
+
+def _double(text: str) -> Literal | None:
+    return Literal("double", text) if _DOUBLE.fullmatch(text) and math.isfinite(float(text)) else None
+
+
+def _decimal(text: str) -> Literal | None:
+    if not _DECIMAL.fullmatch(text) or sum(one.isdigit() for one in text) > _DIGITS_MAX:
+        return None
+    return Literal("decimal", format(Decimal(text), "f"))
+
+
+def _date(text: str) -> Literal | None:
+    if not _DATE.fullmatch(text):
+        return None
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return None
+    return Literal("date", text, LOCAL)
+
+
+def _timestamp(text: str, to: exp.DataType) -> Literal | None:
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        return None
+    day, time, fraction, zone = match.groups()
+    try:
+        datetime.fromisoformat(f"{day} {time}")
+    except ValueError:
+        return None
+    sizes = [one.name for one in to.expressions]
+    if len(fraction or "") > (int(sizes[0]) if sizes and sizes[0].isdigit() else _CAST_PRECISION):
+        return None
+    if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):  # a conversion by the session's zone
+        return None
+    if zone and zone != " UTC" and (int(zone[1:3]), int(zone[4:])) > (_OFFSET_HOURS_MAX, 0):
+        return None
+    return Literal("timestamp", text, ZONED if zone else LOCAL)
+
+
+def _iso_timestamp(text: str) -> Literal | None:
+    """Of `from_iso8601_timestamp`, whose value has a zone and milliseconds; None without the zone in the text."""
+    match = _ISO_TIMESTAMP.fullmatch(text)
+    if match is None:
+        return None
+    day, time, zone = match.groups()
+    return _timestamp(f"{day} {time}{' UTC' if zone == 'Z' else zone}", exp.DataType(this=_Type.TIMESTAMPTZ))
+
+
+def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
+    """`date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
+    if not all(isinstance(one, exp.Literal) and one.is_string for one in (node, pattern)):
+        return None
+    text, form = str(node.this), str(pattern.this) if pattern is not None else ""
+    if form not in _PARSED_FORMATS:
+        return None
+    try:
+        moment = datetime.strptime(text, form)
+    except ValueError:
+        return None
+    is_same = moment.year >= _FOUR_DIGITS and moment.strftime(form) == text
+    return timestamp_literal(moment) if is_same else None
+
+
+def _unix_time(seconds: int) -> Literal | None:
+    """`from_unixtime(0)`, whose value has the session's zone."""
+    if not 0 <= seconds <= _SECONDS_MAX:
+        return None
+    return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
+
+
+def _cast(given: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
+    if given is None:
+        return None
+    if given.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+        return given if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
+    target, kind, text = to.this, given.kind, given.value
+    if target is _Type.DATE:
+        return _date(text) if kind in ("text", "date") else None
+    if kind == "text" and target in (_Type.TIMESTAMP, _Type.TIMESTAMPTZ):
+        return _timestamp(text, to)
+    if target in (_Type.VARCHAR, _Type.TEXT):
+        return given if kind == "text" and not to.expressions else None
+    if kind == "text" and target is _Type.UUID:
+        return Literal("uuid", text.lower()) if _UUID.fullmatch(text) else None
+    if kind not in ("text", "integer", "decimal"):
+        return None
+    if target in _BITS and _INTEGER.fullmatch(text):
+        return _integer(int(text), _BITS[target])
+    if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
+        return _double(text if "e" in text.lower() else f"{text}E0")
+    if target is _Type.DECIMAL and kind == "text" and not to.expressions:
+        return None if casts_decimal and "." in text else _decimal(text)
+    return None
+
+
+def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
+    """Of numbers, and of dates and intervals."""
+    left = parse_literal(node.this, casts_decimal=casts_decimal)
+    if left is None:
+        return None
+    sign = -1 if isinstance(node, exp.Sub) else 1
+    if isinstance(node.expression, exp.Interval):
+        return _later(left, node.expression, sign) if left.kind in ("date", "timestamp") else None
+    right = parse_literal(node.expression, casts_decimal=casts_decimal)
+    kinds = {left.kind, right.kind} if right is not None else set()
+    if right is None or not kinds <= {"integer", "decimal"}:
+        return None
+    if kinds == {"integer"}:
+        return _integer(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
+    parts = Decimal(left.value), Decimal(right.value)
+    total = EXACT.add(parts[0], sign * parts[1])
+    scale = max(_scale(one) for one in parts)
+    if any(len(one.as_tuple().digits) - _scale(one) + scale > _DIGITS_MAX for one in (*parts, total)):
+        return None
+    return Literal("decimal", format(total, "f"))
+
+
+def _scale(number: Decimal) -> int:
+    exponent = number.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
+
+
+def _later(given: Literal, interval: exp.Interval, sign: int) -> Literal | None:
+    moved = interval_of(interval)
+    if moved is None:
+        return None
+    unit, count = moved[0], sign * moved[1]
+    try:
+        if given.kind == "date":
+            start = date.fromisoformat(given.value)
+            if unit in _MONTHS:
+                return _date(months_later(start, unit, count).isoformat())
+            return _date((start + timedelta(days=count)).isoformat()) if unit == "DAY" else None
+        if given.zone == ZONED:
+            return None
+        start = datetime.fromisoformat(given.value)
+        day = months_later(start.date(), unit, count) if unit in _MONTHS else None
+        moment = start + count * UNITS[unit] if day is None else datetime.combine(day, start.time())
+    except (ValueError, OverflowError):
+        return None
+    return timestamp_literal(moment)
+
+
+def timestamp_literal(moment: datetime) -> Literal:
+    """Without a zone."""
+    return Literal("timestamp", moment.isoformat(" ", "auto"), LOCAL)
+
+
+def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
+    """The unit of an interval, in upper case, and the number of units; None for another expression."""
+    if type(node) is not exp.Interval:
+        return None
+    number, unit, sign = node.this, node.args.get("unit"), 1
+    if isinstance(number, exp.Neg):
+        number, sign = number.this, -1
+    if not isinstance(number, exp.Literal) or not _INTEGER.fullmatch(str(number.this)) or type(unit) is not exp.Var:
+        return None
+    name = unit.name.upper().removesuffix("S")
+    return (name, sign * int(str(number.this))) if name in _MONTHS or name in UNITS else None
+
+
+def unit_of(node: exp.Expr) -> str:
+    """The unit of a function of times, in upper case; empty if it is not written as a name."""
+    unit = node.args.get("unit")
+    return unit.name.upper() if isinstance(unit, exp.Var) else ""
+
+
+def months_later(day: date, unit: str, count: int) -> date:
+    """A month's last day at most, as in Trino: a month after 31 January is 28 or 29 February. ValueError beyond the
+    range of dates."""
+    year, month = divmod(day.year * 12 + day.month - 1 + count * _MONTHS[unit], 12)
+    return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))

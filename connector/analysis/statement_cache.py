@@ -1,0 +1,145 @@
+"""Parses statements (`scans.py`) outside of the event loop, and caches the results. A result depends on the text and on
+the columns of its tables.
+
+Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts
+and another long texts, for one client after the other: a client that sends much waits for its own. Concurrent requests
+for a text share one result. A request that is cancelled while it is queued is not parsed; a result that is already
+being computed is cached.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import date
+from typing import TypeVar
+
+import structlog
+
+from seamark.cache.memory import MemoryCache
+from seamark.cache.single_flight import SingleFlight
+from seamark.connector.analysis.queries import Names
+from seamark.connector.analysis.scans import find_scans, result_types
+from seamark.connector.analysis.scopes import Columns
+from seamark.connector.plans.async_client import KnownTable
+from seamark.connector.plans.scan import Scan
+from seamark.formats.runtime.turns import FairLock
+
+T = TypeVar("T")
+
+IN_LOOP_CHARACTERS = 10_000
+"""To split so many into tokens, or to search them, takes some milliseconds."""
+SHORT_CHARACTERS = 4_000
+"""To parse so many takes tens of milliseconds."""
+_CACHE_BYTES = 8 << 20
+_BYTES_PER_SCAN = 2000
+_log = structlog.get_logger("seamark.trino-proxy")
+
+
+@dataclass(frozen=True, slots=True)
+class StatementText:
+    """A statement, or a prepared statement with the parameters of its execution."""
+
+    text: str
+    parameters: tuple[str, ...] = ()
+    prepared: str | None = None
+    """The name of the prepared statement."""
+    utc: bool = False
+    today: date | None = None
+    """The date in UTC, if the text may contain the current time."""
+    columns: tuple[str, ...] = ()
+    """For the text of a view: the columns whose types are needed, instead of scans."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStatement:
+    scans: tuple[Scan, ...]
+    table_names: tuple[Names, ...] = ()
+    """Tables whose columns could give more conditions."""
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    """The types of `StatementText.columns` (`scans.result_types`)."""
+
+
+_CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", "user"))
+
+
+@contextmanager
+def on_behalf_of(address: str, who: str) -> Iterator[None]:
+    """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
+    within it that of the user. The proxy does not check who the user is."""
+    token = _CLIENT.set((f"address {address}", f"user {who} at {address}"))
+    try:
+        yield
+    finally:
+        _CLIENT.reset(token)
+
+
+_Key = tuple[StatementText, tuple[tuple[str, str], ...]]
+
+
+class StatementReader:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
+        self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
+        self._short = FairLock()
+        self._long = FairLock()
+
+    async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
+        """Parses with the columns of `tables`. TimeoutError after `until_s` on the clock of the event loop."""
+        key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
+        found = self._known.get(key)
+        if found is None:
+            columns = {names: known.columns for names, known in tables.items()}
+            async with asyncio.timeout_at(until_s):
+                found = await self._flights.run(key, lambda: self._in_thread(key, columns))
+        return found
+
+    async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
+        """The result of `work` on a text of so many characters; outside of the event loop if it is long. TimeoutError
+        as for `read`."""
+        if characters <= IN_LOOP_CHARACTERS:
+            return work()
+        async with asyncio.timeout_at(until_s):
+            return await self._in_turn(characters, work)
+
+    async def _in_turn(self, characters: int, work: Callable[[], T]) -> T:
+        address, who = _CLIENT.get()
+        turns = self._short if characters <= SHORT_CHARACTERS else self._long
+        return await turns.run(who, work, within=address)
+
+    async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
+        loop, text = asyncio.get_running_loop(), key[0]
+
+        def work() -> ReadStatement:
+            reading = _read(text, columns)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._keep, key, reading)
+            return reading
+
+        return await self._in_turn(len(text.text) + sum(map(len, text.parameters)), work)
+
+    def _keep(self, key: _Key, reading: ReadStatement) -> None:
+        self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
+
+
+def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadStatement:
+    table_names: list[Names] = []
+
+    def columns_of(names: Names) -> Columns | None:
+        table_names.append(names)
+        return tables.get(names)
+
+    try:
+        if text.columns:
+            column_types = result_types(text.text, text.columns, columns_of=columns_of)
+            return ReadStatement((), tuple(table_names), column_types)
+        found = find_scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc, today=text.today)
+    except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
+        _log.warning("a statement was not read", error=repr(error))
+        return ReadStatement(())
+    return ReadStatement(found, tuple(table_names))

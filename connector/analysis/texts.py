@@ -1,0 +1,184 @@
+"""Comparisons of texts that are functions of a column: prefixes, texts in one case, and formatted dates and times."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from seamark.connector.analysis.comparisons import Comparisons, between, moment_literal
+from seamark.connector.analysis.truncations import period
+from seamark.connector.plans.conditions import NEVER, ColumnReference, Condition, Like, all_of, any_of
+from seamark.connector.plans.literals import LOCAL, Literal
+from seamark.formats.protocol.wire import PATTERN_MAX
+
+_ISO_DAY = "%Y-%m-%d"
+_FORMATS = {
+    "%Y": "YEAR",
+    "%Y-%m": "MONTH",
+    "%Y%m": "MONTH",
+    _ISO_DAY: "DAY",
+    "%Y%m%d": "DAY",
+    "%Y-%m-%d %H": "HOUR",
+    "%Y-%m-%d %H:%M": "MINUTE",
+    "%Y-%m-%d %H:%M:%S": "SECOND",
+}
+"""The formats whose texts have the order of the times, and the period that each text names."""
+_FIRST_DAY, _LAST_DAY = "1000-01-01", "9999-12-31"
+_DAY_PREFIX = re.compile(r"([0-9]{4})-?(?:(?<=-)([0-9]{2})-?(?:(?<=-)([0-9]{2}))?)?", re.ASCII)
+_TEXTS = (exp.DataType.Type.VARCHAR, exp.DataType.Type.TEXT)
+_VARIANTS_MAX = 128
+_LOWER_ALSO = {"k": "\u212a", "i": "\u0130"}
+_UPPER_ALSO = {"S": "\u017f", "I": "\u0131"}
+"""The characters beyond ASCII that `lower` and `upper` convert to an ASCII letter."""
+_FOUR_DIGITS = 1000
+
+
+class FormattedTime(NamedTuple):
+    """A date or time as a text that has the order of the times: of years with four digits."""
+
+    column: exp.Expr
+    format: str
+    """Of Python's `strftime`."""
+
+
+def formatted_time(node: exp.Expr, reader: Comparisons) -> FormattedTime | None:
+    """`date_format(ts, '%Y-%m')`, and a date that is cast to a text."""
+    match node:
+        case exp.TimeToStr():
+            pattern = node.args.get("format")
+            text = str(pattern.this) if isinstance(pattern, exp.Literal) and pattern.is_string else ""
+            return FormattedTime(node.this, text) if text in _FORMATS else None
+        case exp.Cast() if type(node) is exp.Cast and node.to.this in _TEXTS and not node.to.expressions:
+            return FormattedTime(node.this, _ISO_DAY) if reader.kind(node.this) == "date" else None
+    return None
+
+
+def compare_formatted(op: str, time: FormattedTime, text: str, reader: Comparisons) -> Condition | None:
+    """`date_format(ts, '%Y-%m') >= '2026-01'`."""
+    try:
+        start = datetime.strptime(text, time.format)
+        if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without zeros
+            return None
+        if start.strftime(time.format) != text:
+            return NEVER if op == "=" else None
+        start, end = period(start, _FORMATS[time.format])
+    except (ValueError, OverflowError):
+        return None
+    column, like = time.column, Literal("date", "")
+    if op == "=":
+        return between(column, start, end, like, reader)
+    begins, ends = moment_literal(start, like), moment_literal(end, like)
+    match op:
+        case "<>":
+            return any_of([reader.column("<", column, begins), reader.column(">=", column, ends)])
+        case "<" | "<=":
+            return any_of([reader.column("<", column, begins if op == "<" else ends), _later(column, reader)])
+    return any_of([reader.column(">=", column, begins if op == ">=" else ends), _earlier(column, reader)])
+
+
+def _later(column: exp.Expr, reader: Comparisons) -> Condition | None:
+    """Years of five digits, which are texts before those of four, or after them."""
+    return reader.column(">", column, Literal("date", _LAST_DAY, LOCAL))
+
+
+def _earlier(column: exp.Expr, reader: Comparisons) -> Condition | None:
+    """Years of fewer than four digits, which engines write with zeros, or without."""
+    return reader.column("<", column, Literal("date", _FIRST_DAY, LOCAL))
+
+
+def formatted_prefix(node: exp.Expr, prefix: str, reader: Comparisons) -> Condition | None:
+    """A condition that is true where a formatted time begins with `prefix`, which has at least a year."""
+    time, match = formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
+    if time is None or match is None or not time.format.startswith(_ISO_DAY):
+        return None
+    year, month, day = (None if part is None else int(part) for part in match.groups())
+    try:
+        start = datetime(year or 0, month or 1, day or 1)
+        start, end = period(start, "YEAR" if month is None else "MONTH" if day is None else "DAY")
+    except (ValueError, OverflowError):
+        return None
+    return any_of([between(time.column, start, end, Literal("date", ""), reader), _later(time.column, reader)])
+
+
+def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
+    """`substr(c, 1, n)`: the first `n` code points."""
+    if isinstance(node, exp.Substring):
+        start, size = node.args.get("start"), node.args.get("length")
+        if not isinstance(start, exp.Literal) or str(start.this) != "1":
+            return None
+    else:
+        size = node.expression
+    if literal.kind != "text" or not isinstance(size, exp.Literal) or not str(size.this).isdigit():
+        return None
+    if (
+        op == "="
+        and int(str(size.this)) == len(literal.value)
+        and (times := formatted_prefix(node.this, literal.value, reader))
+    ):
+        return times
+    left = int(str(size.this)) - len(literal.value)
+    if int(str(size.this)) < 1:
+        return None
+    match op:
+        case "=" | "<>":
+            if left < 0:
+                return NEVER if op == "=" else None
+            if left > 0:
+                return reader.column(op, node.this, literal)
+            found = reader.column("STARTS WITH", node.this, literal)
+            return found if found is None or op == "=" else found.negation()
+        case "<" | ">=" if left >= 0:
+            return reader.column(op, node.this, literal)
+        case ">" if left >= 0:  # the prefix may be equal where the column is greater
+            return reader.column(op, node.this, literal)
+        case "<=" if left > 0:
+            return reader.column(op, node.this, literal)
+    return None
+
+
+def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Comparisons) -> Condition | None:
+    """`lower(c) = text`."""
+    column = reader.column("=", node.this, Literal("text", text))
+    if column is None:
+        return None
+    pattern = "".join(f"\\{one}" if one in "%_\\" else one for one in text)
+    like = like_predicate(column.column, pattern, "\\", function_of(node), negated=op == "<>")
+    found = None
+    if op == "=":
+        spellings, is_whole = _spellings(text, lower=isinstance(node, exp.Lower))
+        compared = "=" if is_whole else "STARTS WITH"
+        if spellings:
+            found = any_of(reader.column(compared, node.this, Literal("text", one)) for one in spellings)
+    return all_of([found, like])
+
+
+def like_predicate(
+    reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
+) -> Like | None:
+    """None if the server does not evaluate it. Without ESCAPE, a backslash has no meaning in Trino but in Spark."""
+    if len(pattern) > PATTERN_MAX or (escape is None and "\\" in pattern):
+        return None
+    return Like(reference, pattern, escape, function, negated)
+
+
+def function_of(node: exp.Expr) -> str | None:
+    """The function that `Like` applies."""
+    return "lower" if isinstance(node, exp.Lower) else "upper" if isinstance(node, exp.Upper) else None
+
+
+def _spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
+    """The texts that become `text` in lower case, or in upper case, and True; if there are too many, the beginnings of
+    these texts, and False. Empty if no beginning is known."""
+    also = _LOWER_ALSO if lower else _UPPER_ALSO
+    spellings = [""]
+    for position, one in enumerate(text):
+        if one != (one.lower() if lower else one.upper()):
+            return [], True  # no text becomes it
+        same = sorted({one, one.swapcase(), *also.get(one, "")})
+        if not one.isascii() or len(spellings) * len(same) > _VARIANTS_MAX:
+            return (spellings if position else []), False
+        spellings = [f"{before}{each}" for before in spellings for each in same]
+    return spellings, True

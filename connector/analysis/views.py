@@ -1,0 +1,296 @@
+"""Views in a statement: the scans of the tables behind them, and plan views over the plans of these tables.
+
+A statement's condition on a view is read as the statement `SELECT * FROM (view text) WHERE …`. The catalog makes a view
+of that text with plan tables in it, and Trino runs it as it runs the original view: with its owner's rights and its
+declared columns. Nested views are handled in the same way, and their plan views are used in the plan view of the outer
+view.
+
+Conditions are pushed only to columns that are unchanged stored columns of a table and have exactly the type that the
+view declares: other columns are converted, and the converted values are compared. View definitions are cached; each
+statement checks that they are current, because their columns decide what the names in other texts refer to. A plan view
+belongs to one metadata file of its view and of each nested view. If the catalog refuses a view, it is unchanged.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from seamark.cache.memory import MemoryCache
+from seamark.connector.analysis.queries import Names
+from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.scopes import COMPUTED
+from seamark.connector.analysis.statement_cache import StatementReader, StatementText
+from seamark.connector.client.errors import Refused
+from seamark.connector.plans import joins as joining
+from seamark.connector.plans.async_client import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
+from seamark.connector.plans.joins import Dimension, PlannedScan
+from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scans
+from seamark.connector.plans.quotes import quoted_name
+
+DEPTH_MAX = 8
+"""Levels of nested views. Trino creates no recursive view; another writer to the catalog may."""
+VIEWS_MAX = 32
+"""Views of one statement."""
+BEFORE = "SELECT * FROM (\n"
+"""The text before a view's text in its plan view."""
+_CACHE_BYTES = 8 << 20
+_BYTES_PER_COLUMN = 200
+_LEFT_ALONE_S = 60.0
+"""How long a name that is no supported view, or was refused, is not requested again."""
+ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
+"""The catalog and table that a name in a view's text refers to; None if it is in no configured catalog."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedView:
+    """A view, and the tables that the names in its text refer to."""
+
+    view: View
+    named: Mapping[Names, tuple[str, Name]]
+
+
+@dataclass(frozen=True, slots=True)
+class ViewDefinitions:
+    """The current definitions for one statement: views, and the columns of tables and views."""
+
+    views: Mapping[Name, LoadedView]
+    known: Mapping[Name, KnownTable]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpandedView:
+    """A reference to a view and its contents: `tables` and `views` are references in the view's text."""
+
+    planned: PlannedScan
+    view: View
+    tables: tuple[PlannedScan, ...]
+    views: tuple[PlannedScan, ...]
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
+
+
+def plan_view_query(text: str, name: str, predicate: str) -> str:
+    return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
+
+
+def predicate_of(planned: PlannedScan) -> str:
+    """The statement's condition on a view. Without one, the view may still need only some rows of its tables."""
+    return planned.scan.predicate or "TRUE"
+
+
+class Views:
+    """The cached view definitions. Belongs to one event loop."""
+
+    def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
+        self._seamark = seamark
+        self._reader = reader
+        self._named = named
+        self._known: MemoryCache[Name, View] = MemoryCache(_CACHE_BYTES)
+        self._left_alone: MemoryCache[Name, float] = MemoryCache(_CACHE_BYTES)
+
+    # View definitions
+
+    async def load(self, names: Collection[Name], requests: PlanRequests, until_s: float) -> bool:
+        """Loads the views among `names`, which are no tables, and the views nested in them. True if there was a new
+        view. TimeoutError."""
+        learned = 0
+        for _ in range(DEPTH_MAX):
+            unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
+            found = await requests.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
+            views = {name: view for name, view in found.items() if view is not None}
+            for name in found.keys() - views.keys():
+                self._leave(name)
+            for name, view in views.items():
+                size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
+                self._known.put(name, view, size)
+            learned += len(views)
+            behind = {name for view in views.values() for _, name in (await self._open(view, until_s)).named.values()}
+            tables = await requests.all({name: self._seamark.columns(name) for name in behind})
+            names = [name for name, table in tables.items() if table is None]
+            if not names:
+                break
+        return learned > 0
+
+    async def cached(self, names: Iterable[Name], until_s: float) -> dict[Name, LoadedView]:
+        """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
+        found: dict[Name, LoadedView] = {}
+        for name in names:
+            await self._open_behind(name, (), found, until_s)
+        return found
+
+    async def _open_behind(
+        self, name: Name, above: tuple[Name, ...], found: dict[Name, LoadedView], until_s: float
+    ) -> None:
+        view = None if self._is_left_alone(name) else self._known.get(name)
+        if view is None or name in found or name in above or len(above) >= DEPTH_MAX or len(found) >= VIEWS_MAX:
+            return
+        opened = await self._open(view, until_s)
+        for _, one in opened.named.values():
+            await self._open_behind(one, (*above, name), found, until_s)
+        found[name] = opened
+
+    async def definitions(
+        self, names: Iterable[Name], views: Mapping[Name, LoadedView], requests: PlanRequests, until_s: float
+    ) -> ViewDefinitions:
+        """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
+        that is no table, is added to `missing`. TimeoutError."""
+        tables = {*names, *(name for one in views.values() for _, name in one.named.values())} - views.keys()
+        questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
+            **{name: self._seamark.columns(name) for name in tables},
+            **{name: self._seamark.view(name) for name in views},
+        }
+        found = await requests.all(questions)
+        known = {name: one for name, one in found.items() if isinstance(one, KnownTable)}
+        same = {name: one for name, one in views.items() if found.get(name) == one.view}
+        for name, one in same.items():
+            known[name] = await self._columns(one, known, until_s)
+        requests.missing.update(name for name in found if name not in known)
+        for name in views.keys() & found.keys() - same.keys():
+            self._known.discard(name)
+        return ViewDefinitions(same, known)
+
+    async def _open(self, view: View, until_s: float) -> LoadedView:
+        table_names = (await self._reader.read(_text(view), {}, until_s)).table_names
+        return LoadedView(view, {names: one for names in table_names if (one := self._named(names, view)) is not None})
+
+    async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
+        """The view's columns. `COMPUTED` are those to which no condition may be pushed."""
+        view, tables = opened.view, _known_by_name(opened, known)
+        kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
+        stored = {
+            name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
+            for name, kind in view.columns.items()
+        }
+        versions = sorted((str(names), one.version) for names, one in tables.items())
+        # A hash, so the length does not grow with the depth of nesting.
+        return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
+
+    # Tables behind views
+
+    async def expand(
+        self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
+    ) -> list[ExpandedView]:
+        """The tables and views behind these scans of a statement, recursively, the outermost first. TimeoutError."""
+        expanded: list[ExpandedView] = []
+        left = deque(views.items())
+        while left and len(expanded) < VIEWS_MAX:
+            number, planned = left.popleft()
+            opened, within = seen.views[planned.table], (*planned.within, number)
+            known = _known_by_name(opened, seen.known)
+            text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
+            reading = await self._reader.read(StatementText(text, utc=utc, today=today_for(text)), known, until_s)
+            planned_scans = {}
+            for behind, scan in enumerate(reading.scans):
+                names = scan.catalog, scan.schema, scan.table
+                if scan.version_span is None and names in known:
+                    planned_scans[behind] = PlannedScan(scan, *opened.named[names], within=within)
+            tables = {behind: one for behind, one in planned_scans.items() if one.table not in seen.views}
+            inner = {
+                behind: one for behind, one in planned_scans.items() if one.table in seen.views and one.scan.renamable
+            }
+            dimensions = joining.find_dimensions(tables, known)
+            expanded.append(
+                ExpandedView(planned, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions)
+            )
+            left.extend(inner.items() if len(within) < DEPTH_MAX else ())
+        return expanded
+
+    # Plan views
+
+    async def plan_views(
+        self,
+        expanded: Sequence[ExpandedView],
+        plans: Plans,
+        planned_scans: Sequence[PlannedScan],
+        dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
+        requests: PlanRequests,
+        reader: str,
+    ) -> tuple[dict[PlannedScan, PlanView], Plans]:
+        """Plan views for `reader`, of the views that have `plans` behind them, and the plans that stay valid: tables
+        behind other views are read without plans, and a statement reads a table at one snapshot."""
+        names: dict[PlannedScan, PlanView] = {}
+        used: dict[PlannedScan, list[PlannedScan]] = {}
+        for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
+            level = [one for one in expanded if len(one.planned.within) == depth]
+            used |= {
+                one.planned: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level
+            }
+            made = await requests.all(
+                {one.planned: self._create_plan_view(one, plans, names, reader) for one in level if used[one.planned]}
+            )
+            names |= {planned: view for planned, view in made.items() if view is not None}
+            requests.made.update((planned.table, view.plan_id) for planned, view in made.items() if view is not None)
+            names, plans = _drop_incomplete(used, names, plans, planned_scans, dimensions)
+        return names, plans
+
+    async def _create_plan_view(
+        self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
+    ) -> PlanView | None:
+        """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
+        name = expanded.planned.table
+        references = [
+            Reference(
+                planned.scan.start - len(BEFORE),
+                planned.scan.end - len(BEFORE),
+                table=planned.table,
+                plan_snapshot_id=plans[planned].plan_snapshot_id,
+            )
+            for planned in expanded.tables
+            if planned in plans
+        ]
+        references += [
+            Reference(
+                planned.scan.start - len(BEFORE),
+                planned.scan.end - len(BEFORE),
+                plan=(*planned.table[:-1], names[planned].name),
+                alias=planned.scan.alias_needed is not None,
+            )
+            for planned in expanded.views
+            if planned in names
+        ]
+        try:
+            return await self._seamark.plan_view(
+                name, expanded.view, predicate_of(expanded.planned), references, reader
+            )
+        except Refused as error:
+            self._known.discard(name)
+            if error.status != 404:  # with 404, the view has changed and is loaded again
+                self._leave(name)
+            raise
+
+    def _leave(self, name: Name) -> None:
+        self._left_alone.put(name, time.monotonic() + _LEFT_ALONE_S, 2 * len(str(name)))
+
+    def _is_left_alone(self, name: Name) -> bool:
+        until_s = self._left_alone.get(name)
+        return until_s is not None and time.monotonic() < until_s
+
+
+def _drop_incomplete(
+    used: Mapping[PlannedScan, Sequence[PlannedScan]],
+    names: dict[PlannedScan, PlanView],
+    plans: Plans,
+    planned_scans: Sequence[PlannedScan],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
+) -> tuple[dict[PlannedScan, PlanView], Plans]:
+    """Removes plan views until each has all that it `used`; what a removed view used is removed too."""
+    while True:
+        good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
+        gone = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
+        if not gone and len(good) == len(names):
+            return names, plans
+        names = {view: name for view, name in good.items() if view not in gone}
+        plans = drop_scans([at for at in gone if at in plans], plans, planned_scans, dimensions)
+
+
+def _known_by_name(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
+    """The known tables, by the names in the view's text."""
+    return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
+
+
+def _text(view: View) -> StatementText:
+    return StatementText(view.text, columns=tuple(view.columns))

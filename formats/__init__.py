@@ -1,0 +1,4 @@
+"""The core that server and clients share: Iceberg's formats, index kinds, and what both ends of the wire agree on."""
+
+if __name__ != "seamark.formats":
+    raise ImportError("Import seamark.formats: formats is its folder in the repository")

@@ -1,0 +1,83 @@
+"""Iceberg types and values in Arrow. Pure.
+
+A conversion is exact or raises ValueError; nothing is rounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+from functools import lru_cache
+
+import pyarrow as pa
+
+from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, Type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import Value, decimal_precision, decimal_scale, fixed_length
+
+_UUID_BYTES = 16
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "time": pa.time64("us"),
+    "timestamp": pa.timestamp("us"),
+    "timestamptz": pa.timestamp("us", tz="UTC"),
+    "timestamp_ns": pa.timestamp("ns"),
+    "timestamptz_ns": pa.timestamp("ns", tz="UTC"),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "uuid": pa.binary(_UUID_BYTES),
+    "unknown": pa.null(),
+}
+
+
+def plain_type(kind: Type) -> pa.DataType:
+    """The Arrow type of rows that are returned: nullable except for map keys, and without field ids.
+
+    ValueError for a type without an Arrow equivalent: variant, geometry, geography, and types of later format versions.
+    """
+    match kind:
+        case StructType(fields):
+            return pa.struct([pa.field(field.name, plain_type(field.type)) for field in fields])
+        case ListType():
+            return pa.list_(pa.field("element", plain_type(kind.element)))
+        case MapType():
+            return pa.map_(pa.field("key", plain_type(kind.key), nullable=False), plain_type(kind.value))
+    return _primitive(kind)
+
+
+@lru_cache(maxsize=1024)
+def _primitive(kind: str) -> pa.DataType:
+    name = base_name(kind)
+    if name == "decimal":
+        return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
+    if name == "fixed":
+        return pa.binary(fixed_length(kind))
+    if name not in _PLAIN:
+        raise ValueError(f"values of type {kind} are not supported")
+    return _PLAIN[name]
+
+
+def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
+    """An array of a primitive type, from values in the form of `expression.py`. ValueError for a value out of range."""
+    arrow_type = _primitive(kind)
+    try:
+        if base_name(kind) == "decimal":
+            scale = decimal_scale(kind)
+            return pa.array([None if value is None else _decimal(value, scale) for value in values], arrow_type)
+        if pa.types.is_date(arrow_type):
+            return pa.array(values, pa.int32()).cast(arrow_type)
+        if pa.types.is_timestamp(arrow_type) or pa.types.is_time(arrow_type):
+            return pa.array(values, pa.int64()).view(arrow_type)
+        return pa.array(values, arrow_type)
+    except (pa.ArrowException, OverflowError, TypeError) as error:
+        raise ValueError(f"a value is not of type {kind}: {error}") from None
+
+
+def _decimal(unscaled: Value, scale: int) -> Decimal:
+    digits = tuple(map(int, str(abs(int(unscaled)))))
+    return Decimal((int(unscaled) < 0, digits, -scale))

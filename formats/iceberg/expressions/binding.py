@@ -1,0 +1,292 @@
+"""Binding: names become column ids, literals become values, and negation moves into the predicates.
+
+A bound expression has Iceberg's semantics. `Not` is pushed down by replacing each operator by its opposite, as Java's
+`rewriteNot` does: `not(x < 5)` is `x >= 5`, and null matches neither, while `not-eq` and `not-in` match null and NaN.
+Literals that no value of the column can equal are folded exactly (`literals.py`). Java turns a comparison with a
+literal outside an int's range into `true`, which keeps nulls; here it becomes `not-null`.
+
+Infinity is never a value of a bound predicate, because JSON cannot represent it and Java could not read the residual.
+The largest finite value replaces it. NaN is greater than it where that keeps more rows, as in Spark.
+
+A literal null is of unknown value: PyIceberg writes null for both infinities. Its predicate, negated or not, becomes a
+condition that every row meets. It is not `true`: PyIceberg counts the rows of a file with the residual `true` from
+metadata.
+
+A filter uses current names for every snapshot: a name that the given schema lacks is looked up in the table's other
+schemas, the newest first. Columns inside lists and maps have many values per row, which statistics do not decide; they
+are bound with the kind `list` or `map`, and other nested columns with their own type's kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import copysign
+
+import msgspec
+
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Bound,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+    all_of,
+    any_of,
+)
+from seamark.formats.iceberg.expressions.literals import FINITE_MAX, Above, Below, Between, Literal, parse_literal
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
+from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_precision, decimal_scale
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
+
+_WIDTH_DIGITS = 10
+"""Digits of the widest truncation, 2³¹ - 1."""
+OPPOSITE = {
+    Op.IS_NULL: Op.NOT_NULL,
+    Op.IS_NAN: Op.NOT_NAN,
+    Op.LT: Op.GT_EQ,
+    Op.GT: Op.LT_EQ,
+    Op.EQ: Op.NOT_EQ,
+    Op.IN: Op.NOT_IN,
+    Op.STARTS_WITH: Op.NOT_STARTS_WITH,
+}
+OPPOSITE |= {opposite: op for op, opposite in OPPOSITE.items()}
+
+_NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
+_NANITY = frozenset({Op.IS_NAN, Op.NOT_NAN})
+_PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
+_SETS = frozenset({Op.IN, Op.NOT_IN})
+_PLACES = (Above, Below, Between)
+"""A tuple, because building a union of classes for isinstance is slow in code that every plan runs."""
+
+
+def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
+    """`expression` over columns, with `Always`, `And`, `Or` and `Bound` only. Raises BadRequest.
+
+    Names are looked up in `schema`, then in `schemas`, all schemas of the table in any order. Bound predicates stay
+    unchanged.
+    """
+    return _Binder(_in_lookup_order(schema, schemas), case_sensitive).bind(expression, negated=False)
+
+
+def terms_of(
+    expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
+) -> list[tuple[int, str, str]]:
+    """The column id, transform and type of each unbound predicate's term, in order; names are resolved as in `bind`."""
+    binder = _Binder(_in_lookup_order(schema, schemas), case_sensitive)
+    return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
+
+
+def _in_lookup_order(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
+    others = [other for other in schemas if other is not schema]
+    others.sort(key=lambda other: other.id, reverse=True)
+    return (schema, *others)
+
+
+class _Term(msgspec.Struct, frozen=True, gc=False):
+    column_id: int
+    name: str
+    kind: str
+    transform: str
+    result: str
+    never_null: bool
+
+    def predicate(self, op: Op, *values: Value) -> Bound:
+        return Bound(op, self.column_id, self.name, self.kind, self.transform, self.result, values)
+
+
+class _Binder:
+    def __init__(self, schemas: Sequence[Schema], case_sensitive: bool) -> None:
+        self._schemas = schemas
+        self._case_sensitive = case_sensitive
+        self._folded: dict[int, dict[str, set[int]]] = {}
+
+    def bind(self, expression: Expression, *, negated: bool) -> Expression:
+        match expression:
+            case Unbound(op, name, transform, literals):
+                term = self._term(name, transform)
+                return _predicate(OPPOSITE[op] if negated else op, term, literals)
+            case And(children) | Or(children):
+                bound = [self.bind(child, negated=negated) for child in children]
+                return all_of(*bound) if isinstance(expression, And) != negated else any_of(*bound)
+            case Not(child):
+                return self.bind(child, negated=not negated)
+            case Always(value):
+                return Always(value != negated)
+            case Bound() if negated:
+                raise BadRequest(f"Cannot negate the predicate on {expression.name}: it is already bound")
+            case Bound():
+                return expression
+
+    def terms(self, expression: Expression) -> Iterator[_Term]:
+        match expression:
+            case Unbound(_, name, transform):
+                yield self._term(name, transform)
+            case And(children) | Or(children):
+                for child in children:
+                    yield from self.terms(child)
+            case Not(child):
+                yield from self.terms(child)
+
+    def _term(self, name: str, transform: str) -> _Term:
+        for position, schema in enumerate(self._schemas):
+            if column := self._column(schema, position, name):
+                return _term(column, schema, transform, trusted=position == 0)
+        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._near(name)}")
+
+    def _column(self, schema: Schema, position: int, name: str) -> Column | None:
+        if self._case_sensitive:
+            return schema.column_named(name)
+        folded = self._folded.get(position)
+        if folded is None:
+            folded = self._folded[position] = {}
+            for known, column_id in schema.index.by_name.items():
+                folded.setdefault(known.lower(), set()).add(column_id)
+        ids = folded.get(name.lower(), set())
+        if len(ids) > 1:
+            names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
+            raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches {names}")
+        return schema.index.by_id[next(iter(ids))] if ids else None
+
+    def _near(self, name: str) -> str:
+        near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
+        return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
+    """`trusted`: the data that is read satisfies the schema's required fields."""
+    if transform != IDENTITY and not is_known(transform):
+        raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
+    if isinstance(column.type, str):
+        kind, result, accepted = _types(column.type, transform)
+    else:
+        kind = result = type_name(column.type)
+        accepted = False
+    if transform != IDENTITY and not accepted:
+        raise BadRequest(f"Cannot bind: {transform} cannot transform {kind} values from '{column.name}'")
+    required = column.required
+    parent = column.parent
+    while parent is not None:
+        ancestor = schema.index.by_id[parent]
+        if isinstance(ancestor.type, (ListType, MapType)):
+            kind, required = type_name(ancestor.type), False
+        required = required and ancestor.required
+        parent = ancestor.parent
+    never_null = trusted and required and (transform == IDENTITY or name_of(transform) not in ("bucket", VOID))
+    return _Term(column.id, column.name, kind, transform, result, never_null)
+
+
+@memoized(1024)
+def _types(name: str, transform: str) -> tuple[str, str, bool]:
+    """(canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
+    try:
+        kind = canonical_primitive(name)
+    except BadRequest:
+        # a type of a later format version: its values are unknown
+        kind = name
+    if not is_primitive(kind):
+        return kind, kind, False
+    return kind, result_type(transform, kind), accepts(transform, kind)
+
+
+def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
+    if op in _NULLITY:
+        if term.never_null or term.kind == "unknown":
+            return Always((op == Op.NOT_NULL) == term.never_null)
+        return term.predicate(op)
+    if op in _NANITY:
+        if term.result not in FLOATS:
+            raise BadRequest(f"Cannot bind {op} of {term.name}: only float and double have NaN, not {term.result}")
+        return term.predicate(op)
+    if op in _PREFIXES and term.result != "string":
+        raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
+    if None in literals:
+        return _unknown(op, term)
+    domain = _domain(term)
+    try:
+        parsed = [parse_literal(domain, literal) for literal in literals]
+    except BadRequest as error:
+        raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
+    return _set(op, term, parsed) if op in _SETS else _comparison(op, term, parsed[0])
+
+
+def _unknown(op: Op, term: _Term) -> Expression:
+    if term.result not in FLOATS or term.transform != IDENTITY:
+        raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")
+    return Or((term.predicate(Op.IS_NULL), term.predicate(Op.NOT_NULL)))
+
+
+def _domain(term: _Term) -> str:
+    """A type that contains all values of a term. Truncating a decimal may exceed its precision: -95 to -100."""
+    if term.transform == IDENTITY or not term.result.startswith("decimal"):
+        return term.result
+    return f"decimal({decimal_precision(term.result) + _WIDTH_DIGITS}, {decimal_scale(term.result)})"
+
+
+def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
+    values = {}
+    apart = []
+    single = Op.EQ if op == Op.IN else Op.NOT_EQ
+    for literal in literals:
+        if isinstance(literal, _PLACES):
+            apart.append(_comparison(single, term, literal))
+        else:
+            # -0.0 equals 0.0 in Python but not for every reader: both stay
+            values[_order(literal)] = literal
+    ordered = [values[key] for key in sorted(values)]
+    if len(ordered) > 1:
+        apart.append(term.predicate(op, *ordered))
+    elif ordered:
+        apart.append(term.predicate(single, *ordered))
+    return any_of(*apart) if op == Op.IN else all_of(*apart)
+
+
+def _order(value: Value) -> tuple[Value, float]:
+    return value, copysign(1.0, value) if isinstance(value, float) else 0.0
+
+
+def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
+    if not isinstance(literal, _PLACES):
+        return term.predicate(op, literal)
+    match literal:
+        case Above() | Below() if term.result in FLOATS:
+            return _beyond_finite(op, term, literal)
+        case Above() | Below() | Between() if op in (Op.EQ, Op.NOT_EQ):
+            return Always(op == Op.NOT_EQ)
+        case Between(lower, upper):
+            return term.predicate(Op.LT_EQ, lower) if op in (Op.LT, Op.LT_EQ) else term.predicate(Op.GT_EQ, upper)
+        case Above() | Below():
+            towards = (Op.LT, Op.LT_EQ) if isinstance(literal, Above) else (Op.GT, Op.GT_EQ)
+            return _predicate(Op.NOT_NULL, term, ()) if op in towards else FALSE
+
+
+def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
+    """A comparison with an infinity, or with a value between it and the largest finite value."""
+    upwards = isinstance(literal, Above)
+    limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
+    finite = term.predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)
+    infinite = term.predicate(Op.GT if upwards else Op.LT, limit)
+    not_nan = term.predicate(Op.NOT_NAN)
+    before, within = (Op.LT, Op.LT_EQ) if upwards else (Op.GT, Op.GT_EQ)
+    if op == before or (op == within and not literal.infinite):
+        return finite
+    if op == within:
+        return all_of(_predicate(Op.NOT_NULL, term, ()), not_nan) if upwards else _predicate(Op.NOT_NULL, term, ())
+    if op == Op.EQ:
+        return all_of(infinite, not_nan) if literal.infinite else FALSE
+    if op == Op.NOT_EQ:
+        rest = any_of(finite, _predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
+        return rest if literal.infinite else TRUE
+    # beyond the literal: above infinity only NaN, below negative infinity nothing
+    past_infinity = literal.infinite and op in (Op.GT, Op.LT)
+    if past_infinity:
+        return term.predicate(Op.IS_NAN) if upwards else FALSE
+    return infinite

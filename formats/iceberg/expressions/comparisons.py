@@ -1,0 +1,225 @@
+"""Comparisons of columns with typed literals, as Iceberg predicates that are true for at least the same rows.
+
+Engines differ about NaN, and about literals that are no value of the column's type; a predicate keeps the rows that any
+engine would find. What every engine would not compare alike is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+    all_of,
+    any_of,
+)
+from seamark.formats.iceberg.expressions.typed_literals import (
+    Inconvertible,
+    RoundedApart,
+    TypedLiteral,
+    convert_literal,
+)
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
+from seamark.formats.iceberg.types.transforms import IDENTITY, accepts, result_type
+from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.runtime.errors import BadRequest
+
+OPPOSITE = {
+    Op.EQ: Op.NOT_EQ,
+    Op.NOT_EQ: Op.EQ,
+    Op.LT: Op.GT_EQ,
+    Op.LT_EQ: Op.GT,
+    Op.GT: Op.LT_EQ,
+    Op.GT_EQ: Op.LT,
+}
+_LISTED_MAX = 1_000
+"""Literals of a list that are given as all values that an engine may round them to."""
+NESTED = frozenset({"struct", "list", "map"})
+_ROUNDED = {Op.LT: Op.LT_EQ, Op.GT: Op.GT_EQ}
+"""For a literal outside the column's type: engines differ about the side on which it is."""
+UNITS = frozenset({"year", "month", "day", "hour"})
+_CALENDAR = ("date", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns")
+
+
+class ComparedTerm(NamedTuple):
+    name: str
+    kind: str
+    """The type of the compared value: the transform's result."""
+    transform: str = IDENTITY
+    origin: int = 0
+    """The value that the transform maps to 0: 1970 for years."""
+
+    def predicate(self, op: Op, *literals: object) -> Unbound:
+        return Unbound(op, self.name, self.transform, literals)
+
+    @property
+    def not_null(self) -> Unbound:
+        return Unbound(Op.NOT_NULL, self.name, IDENTITY, ())
+
+
+class Comparisons:
+    """Comparisons with the columns of `schemas`, the first being preferred. Names are case-insensitive.
+
+    `nan_above`: NaN is greater than every number, as in Spark.
+    """
+
+    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool = False) -> None:
+        self._schemas = schemas
+        self._nan_above = nan_above
+        self.exact = True
+        """Whether every literal is a value of its column's type."""
+
+    def term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
+        """A column, or a transform of one; None if its type has no such transform, and for nested columns. BadRequest
+        if there is no such column, or several."""
+        column, kind = self._column(name)
+        if kind in NESTED:
+            return None
+        if transform == IDENTITY:
+            return ComparedTerm(column, kind)
+        if not accepts(transform, kind) or (transform in UNITS and kind not in _CALENDAR):
+            return None
+        return ComparedTerm(column, result_type(transform, kind), transform)
+
+    def typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
+        """The predicate, or its negation, with values of the column's type: for at least the same rows."""
+        term = self.term(predicate.name, predicate.transform)
+        op = predicate.op
+        if term is None:
+            return TRUE
+        try:
+            match op:
+                case Op.IN | Op.NOT_IN:
+                    if (op is Op.IN) != negated:
+                        return self.among(term, literals)
+                    exact = self.exact_values(term, literals)
+                    return term.predicate(Op.NOT_IN, *exact) if exact else TRUE
+                case Op.STARTS_WITH | Op.NOT_STARTS_WITH:
+                    if term.kind != "string" or literals[0].kind != "text":
+                        return TRUE
+                    within = (op is Op.STARTS_WITH) != negated
+                    return term.predicate(Op.STARTS_WITH if within else Op.NOT_STARTS_WITH, literals[0].text)
+            op = OPPOSITE[op] if negated else op
+            if op is Op.NOT_EQ:
+                value, is_exact = self.fitted(literals[0], term)
+                return term.predicate(op, value) if is_exact else TRUE
+            return self.comparison(op, term, literals[0], negated)
+        except Inconvertible:
+            return TRUE
+
+    def comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
+        """Raises Inconvertible."""
+        if op is Op.EQ:
+            return self.among(term, (literal,))
+        try:
+            value, exact = self.fitted(literal, term)
+        except RoundedApart as apart:
+            value, exact = apart.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
+        if not exact:
+            op = _ROUNDED.get(op, op)
+        if op is Op.NOT_EQ:
+            return all_of(term.not_null, term.predicate(op, value)) if exact else term.not_null
+        predicate = term.predicate(op, value)
+        # NaN is greater than every number in Spark, and unordered in Trino, where the opposite of a comparison is true
+        # for it.
+        widened = negated and not self._nan_above
+        if base_name(term.kind) in FLOATS and (op in (Op.GT, Op.GT_EQ) or widened):
+            return any_of(predicate, term.predicate(Op.IS_NAN))
+        return predicate
+
+    def among(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
+        """Whether the term equals one of the literals. Raises Inconvertible."""
+        values: list[object] = []
+        apart: list[RoundedApart] = []
+        for literal in literals:
+            try:
+                values.append(self.fitted(literal, term)[0])
+            except RoundedApart as error:
+                apart.append(error)
+        if len(apart) > _LISTED_MAX:
+            low, high = min(float(error.values[0]) for error in apart), max(float(error.values[-1]) for error in apart)
+            between = all_of(term.predicate(Op.GT_EQ, repr(low)), term.predicate(Op.LT_EQ, repr(high)))
+            return any_of(between, *([term.predicate(Op.IN, *values)] if values else []))
+        values += [value for error in apart for value in error.values]
+        return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
+
+    def exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
+        """Those of the literals that are values of the term's type. Raises Inconvertible."""
+        values: list[object] = []
+        for literal in literals:
+            try:
+                value, exact = self.fitted(literal, term)
+            except RoundedApart:
+                continue
+            if exact:
+                values.append(value)
+        return values
+
+    def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+        """(a value for the term, whether it is exact). Raises Inconvertible."""
+        try:
+            value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
+        except RoundedApart as apart:
+            if not self._nan_above:
+                self.exact = False
+                raise
+            value, exact = apart.nearest  # Spark rounds once
+        self.exact &= exact
+        return value, exact
+
+    def _column(self, name: str) -> tuple[str, str]:
+        """(name, type). BadRequest if there is no such column, or several."""
+        for schema in self._schemas:
+            same = schema.column_named(name)
+            alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
+            column = same or (schema.column(next(iter(alike))) if alike else None)
+            if column is None:
+                continue
+            if same is None and len(alike) > 1:
+                raise BadRequest(f"Cannot resolve column '{name}' case-insensitively: it matches several columns")
+            if isinstance(column.type, StructType | ListType | MapType):
+                return column.name, type_name(column.type)
+            try:
+                return column.name, canonical_primitive(column.type)
+            except BadRequest:  # a type of a later format version
+                return column.name, column.type
+        near = near_names(name, (other for schema in self._schemas for other in schema.index.by_name))
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise BadRequest(f"Cannot find column '{name}' in the table's schemas{hint}")
+
+
+def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[Schema]) -> Expression:
+    """An unbound expression in which predicates with typed literals have values of the columns' types.
+
+    It is true for at least the same rows. BadRequest for an unknown column of such a predicate.
+    """
+    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
+    comparisons = Comparisons((schema, *others))
+
+    def read(node: Expression, negated: bool) -> Expression:
+        match node:
+            case Not(child):
+                return read(child, not negated)
+            case And(children) | Or(children):
+                parts = [read(child, negated) for child in children]
+                return (all_of if isinstance(node, And) != negated else any_of)(*parts)
+            case Always(value):
+                return Always(value != negated)
+            case Unbound() if node.literals:
+                literals = tuple(one for one in node.literals if isinstance(one, TypedLiteral))
+                if len(literals) == len(node.literals):
+                    return comparisons.typed(node, literals, negated=negated)
+        return Not(node) if negated else node
+
+    return read(expression, False)

@@ -1,0 +1,106 @@
+"""Evaluation of bound predicates on single values, such as partition values.
+
+Null follows Iceberg: `not-eq`, `not-in`, `not-starts-with` and `not-nan` match it, comparisons do not. (Java's
+evaluator sorts null first, so that `lt` matches it, unlike its metrics evaluators and every engine.)
+
+Clients differ about some values. NaN is greater than every number and equal to itself in Java and Spark, and unordered
+in PyIceberg; -0.0 is less than 0.0 in Java and equal to it elsewhere; Java orders UUIDs by two signed halves. Where
+clients differ the result is None: the file is kept, and the predicate stays in the residual. This keeps files that Java
+would skip when a zero is compared with a zero of the other sign, as Spark and PyIceberg require.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from math import copysign, isnan
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
+
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
+from seamark.formats.iceberg.types.values import Value
+
+NULL_MATCHES = frozenset({Op.IS_NULL, Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH, Op.NOT_NAN})
+
+_COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
+    Op.LT: lt,
+    Op.LT_EQ: le,
+    Op.GT: gt,
+    Op.GT_EQ: ge,
+    Op.EQ: eq,
+    Op.NOT_EQ: ne,
+}
+
+
+def evaluate(predicate: Bound, value: Value | None) -> bool | None:
+    """Whether the term's `value` matches; None if clients differ."""
+    op = predicate.op
+    if value is None:
+        return op in NULL_MATCHES
+    if op in (Op.IS_NULL, Op.NOT_NULL):
+        return op == Op.NOT_NULL
+    if op in (Op.IS_NAN, Op.NOT_NAN):
+        return (isinstance(value, float) and isnan(value)) == (op == Op.IS_NAN)
+    if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
+        return str(value).startswith(str(predicate.values[0])) == (op == Op.STARTS_WITH)
+    if isinstance(value, float) and (value == 0 or isnan(value)):
+        return _agreed(predicate, value, _float_order)
+    if predicate.result == "uuid" and op in _COMPARED:
+        return _agreed(predicate, value, _uuid_order)
+    if (compared := _COMPARED.get(op)) is not None:
+        return compared(value, predicate.values[0])
+    values: tuple[Any, ...] = predicate.values
+    position = bisect_left(values, value)
+    return (position < len(values) and values[position] == value) == (op == Op.IN)
+
+
+def may_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
+    """Whether a row with these values, by the field id of predicates, matches for some client.
+
+    The expression is bound, with identity terms. A field that `values` lacks may have any value.
+    """
+    return _evaluate(expression, values, if_unknown=True)
+
+
+def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
+    """Whether a row matches for every client; a field that `values` lacks decides nothing."""
+    return _evaluate(expression, values, if_unknown=False)
+
+
+def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_unknown: bool) -> bool:
+    match expression:
+        case Bound():
+            if expression.column_id not in values:
+                return if_unknown
+            matches = evaluate(expression, values[expression.column_id])
+            return if_unknown if matches is None else matches
+        case And(children):
+            return all(_evaluate(child, values, if_unknown=if_unknown) for child in children)
+        case Or(children):
+            return any(_evaluate(child, values, if_unknown=if_unknown) for child in children)
+        case Always(value):
+            return value
+    raise TypeError(f"not a bound expression: {expression}")
+
+
+def _agreed(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -> bool | None:
+    plain = _compare(predicate.op, value, predicate.values)
+    javas = _compare(predicate.op, javas_order(value), tuple(map(javas_order, predicate.values)))
+    return plain if plain == javas else None
+
+
+def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:
+    if (compared := _COMPARED.get(op)) is not None:
+        return compared(value, values[0])
+    # not `in`, which would compare NaN by identity
+    return any(value == other for other in values) == (op == Op.IN)
+
+
+def _float_order(value: float) -> tuple[bool, float, float]:
+    """The order of Java's `Double.compare`."""
+    return (True, 0.0, 0.0) if isnan(value) else (False, value, copysign(1.0, value))
+
+
+def _uuid_order(value: bytes) -> tuple[int, int]:
+    """The order of Java's `UUID.compareTo`."""
+    return int.from_bytes(value[:8], signed=True), int.from_bytes(value[8:], signed=True)

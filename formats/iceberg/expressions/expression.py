@@ -1,0 +1,184 @@
+"""Expressions of the REST protocol (Iceberg REST spec, schema `Expression`): trees of predicates over columns.
+
+Two forms share the tree. An *unbound* expression is the client's: names and JSON literals. A *bound* expression refers
+to columns by id, has values in the form below, and has no `Not`: binding moves negation into the predicates
+(`binding.py`). Null and NaN follow Iceberg, not SQL: `not-eq` and `not-in` match both.
+
+Nodes are msgspec structs, because every plan creates dozens; `msgspec.structs.replace` copies them.
+
+Values of bound predicates, by Iceberg type:
+
+    boolean                          bool
+    int, long                        int
+    date                             int, days since 1970-01-01
+    time                             int, microseconds since midnight
+    timestamp, timestamptz           int, microseconds since the epoch
+    timestamp_ns, timestamptz_ns     int, nanoseconds since the epoch
+    float, double                    float (a float's literal is rounded to 32 bits first)
+    decimal(P, S)                    int, the unscaled value at scale S
+    string                           str, ordered by code point, which is the order of its UTF-8 bytes
+    uuid, fixed, binary              bytes, ordered as unsigned bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from seamark.formats.iceberg.types.values import Value
+
+
+class Op(StrEnum):
+    """Operators of predicates, by their names on the wire.
+
+    `Op.LT` costs CPython a call each time; code that every plan runs uses module-level sets. The hash and
+    representation of an enumeration would cost more.
+    """
+
+    IS_NULL = "is-null"
+    NOT_NULL = "not-null"
+    IS_NAN = "is-nan"
+    NOT_NAN = "not-nan"
+    LT = "lt"
+    LT_EQ = "lt-eq"
+    GT = "gt"
+    GT_EQ = "gt-eq"
+    EQ = "eq"
+    NOT_EQ = "not-eq"
+    IN = "in"
+    NOT_IN = "not-in"
+    STARTS_WITH = "starts-with"
+    NOT_STARTS_WITH = "not-starts-with"
+
+    __hash__ = str.__hash__
+    __repr__ = str.__repr__
+
+
+class Always(msgspec.Struct, frozen=True, gc=False):
+    """`true` or `false`."""
+
+    value: bool
+
+
+ORDERED = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
+TRUE = Always(True)
+FALSE = Always(False)
+
+
+class And(msgspec.Struct, frozen=True, gc=False):
+    children: tuple[Expression, ...]
+
+
+class Or(msgspec.Struct, frozen=True, gc=False):
+    children: tuple[Expression, ...]
+
+
+class Not(msgspec.Struct, frozen=True, gc=False):
+    child: Expression
+
+
+class Unbound(msgspec.Struct, frozen=True, gc=False):
+    """A predicate from a client. `transform` is "identity" for a plain reference; `literals` are JSON values."""
+
+    op: Op
+    name: str
+    transform: str
+    literals: tuple[object, ...]
+
+
+class Bound(msgspec.Struct, frozen=True, gc=False):
+    """A predicate on one column. `kind` is the column's type, `result` the term's type (equal for identity).
+
+    `values` are of type `result`: none for the null and NaN operators, one for comparisons and prefixes, two or more,
+    distinct and sorted, for IN and NOT_IN; never NaN or an infinity. `name` is the column's full name in the schema of
+    binding. A nested column has the kind `struct`, `list`, `map`, `variant` or an unknown kind; a column inside a list
+    or map has the kind `list` or `map` for any type. Statistics decide nothing about these.
+    """
+
+    op: Op
+    column_id: int
+    name: str
+    kind: str
+    transform: str
+    result: str
+    values: tuple[Value, ...]
+
+
+Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
+
+
+def all_of(*children: Expression) -> Expression:
+    """The conjunction, flattened and with constants folded."""
+    return _joined(children, And, identity=TRUE, absorbing=FALSE)
+
+
+def any_of(*children: Expression) -> Expression:
+    """The disjunction, flattened and with constants folded."""
+    return _joined(children, Or, identity=FALSE, absorbing=TRUE)
+
+
+def replaced(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
+    """A bound expression with each predicate replaced by `by`, from left to right."""
+    match expression:
+        case Bound():
+            return by(expression)
+        case And(children):
+            return all_of(*[replaced(child, by) for child in children])
+        case Or(children):
+            return any_of(*[replaced(child, by) for child in children])
+        case Always():
+            return expression
+    raise TypeError(f"not a bound expression: {expression}")
+
+
+def predicates_of(expression: Expression) -> list[Bound]:
+    """The predicates of a bound expression, from left to right."""
+    if isinstance(expression, Bound):
+        return [expression]
+    found: list[Bound] = []
+    if isinstance(expression, (And, Or)):
+        for child in expression.children:
+            if isinstance(child, Bound):
+                found.append(child)
+            else:
+                found += predicates_of(child)
+    return found
+
+
+def is_longer(expression: Expression, values: int) -> bool:
+    """Whether an expression has more values and predicates than `values`. It looks at no more of it than that."""
+    left, todo = values, [expression]
+    while todo:
+        one = todo.pop()
+        match one:
+            case And() | Or():
+                left -= len(one.children)
+                todo += one.children[: max(0, left)]
+            case Not():
+                todo.append(one.child)
+            case Bound():
+                left -= len(one.values)
+            case Unbound():
+                left -= len(one.literals)
+        if left < 0:
+            return True
+    return False
+
+
+def _joined(
+    children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
+) -> Expression:
+    flat: list[Expression] = []
+    for child in children:
+        if isinstance(child, node):
+            flat.extend(child.children)
+        elif not isinstance(child, Always):
+            flat.append(child)
+        elif child == absorbing:
+            return absorbing
+    if len(flat) > 1:
+        return node(tuple(flat))
+    return flat[0] if flat else identity

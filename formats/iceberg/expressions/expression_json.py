@@ -1,0 +1,304 @@
+"""Conversion of expressions from and to JSON (Iceberg REST spec, schema `Predicate`).
+
+The parser accepts all forms that clients use or may use: constants as booleans and objects, operands as `term` (Java
+and PyIceberg) and as `child`, `left` and `right` (preferred by the spec now), literals bare and as objects. The encoder
+writes the form that Java's `ExpressionParser` and PyIceberg 0.12 both read: bare constants, `term`, `value`, `values`,
+binary junctions, values of bound predicates as single-value JSON.
+
+The number of nodes and the depth are bounded. A chain of one junction, such as a thousand ORs of an engine, counts as
+one level: a loop parses it into one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Bound,
+    Expression,
+    Not,
+    Op,
+    Or,
+    Unbound,
+    all_of,
+    any_of,
+)
+from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, typed_literal
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
+from seamark.formats.iceberg.types.values import encode_json
+from seamark.formats.runtime.errors import BadRequest
+
+DEPTH_MAX = 100
+"""Default limit of nesting levels. A level takes three stack frames, here and in binding."""
+NODES_MAX = 200_000
+"""Default limit of predicates, junctions and values together."""
+
+NO_NULL = "null is not a literal; use is-null or not-null, and finite numbers"
+UNARY = frozenset({Op.IS_NULL, Op.NOT_NULL, Op.IS_NAN, Op.NOT_NAN})
+SETS = frozenset({Op.IN, Op.NOT_IN})
+
+_LITERAL_FIELDS = ("value", "values", "right")
+_PATH_MAX = 200
+_OPS = {op.value: op for op in Op}
+
+_Path: TypeAlias = tuple[Any, str]
+"""A position in the tree: (path of the parent, or None, step). Formatted only for errors."""
+
+
+def parse_expression(
+    json: object,
+    *,
+    depth_max: int = DEPTH_MAX,
+    nodes_max: int = NODES_MAX,
+    typed: bool = False,
+    unknown: bool = False,
+) -> Expression:
+    """The unbound expression, with constants in junctions folded. BadRequest with the position of the error.
+
+    `typed`: literals with a `data-type` are `TypedLiteral`s (`comparisons.resolve_literals`). Otherwise the type of the
+    column is used. `unknown`: null is a literal of unknown value, which PyIceberg writes for both infinities; only for
+    filters that may match more rows.
+    """
+    return _Parser(depth_max, nodes_max, typed, unknown).expression(json, (None, "filter"), 0)
+
+
+class _Parser:
+    def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool) -> None:
+        self._depth_max = depth_max
+        self._nodes_max = nodes_max
+        self._typed = typed
+        self._unknown = unknown
+        self._nodes = 0
+
+    def expression(self, json: object, path: _Path, depth: int) -> Expression:
+        self._count(1)
+        if depth > self._depth_max:
+            raise BadRequest(f"Invalid expression: it is nested deeper than {self._depth_max} levels")
+        if not isinstance(json, dict):
+            if isinstance(json, bool):
+                return Always(json)
+            raise _error(path, f"expected an object or a boolean, not {_shown(json)}")
+        kind = _kind(json, path)
+        op = _OPS.get(kind)
+        if op is not None:
+            return self._predicate(op, json, path)
+        match kind:
+            case "and" | "or":
+                return self._junction(json, kind, path, depth)
+            case "not":
+                return Not(self.expression(_required(json, "child", path), (path, ".child"), depth + 1))
+            case "true" | "false":
+                return TRUE if kind == "true" else FALSE
+            case "literal" if isinstance(json.get("value"), bool):
+                return Always(json["value"])
+        raise _error(path, f"unknown type of expression {kind!r}")
+
+    def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
+        children: list[Expression] = []
+        # left to right: the stack holds the nodes to parse, the next on top
+        rest: list[tuple[object, _Path]] = [(json, path)]
+        while rest:
+            node, at = rest.pop()
+            if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
+                self._count(1)
+                rest.append((_required(node, "right", at), (at, _RIGHT)))
+                rest.append((_required(node, "left", at), (at, _LEFT)))
+            else:
+                children.append(self.expression(node, at, depth + 1))
+        return all_of(*children) if kind == "and" else any_of(*children)
+
+    def _predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
+        unary, listed = op in UNARY, op in SETS
+        operand = "term"
+        if "term" not in json:
+            operand = "child" if unary or listed else "left"
+            if operand not in json and (unary or listed or "right" not in json):
+                raise _error(path, f"{op} needs a term")
+        term = _required(json, operand, path)
+        name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
+        operand_field = None if unary else "values" if listed else "value" if operand == "term" else "right"
+        for field in _LITERAL_FIELDS:
+            if field in json and field != operand_field:
+                raise _error(path, f"{op} has no field {field!r}")
+        if operand_field is None:
+            return Unbound(op, name, transform, ())
+        value = _required(json, operand_field, path)
+        if listed:
+            return Unbound(op, name, transform, self._values(value, (path, ".values")))
+        self._count(1)
+        return Unbound(op, name, transform, (self._literal(value, (path, f".{operand_field}")),))
+
+    def _values(self, json: object, path: _Path) -> tuple[object, ...]:
+        data_type = None
+        if isinstance(json, dict) and json.get("type") == "literals":
+            data_type = json.get("data-type")
+            json, path = json.get("values"), (path, ".values")
+        if not isinstance(json, list | tuple):
+            raise _error(path, f"expected an array, not {_shown(json)}")
+        self._count(len(json))
+        return tuple([self._literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
+
+    def _literal(self, json: object, path: _Path, data_type: object = None) -> object:
+        if data_type is None and isinstance(json, (str, int, float)):  # a bool is an int
+            return json
+        if isinstance(json, dict) and json.get("type") == "literal":
+            data_type = json.get("data-type", data_type)
+            json, path = json.get("value"), (path, ".value")
+        if json is None:
+            if self._unknown and data_type is None:
+                return None
+            raise _error(path, NO_NULL)
+        if not isinstance(json, (str, int, float)):
+            raise _error(path, f"expected a literal, not {_shown(json)}")
+        if data_type is None or not self._typed:
+            return json
+        if not isinstance(data_type, str):
+            raise _error(path, f"expected the name of a type, not {_shown(data_type)}")
+        try:
+            return typed_literal(data_type, json if isinstance(json, str) else str(json).lower())
+        except ValueError as error:
+            raise _error(path, str(error)) from None
+
+    def _count(self, nodes: int) -> None:
+        self._nodes += nodes
+        if self._nodes > self._nodes_max:
+            raise BadRequest(f"Invalid expression: it has more than {self._nodes_max} predicates and values")
+
+
+_LEFT, _RIGHT = ".left", ".right"
+
+
+def _written(path: _Path) -> str:
+    steps = []
+    at: _Path | None = path
+    while at is not None:
+        at, step = at
+        steps.append(step)
+    text = ""
+    for step in reversed(steps):
+        # the path of a chain would grow with every link, so only its first links are shown
+        cut = len(text) >= _PATH_MAX and step in (_LEFT, _RIGHT)
+        text = f"{text.removesuffix('…')}…" if cut else text + step
+    return text
+
+
+def _kind(json: dict[str, object], path: _Path) -> str:
+    kind = json.get("type")
+    if isinstance(kind, str):
+        return kind if kind in _OPS else kind.lower().replace("_", "-")
+    return _text(json, "type", path)
+
+
+def _term(json: object, path: _Path) -> tuple[str, str]:
+    """(name of the column, transform)."""
+    if isinstance(json, str):
+        return json, IDENTITY
+    if not isinstance(json, dict):
+        raise _error(path, f"expected a column's name or an object, not {_shown(json)}")
+    kind = _kind(json, path)
+    if kind == "reference":
+        field = "name" if "name" in json else "term"
+        return _text(json, field, path), IDENTITY
+    if kind != "transform":
+        raise _error(path, f"expected a reference or a transform, not {kind!r}")
+    inner = _required(json, "term", path)
+    if isinstance(inner, dict) and _kind(inner, (path, ".term")) != "reference":
+        raise _error((path, ".term"), "expected a column; a transform of anything else is not supported")
+    return _term(inner, (path, ".term"))[0], canonical(_text(json, "transform", path))
+
+
+def _text(json: dict[str, object], field: str, path: _Path) -> str:
+    value = _required(json, field, path)
+    if not isinstance(value, str):
+        raise _error((path, f".{field}"), f"expected a name, not {_shown(value)}")
+    return value
+
+
+def _required(json: dict[str, object], field: str, path: _Path) -> object:
+    if field not in json:
+        raise _error(path, f"missing field {field!r}")
+    return json[field]
+
+
+def _error(path: _Path, why: str) -> BadRequest:
+    return BadRequest(f"Invalid expression at {_written(path)}: {why}")
+
+
+def _shown(json: object) -> str:
+    text = repr(json)
+    return text if len(text) <= 60 else text[:60] + "…"
+
+
+def expression_json(expression: Expression) -> Any:
+    """JSON of an unbound or bound expression. Junctions of many children become balanced binary trees, shallow to
+    parse.
+    """
+    match expression:
+        case Bound(op, _, name, _, transform, result, values):
+            return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
+        case And(children):
+            return _pairs("and", children)
+        case Or(children):
+            return _pairs("or", children)
+        case Always(value):
+            return value
+        case Not(child):
+            return {"type": "not", "child": expression_json(child)}
+        case Unbound(op, name, transform, literals):
+            return _predicate_json(op, name, transform, list(literals))
+
+
+def transformed_json(expression: Expression) -> Any:
+    """JSON of a bound expression in which each term is a transform, a plain column being its identity.
+
+    It has the same meaning for every row. Java's readers skip row groups by predicates on columns, and not by
+    predicates on transforms (`ParquetMetricsRowGroupFilter.handleNonReference`).
+    """
+    match expression:
+        case Bound(name=name, transform=transform):
+            term = {"type": "transform", "transform": transform, "term": name}
+            return {**expression_json(expression), "term": term}
+        case And(children):
+            return _pairs("and", children, transformed_json)
+        case Or(children):
+            return _pairs("or", children, transformed_json)
+    return expression_json(expression)
+
+
+def _pairs(kind: str, children: tuple[Expression, ...], encode: Callable[[Expression], Any] = expression_json) -> Any:
+    if len(children) == 1:
+        return encode(children[0])
+    middle = len(children) // 2
+    left, right = _pairs(kind, children[:middle], encode), _pairs(kind, children[middle:], encode)
+    return {"type": kind, "left": left, "right": right}
+
+
+def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> Any:
+    term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
+    encoded: dict[str, object] = {"type": op.value, "term": term}
+    if op in SETS:
+        encoded["values"] = _values_json(values)
+    elif op not in UNARY:
+        encoded["value"] = _literal_json(values[0])
+    return encoded
+
+
+def _values_json(values: list[object]) -> object:
+    types = {value.data_type if isinstance(value, TypedLiteral) else None for value in values}
+    if types == {None}:
+        return values
+    if len(types) > 1:
+        return [_literal_json(value) for value in values]
+    texts = [value.text for value in values if isinstance(value, TypedLiteral)]
+    return {"type": "literals", "data-type": types.pop(), "values": texts}
+
+
+def _literal_json(value: object) -> object:
+    if isinstance(value, TypedLiteral):
+        return {"type": "literal", "data-type": value.data_type, "value": value.text}
+    return value

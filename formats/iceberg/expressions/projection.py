@@ -1,0 +1,367 @@
+"""Projection of a bound expression on rows onto partition values of files, and onto source columns.
+
+*Inclusive*: if a row matches, the projection is true for its partition, so files for which it is false are skipped.
+*Strict*: if the projection is true for a partition, all of its rows match. A strict projection is the negation of the
+inclusive projection of the negated predicate, so only the inclusive one is implemented. The result is at least as
+narrow as Java's (`Projections`, `Transform.project`), except where Java loses rows:
+
+- Java up to 0.10 rounded times before 1970 towards zero, one too high. Java's readers compensate in predicates on
+  the source; this module also does in predicates on the transform.
+- Results that overflow their type are looked up where they wrap to (`ranges.py`).
+- Java treats a predicate on a transform as one on the value if the field is partitioned by identity; it compares
+  prefixes with a truncation's width in UTF-16 units, not in characters.
+
+A predicate on a transform that the field does not have is projected through its source ranges, if there are any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from seamark.formats.iceberg.expressions.binding import OPPOSITE
+from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Or,
+    all_of,
+    any_of,
+    replaced,
+)
+from seamark.formats.iceberg.expressions.ranges import (
+    Range,
+    StoredAsInt,
+    backwards,
+    complement,
+    contains,
+    forwards,
+    is_ordered,
+    is_rounded,
+    next_value,
+    stored_as_int,
+)
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.transforms import (
+    IDENTITY,
+    VOID,
+    accepts,
+    canonical,
+    function,
+    is_known,
+    name_of,
+    values_type,
+    width_of,
+)
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.runtime.memoization import memoized
+
+RANGES_MAX = 200
+"""Ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
+
+_EQUALITIES = frozenset({Op.EQ, Op.IN})
+_COMPARISONS = frozenset({Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ})
+_NULLITY = frozenset({Op.IS_NULL, Op.NOT_NULL})
+_PREFIXES = frozenset({Op.STARTS_WITH, Op.NOT_STARTS_WITH})
+
+
+class ProjectedExpression(msgspec.Struct, frozen=True, gc=False):
+    """A bound expression projected onto the partitions of one spec, with its parts; computed once per plan.
+
+    `possible` is the inclusive projection and, for a predicate, `certain` the strict one: bound expressions whose
+    columns are partition fields. Their predicates have a field's id as `column_id`, its name, and the type of its
+    values as `kind` and `result`.
+    """
+
+    expression: Expression
+    possible: Expression
+    certain: Expression = FALSE
+    decides: bool = False
+    """Whether partition values may decide some predicate in it."""
+    parts: tuple[ProjectedExpression, ...] = ()
+    """The projections of a junction's children."""
+
+
+def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
+    match expression:
+        case Bound():
+            if not spec.fields_of(expression.column_id):
+                return ProjectedExpression(expression, TRUE)
+            possible, certain = _inclusive(expression, spec), strict(expression, spec)
+            return ProjectedExpression(expression, possible, certain, possible != TRUE or certain != FALSE)
+        case And(children) | Or(children):
+            parts = tuple([project(child, spec) for child in children])
+            join = all_of if isinstance(expression, And) else any_of
+            possible = join(*[part.possible for part in parts])
+            return ProjectedExpression(expression, possible, FALSE, any(part.decides for part in parts), parts)
+        case Always():
+            return ProjectedExpression(expression, expression)
+    raise TypeError(f"not a bound expression: {expression}")
+
+
+def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
+    """The condition that the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
+    return replaced(expression, lambda predicate: _inclusive(predicate, spec))
+
+
+def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
+    # several fields of one source give different conditions, such as bucket(7, x) and bucket(5, x)
+    return all_of(*[_projected(predicate, field) for field in spec.fields_of(predicate.column_id)])
+
+
+def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
+    """A condition that is true only for partitions whose rows all match, in the form of `ProjectedExpression`."""
+    return any_of(*[_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
+
+
+def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
+    """The partition fields that may decide a predicate: by id, the type that their values must have."""
+    if not projected.decides:
+        return {}
+    if isinstance(projected.expression, Bound):
+        predicate = projected.expression
+        fields = spec.fields_of(predicate.column_id)
+        return {field.field_id or 0: values_type(field.transform, predicate.kind) for field in fields}
+    return {field_id: kind for part in projected.parts for field_id, kind in deciding_fields(part, spec).items()}
+
+
+def source_ranges(predicate: Bound) -> Expression:
+    """The condition on the source column that every row satisfies that matches a predicate on a transform.
+
+    Exact for transforms that keep the order of values, so that bounds of the column decide as much as in Java's
+    `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
+    """
+    transform, kind, op = predicate.transform, predicate.kind, predicate.op
+    if transform == IDENTITY:
+        return predicate
+    if not is_known(transform) or not accepts(transform, kind):
+        return TRUE
+    if op == Op.NOT_NULL or (op == Op.IS_NULL and transform != VOID):
+        return _on_source(predicate, op)
+    if op in _PREFIXES:
+        if len(str(predicate.values[0])) <= width_of(transform):
+            return _on_source(predicate, op, *predicate.values)
+        return Always(op == Op.NOT_STARTS_WITH)
+    if op in NULL_MATCHES:
+        # all rows except rows whose result is one of the values
+        if not is_ordered(transform, kind):
+            return TRUE
+        outside = complement(backwards(transform, kind, _ranges(replace(predicate, op=OPPOSITE[op]))))
+        if len(outside) > RANGES_MAX or Range(None, None) in outside:
+            return TRUE
+        return any_of(_on_source(predicate, Op.IS_NULL), _within(_source(predicate), outside))
+    if not is_ordered(transform, kind):
+        return _on_source(predicate, Op.NOT_NULL)
+    ranges = backwards(transform, kind, _ranges(predicate))
+    if len(ranges) > RANGES_MAX:
+        ranges = [Range(ranges[0].low, ranges[-1].high)]
+    return _within(_source(predicate), ranges)
+
+
+class _Mapping(NamedTuple):
+    """The properties of a field's transform for values of a type, independent of the predicate."""
+
+    transform: str
+    """In canonical form."""
+    is_ordered: bool
+    """As `ranges.is_ordered`; False for identity."""
+    is_bucket: bool
+    is_same: bool
+    """Whether the field holds the values themselves."""
+    is_rounded: bool
+    """As `ranges.is_rounded`."""
+    stored_as_int: StoredAsInt | None
+    """As `ranges.stored_as_int`."""
+
+
+@memoized(1024)
+def _mapping(transform: str, kind: str) -> _Mapping | None:
+    """None if the results are unknown, as for a transform of several columns (spec, version 3)."""
+    transform = canonical(transform)
+    if transform == VOID or not is_known(transform) or not accepts(transform, kind):
+        return None
+    return _Mapping(
+        transform,
+        is_ordered(transform, kind),
+        name_of(transform) == "bucket",
+        transform == IDENTITY or (transform, kind) == ("day", "date"),
+        is_rounded(transform, kind),
+        stored_as_int(transform, kind),
+    )
+
+
+def _strict(predicate: Bound, field: PartitionField) -> Expression:
+    projected = _negated(_projected(replace(predicate, op=OPPOSITE[predicate.op]), field))
+    if projected == FALSE:
+        return FALSE
+    if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
+        return projected
+    # negation turns "no value" into "all" including null, which the predicate does not match
+    if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
+        return FALSE
+    return all_of(_target(predicate, field, Op.NOT_NULL), projected)
+
+
+def _negated(expression: Expression) -> Expression:
+    match expression:
+        case And(children):
+            return any_of(*map(_negated, children))
+        case Or(children):
+            return all_of(*map(_negated, children))
+        case Bound():
+            return replace(expression, op=OPPOSITE[expression.op])
+        case Always(value):
+            return Always(not value)
+    raise TypeError(f"not a bound expression: {expression}")
+
+
+def _projected(predicate: Bound, field: PartitionField) -> Expression:
+    """The inclusive projection of one predicate onto one field of its column."""
+    kind, op = predicate.kind, predicate.op
+    mapping = _mapping(field.transform, kind)
+    if mapping is None:
+        return TRUE
+    transform = mapping.transform
+    if predicate.transform != IDENTITY:
+        if predicate.transform == transform:
+            return _same_transform(predicate, field, mapping)
+        return replaced(source_ranges(predicate), lambda source: _projected(source, field))
+    if op in _NULLITY or mapping.is_same:
+        return _target(predicate, field, op, *predicate.values)
+    if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
+        return _among(predicate, field, mapping, map(function(transform, kind), predicate.values))
+    if not mapping.is_ordered:
+        return TRUE if op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
+    if op in _COMPARISONS:
+        ranges = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
+        if mapping.is_rounded:
+            ranges = list(map(_widened, ranges))
+        return _within(_target(predicate, field, op), ranges)
+    return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
+
+
+def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
+    """The term equals the field, except for results that old writers rounded up."""
+    op, values = predicate.op, predicate.values
+    if mapping.stored_as_int is not None and op not in _NULLITY:
+        return _stored_as_int(predicate, field, mapping, mapping.stored_as_int)
+    if op in _NULLITY or not mapping.is_rounded:
+        return _target(predicate, field, op, *values)
+    if op in _EQUALITIES:
+        return _among(predicate, field, mapping, values)
+    if op in _COMPARISONS:
+        return _within(_target(predicate, field, op), [_widened(span) for span in _ranges(predicate)])
+    # a result up to 0 may represent the next lower result
+    positive = [value for value in values if isinstance(value, int) and value > 0]
+    if not positive:
+        return TRUE
+    return _target(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
+
+
+def _stored_as_int(predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt) -> Expression:
+    """As `_same_transform`, for a long that may have been an int: one result may have been stored as another."""
+    if not mapping.is_ordered:  # so wide that many ints have other results
+        return TRUE if predicate.op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
+    if predicate.op in _EQUALITIES:
+        return _among(predicate, field, mapping, predicate.values)
+    found = _target(predicate, field, predicate.op, *predicate.values)
+    if predicate.op in _COMPARISONS:
+        is_sought = contains(_ranges(predicate), stored.exact)
+        return any_of(found, replace(found, op=Op.EQ, values=(stored.wrapped,))) if is_sought else found
+    left = [value for value in predicate.values if value != stored.wrapped]
+    return _target(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
+
+
+def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
+    prefix = str(predicate.values[0])
+    if len(prefix) < width:
+        return _target(predicate, field, predicate.op, prefix)
+    if predicate.op == Op.STARTS_WITH:
+        return _target(predicate, field, Op.EQ, prefix[:width])
+    return _target(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
+
+
+def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
+    """The field has one of the results, none of which is null."""
+    distinct = {result for result in results if result is not None}
+    if mapping.is_rounded:
+        distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
+    if mapping.stored_as_int is not None and mapping.stored_as_int.exact in distinct:
+        distinct.add(mapping.stored_as_int.wrapped)
+    values: list[Any] = sorted(distinct)
+    return _target(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
+
+
+def _widened(results: Range) -> Range:
+    return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
+
+
+def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
+    """The predicate on the field that replaces a predicate on its source."""
+    result = values_type(field.transform, predicate.kind)
+    return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
+
+
+def _source(predicate: Bound) -> Bound:
+    return replace(predicate, transform=IDENTITY, result=predicate.kind)
+
+
+def _on_source(predicate: Bound, op: Op, *values: Value) -> Bound:
+    return replace(_source(predicate), op=op, values=values)
+
+
+def _ranges(predicate: Bound) -> list[Range]:
+    """The values that match a comparison, `eq` or `in` on integers, strings or bytes."""
+    values = predicate.values
+    match predicate.op:
+        case Op.LT:
+            return [Range(None, values[0])]
+        case Op.LT_EQ:
+            return [Range(None, next_value(values[0]))]
+        case Op.GT:
+            return [Range(next_value(values[0]), None)]
+        case Op.GT_EQ:
+            return [Range(values[0], None)]
+    return [Range(value, next_value(value)) for value in values]
+
+
+def _within(template: Bound, ranges: Iterable[Range]) -> Expression:
+    """The template's term is in one of the ranges, which exclude null."""
+    points: list[Value] = []
+    conditions: list[Expression] = []
+    for low, high in ranges:
+        if low is None and high is None:
+            return replace(template, op=Op.NOT_NULL, values=())
+        if low is not None and high == next_value(low):
+            points.append(low)
+        else:
+            conditions.append(all_of(*_bounds(template, low, high)))
+    if points:
+        conditions.append(replace(template, op=Op.EQ if len(points) == 1 else Op.IN, values=tuple(points)))
+    return any_of(*conditions) if conditions else FALSE
+
+
+def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:
+    if low is not None:
+        before = _previous(low)
+        op, value = (Op.GT_EQ, low) if before is None else (Op.GT, before)
+        yield replace(template, op=op, values=(value,))
+    if high is not None:
+        before = _previous(high)
+        op, value = (Op.LT, high) if before is None else (Op.LT_EQ, before)
+        yield replace(template, op=op, values=(value,))
+
+
+def _previous(value: Value) -> Value | None:
+    """The value without its trailing zero, its predecessor, for readable string and bytes bounds; None without one."""
+    if isinstance(value, str) and value.endswith("\0"):
+        return value[:-1]
+    return value[:-1] if isinstance(value, bytes) and value.endswith(b"\0") else None

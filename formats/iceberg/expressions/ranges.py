@@ -1,0 +1,217 @@
+"""Mapping of value ranges through order-preserving transforms: forwards to partitions, backwards to source columns.
+
+Ranges are half open, with bounds in the form of `expression.py`; None means unbounded. Values are integers, strings or
+bytes, all of which have a successor, so half-open ranges can express closed ranges. An integer result that does not fit
+its type wraps (`transforms.py`), so values at one end of the source may map to the other end of the result: both
+directions return as many ranges as needed. Promotion of an int to a long does not change the results that wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+from seamark.formats.iceberg.types.transforms import (
+    INTEGER_BITS,
+    UNITS_PER_DAY,
+    first_day,
+    is_known,
+    monotone,
+    name_of,
+    result_type,
+    width_of,
+    wrapped,
+)
+from seamark.formats.iceberg.types.types import base_name
+
+CALENDAR = frozenset({"year", "month", "day", "hour"})
+Prefix = TypeVar("Prefix", str, bytes)
+
+_INT_WIDTH_MAX = 1 << 30
+"""Above it Java's 32-bit arithmetic overflows in the remainder, and its results are unordered. A long column may have
+been an int when files were written."""
+
+
+class Range(NamedTuple):
+    """The values with `low <= value < high`."""
+
+    low: Any
+    high: Any
+
+
+def is_ordered(transform: str, kind: str) -> bool:
+    """Whether the (canonical, accepted) transform keeps the order of values, except those that wrap; False for
+    identity.
+    """
+    name = name_of(transform)
+    if name == "truncate" and is_known(transform):
+        return kind not in ("int", "long") or width_of(transform) <= _INT_WIDTH_MAX
+    return name in CALENDAR
+
+
+def is_rounded(transform: str, kind: str) -> bool:
+    """Whether Java up to 0.10 stored the (canonical) transform's results before 1970 one too high."""
+    return transform in CALENDAR and (transform, kind) != ("day", "date")
+
+
+def next_value(value: Any) -> Any:
+    if isinstance(value, int):
+        return value + 1
+    return value + "\0" if isinstance(value, str) else value + b"\0"
+
+
+def forwards(transform: str, kind: str, source: Range) -> list[Range]:
+    """Ranges that contain the results of all source values in the range, and few others."""
+    exact = monotone(transform, kind)
+    if base_name(kind) in ("string", "binary"):
+        low, high = source
+        if high is not None and exact(high) != high:
+            # a value just below `high` may have the same prefix
+            high = next_value(exact(high))
+        return [Range(low if low is None else exact(low), high)]
+    first, end = _limits(kind)
+    low, high = _clipped(source, first, end)
+    if low >= high:
+        return []
+    least, beyond = exact(low), exact(high - 1) + 1
+    result = result_type(transform, kind)
+    start, stop = _limits(result)
+    results = []
+    for shift in _shifts(result):
+        piece = _clipped(Range(least + shift, beyond + shift), start, stop)
+        if piece.low >= piece.high:
+            continue
+        # no value is beyond the source's limits, so a bound there can be omitted
+        no_low = piece.low == start or (low == first and shift == 0)
+        no_high = piece.high == stop or (high == end and shift == 0)
+        results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
+    stored = stored_as_int(transform, kind)
+    if stored is None or low >= stored.end or high <= _limits("int").low:
+        return results
+    return results if contains(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
+
+
+class StoredAsInt(NamedTuple):
+    """The result of the least ints, and what it wrapped to in the partition values of files."""
+
+    exact: int
+    wrapped: int
+    end: int
+    """Ints below it may have been stored with another result than as longs."""
+
+
+def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
+    """Of a truncated long, which may have been an int when files were written. None if no result of an int wraps."""
+    if kind != "long" or name_of(transform) != "truncate":
+        return None
+    least = _limits("int").low
+    width = width_of(transform)
+    exact = least - least % width
+    end = exact + width if is_ordered(transform, kind) else _limits("int").high
+    return StoredAsInt(exact, wrapped(exact, INTEGER_BITS["int"]), end) if exact < least else None
+
+
+def contains(ranges: Iterable[Range], value: int) -> bool:
+    return any((low is None or low <= value) and (high is None or value < high) for low, high in ranges)
+
+
+def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
+    """Exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
+    if base_name(kind) in ("string", "binary"):
+        return _merged(list(_strings_backwards(width_of(transform), results)))
+    begin = _first_with(transform, kind)
+    first, end = _limits(kind)
+    result = result_type(transform, kind)
+    start, stop = _limits(result)
+    spans = []
+    for span in results:
+        low, high = _clipped(span, start, stop)
+        if low < high:
+            spans += [_clipped(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _shifts(result)]
+    return [
+        Range(None if low == first else low, None if high == end else high)
+        for low, high in _merged([span for span in spans if span.low < span.high])
+    ]
+
+
+def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
+    for span in results:
+        low, high = (bound if bound is None or len(bound) <= width else after_prefix(bound[:width]) for bound in span)
+        if low is None and span.low is not None:
+            continue  # no string is greater
+        if low is None or high is None or low < high:
+            yield Range(low, high)
+
+
+def complement(ranges: list[Range]) -> list[Range]:
+    """The values outside of the disjoint, ordered ranges."""
+    gaps, low = [], None
+    for index, span in enumerate(ranges):
+        if index > 0 or span.low is not None:
+            gaps.append(Range(low, span.low))
+        low = span.high
+    if not ranges or low is not None:
+        gaps.append(Range(low, None))
+    return gaps
+
+
+def _limits(kind: str) -> Range:
+    """All values of an integer type; for a decimal, with room for the widest truncation of the minimum."""
+    if bits := INTEGER_BITS.get(kind):
+        return Range(-(1 << bits - 1), 1 << bits - 1)
+    edge = 10 ** int(kind.partition("(")[2].partition(",")[0]) + (1 << 31)
+    return Range(-edge, edge)
+
+
+def _clipped(span: Range, first: int, end: int) -> Range:
+    low = first if span.low is None else max(span.low, first)
+    return Range(low, end if span.high is None else min(span.high, end))
+
+
+def _shifts(result: str) -> tuple[int, ...]:
+    """The possible differences of a stored result from the exact one; decimals do not wrap."""
+    bits = INTEGER_BITS.get(result)
+    return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
+
+
+def _first_with(transform: str, kind: str) -> Callable[[int], int]:
+    """A function from an exact result to the least source value with that result or a greater one."""
+    name = name_of(transform)
+    if name == "truncate":
+        width = width_of(transform)
+        return lambda result: -(-result // width) * width
+    day = UNITS_PER_DAY[kind]
+    if name == "hour":
+        return lambda result: result * (day // 24)
+    if name == "day":
+        return lambda result: result * day
+    months = 1 if name == "month" else 12
+    return lambda result: first_day(result * months) * day
+
+
+def after_prefix(prefix: Prefix) -> Prefix | None:
+    """The least value greater than every value with the prefix; None if there is none."""
+    if isinstance(prefix, bytes):
+        stem = prefix.rstrip(b"\xff")
+        return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+    stem = prefix.rstrip("\U0010ffff")
+    if not stem:
+        return None
+    # surrogates are not characters
+    return stem[:-1] + ("\ue000" if stem[-1] == "\ud7ff" else chr(ord(stem[-1]) + 1))
+
+
+def _merged(ranges: list[Range]) -> list[Range]:
+    """The ranges in order, with adjacent and overlapping ranges merged."""
+    unbounded = [span for span in ranges if span.low is None]
+    merged: list[Range] = []
+    for span in unbounded + sorted((span for span in ranges if span.low is not None), key=lambda span: span.low):
+        if not merged:
+            merged.append(span)
+        elif (high := merged[-1].high) is None:
+            break
+        elif span.low is None or span.low <= high:
+            merged[-1] = Range(merged[-1].low, None if span.high is None else max(high, span.high))
+        else:
+            merged.append(span)
+    return merged

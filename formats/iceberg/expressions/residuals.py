@@ -1,0 +1,176 @@
+"""Residuals: the part of a filter that remains to be evaluated on the rows of a file, given its partition values.
+
+A predicate that all rows of the partition match becomes TRUE, a predicate that none can match becomes FALSE, others
+stay (Java: `ResidualEvaluator`). Residual and filter give the same result for every row of the partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from msgspec.structs import replace
+
+from seamark.formats.iceberg.expressions.evaluation import may_match, must_match
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    And,
+    Bound,
+    Expression,
+    Op,
+    Or,
+    all_of,
+    any_of,
+    predicates_of,
+    replaced,
+)
+from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, TIMESTAMPS, Value
+
+_Partition: TypeAlias = Mapping[int, Value | None]
+
+
+def nameable(expression: Expression, schema: Schema) -> Expression:
+    """The residual in the form that clients can bind: a predicate whose column has another name in the table's current
+    schema, or whose name belongs to another column there, becomes TRUE.
+
+    Java's client binds a residual twice, to the current schema for the partition and to the schema that it reads, which
+    after a rename share no name for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter rows
+    again, so a wider residual costs at most time. `IcebergGenerics` does not: it returns rows that do not match; no
+    residual is correct for it where a client binds it twice.
+    """
+    match expression:
+        case And(children) | Or(children):
+            rewritten = [nameable(child, schema) for child in children]
+            if all(new is child for new, child in zip(rewritten, children, strict=True)):
+                return expression
+            return all_of(*rewritten) if isinstance(expression, And) else any_of(*rewritten)
+        case Bound():
+            return expression if schema.index.by_name.get(expression.name) == expression.column_id else TRUE
+    return expression
+
+
+def with_both_zeros(residual: Expression) -> Expression:
+    """Return a bound expression that -0.0 and 0.0 satisfy alike if one of them satisfies an equality with the other.
+
+    Java's readers order -0.0 below 0.0, and skip row groups by statistics, dictionaries and Bloom filters in which
+    only the other zero occurs. To Spark the two are equal.
+    """
+    if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
+        return residual
+    return replaced(residual, _with_both_zeros)
+
+
+def _with_both_zeros(predicate: Bound) -> Bound:
+    if predicate.result not in FLOATS or 0.0 not in predicate.values:
+        return predicate
+    match predicate.op:
+        case Op.EQ | Op.IN:
+            values = [value for value in predicate.values if value != 0]
+            return replace(predicate, op=Op.IN, values=tuple(sorted([-0.0, 0.0, *values])))
+        case Op.GT_EQ:
+            return replace(predicate, values=(-0.0,))
+        case Op.LT_EQ:
+            return replace(predicate, values=(0.0,))
+    return predicate
+
+
+def weakened(residual: Expression) -> Expression:
+    """A short expression that every row satisfies that satisfies the residual; never the constant TRUE.
+
+    For clients that require a residual and filter rows by the original filter: a list of values becomes its range.
+    PyIceberg counts the rows of a file with the residual TRUE from metadata, so a tautology about a column replaces
+    TRUE.
+    """
+    predicates = predicates_of(residual)
+    if not predicates:
+        return residual
+    weak = _weakened(residual)
+    if isinstance(weak, And):
+        weak = all_of(*weak.children[:_CONJUNCTS_MAX])
+    return tautology(predicates[0]) if weak == TRUE else weak
+
+
+def tautology(predicate: Bound) -> Expression:
+    """A condition that every row satisfies, on the predicate's column."""
+    column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
+    return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
+
+
+def tautologies(expression: Expression) -> list[Bound]:
+    """A predicate of each tautology in the expression, made from a predicate with a literal of unknown value."""
+    match expression:
+        case And(children):
+            return [found for child in children for found in tautologies(child)]
+        case Or(children):
+            null = {child.column_id for child in children if isinstance(child, Bound) and child.op is Op.IS_NULL}
+            found = [
+                child
+                for child in children
+                if isinstance(child, Bound) and child.op is Op.NOT_NULL and child.column_id in null
+            ]
+            return found or [found for child in children for found in tautologies(child)]
+    return []
+
+
+_CONJUNCTS_MAX = 8
+_ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
+
+
+def _weakened(expression: Expression) -> Expression:
+    match expression:
+        case And(children):
+            return all_of(*[_weakened(child) for child in children])
+        case Or(children):
+            column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
+            listed = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
+            if len(column) > 1 or len(listed) < len(children):
+                return TRUE
+            return _weakened_predicate(listed[0], [value for predicate in listed for value in predicate.values])
+        case Bound():
+            return _weakened_predicate(expression, list(expression.values))
+    return expression
+
+
+def _weakened_predicate(predicate: Bound, values: list[Any]) -> Expression:
+    if predicate.transform != IDENTITY or predicate.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH):
+        return TRUE
+    if not values:
+        return predicate
+    if base_name(predicate.kind) not in _ORDERED_KINDS:
+        return replace(predicate, op=Op.NOT_NULL, values=())
+    if predicate.op not in (Op.EQ, Op.IN):
+        return predicate
+    lowest = replace(predicate, op=Op.GT_EQ, values=(min(values),))
+    return all_of(lowest, replace(predicate, op=Op.LT_EQ, values=(max(values),)))
+
+
+class Residuals:
+    """The residuals of a bound expression for the partitions of one spec; pure and shareable."""
+
+    def __init__(
+        self, expression: Expression, spec: PartitionSpec, projected: ProjectedExpression | None = None
+    ) -> None:
+        """`projected`: the result of `project`, if the caller has it."""
+        self._projected = project(expression, spec) if projected is None else projected
+
+    def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
+        """The residual for a file with these partition values by field id; a missing value decides nothing."""
+        return _residual(self._projected, partition)
+
+
+def _residual(projected: ProjectedExpression, values: _Partition) -> Expression:
+    expression = projected.expression
+    if not projected.decides:
+        return expression
+    if isinstance(expression, Bound):
+        if must_match(projected.certain, values):
+            return TRUE
+        return expression if may_match(projected.possible, values) else FALSE
+    parts = [_residual(part, values) for part in projected.parts]
+    return all_of(*parts) if isinstance(expression, And) else any_of(*parts)

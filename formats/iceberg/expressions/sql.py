@@ -1,0 +1,427 @@
+"""Conversion of an SQL predicate to an Iceberg expression that is true for at least the same rows.
+
+SQL and Iceberg differ about "not". In SQL a comparison with null is neither true nor false, so `NOT (a = 1)` is true if
+`a` is not null and not 1; Iceberg's `not-eq` matches null. Negation is therefore pushed down to the comparisons, and a
+comparison that must be *false* becomes its opposite and `not-null`.
+
+Anything that an expression cannot represent (comparisons between columns, functions, subqueries, other LIKE patterns)
+becomes `true`, negated or not; the result lists it as unused. The same applies to comparisons whose outcome depends on
+the engine, such as a number with a string.
+
+The parser accepts the syntax of Trino and Spark: `"x"` and `` `x` `` are names, `'x'` is a string, and names are
+case-insensitive. The session time zone is UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import eq, ge, gt, le, lt, ne
+from typing import Any
+
+from sqlglot import exp, tokens
+from sqlglot.dialects.dialect import Dialect
+from sqlglot.errors import ParseError, SqlglotError
+
+from seamark.formats.iceberg.expressions.comparisons import NESTED, OPPOSITE, UNITS, ComparedTerm, Comparisons
+from seamark.formats.iceberg.expressions.expression import (
+    FALSE,
+    TRUE,
+    Always,
+    Expression,
+    Op,
+    Unbound,
+    all_of,
+    any_of,
+)
+from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
+from seamark.formats.iceberg.expressions.sql_literals import literal_of
+from seamark.formats.iceberg.expressions.sql_parser import parse_into
+from seamark.formats.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
+from seamark.formats.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.runtime.errors import BadRequest
+
+TEXT_MAX = 100_000
+_SHOWN_MAX = 200
+_EXACT_DIGITS_MAX, _DIGITS_SHOWN_MAX = 15, 40
+"""Digits of numbers that each engine converts to the same double."""
+_COMPARED: dict[type[exp.Expr], Op] = {
+    exp.EQ: Op.EQ,
+    exp.NEQ: Op.NOT_EQ,
+    exp.LT: Op.LT,
+    exp.LTE: Op.LT_EQ,
+    exp.GT: Op.GT,
+    exp.GTE: Op.GT_EQ,
+}
+_FLIPPED = {Op.LT: Op.GT, Op.LT_EQ: Op.GT_EQ, Op.GT: Op.LT, Op.GT_EQ: Op.LT_EQ}
+_CONSTANT = {Op.EQ: eq, Op.NOT_EQ: ne, Op.LT: lt, Op.LT_EQ: le, Op.GT: gt, Op.GT_EQ: ge}
+_PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
+_ALONE = "Send the predicate alone, without SELECT or WHERE"
+_ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
+"""The arguments of sqlglot's nodes that are supported. Others change the meaning, such as BETWEEN SYMMETRIC."""
+
+
+class _Sql(Dialect):
+    """sqlglot's default dialect with both kinds of quotes around names."""
+
+    class Tokenizer(tokens.Tokenizer):
+        IDENTIFIERS = ['"', "`"]  # noqa: RUF012  as sqlglot declares it
+        HEX_STRINGS = [("x'", "'"), ("X'", "'")]  # noqa: RUF012
+
+
+_SQL = Dialect.get_or_raise(_Sql)
+
+
+@dataclass(frozen=True)
+class SqlFilter:
+    """The converted predicate. `expression` is unbound, and true for every row that the SQL is true for.
+
+    `unused` lists the parts that are left out, `reasons` why, in the same order. `exact`: no other row satisfies it,
+    except rows with NaN in a compared column, about which engines differ.
+    """
+
+    expression: Expression
+    unused: tuple[str, ...]
+    exact: bool = False
+    reasons: tuple[str, ...] = ()
+
+
+def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_above: bool = False) -> SqlFilter:
+    """The predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
+
+    With `nan_above`, NaN is greater than every number, as in Spark, and the expression is exact about it. BadRequest
+    for invalid SQL, with the position, and for an unknown column.
+    """
+    if len(text) > TEXT_MAX:
+        raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
+    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
+    try:
+        tree = parse_into(_SQL, text, exp.Condition)
+        reader = _Reader((schema, *others), nan_above)
+        expression = reader.read(tree, negated=False)
+        exact = reader.exact and not reader.unused
+        return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
+    except ParseError as error:
+        hint = f". {_ALONE}" if text.lstrip()[:6].lower() in ("select", "where ") else ""
+        raise BadRequest(syntax_message(error, "The predicate") + hint) from None
+    except SqlglotError as error:
+        raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
+    except RecursionError:
+        raise BadRequest("The predicate is nested too deeply") from None
+
+
+def syntax_message(error: ParseError, what: str) -> str:
+    """What is wrong with the text, and where. `what` names the text: "The predicate"."""
+    for detail in error.errors:
+        if detail.get("line") is not None:
+            text = detail.get("highlight") or "the end"
+            position = f"line {detail['line']}, column {detail['col']}"
+            why = str(detail.get("description", "")).partition(" for <class")[0]
+            return f"{what} is not valid SQL: {why} at {position}, near {text[:40]!r}"
+    return f"{what} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
+
+
+class _Reader(Comparisons):
+    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool) -> None:
+        super().__init__(schemas, nan_above)
+        self._lower_names: set[str] | None = None
+        self.unused: dict[str, str] = {}
+        """Why each part that is left out is left out."""
+
+    def read(self, node: exp.Expr, *, negated: bool) -> Expression:
+        """The condition for `node` being true or, if `negated`, false."""
+        match node:
+            case exp.Paren():
+                return self.read(node.this, negated=negated)
+            case exp.Not():
+                return self.read(node.this, negated=not negated)
+            case exp.And() | exp.Or():
+                children = [self.read(child, negated=negated) for child in node.flatten()]
+                return all_of(*children) if isinstance(node, exp.And) != negated else any_of(*children)
+            case exp.Select() | exp.Subquery():
+                raise BadRequest(_ALONE)
+        try:
+            leaf = self._leaf(node, negated)
+        except Inconvertible as error:
+            leaf, reason = None, str(error)
+        else:
+            reason = unused_reason(node, self._is_column) if leaf is None else ""
+        if leaf is None:
+            self._leave_out(node, reason)
+            return TRUE
+        return leaf
+
+    def _leave_out(self, node: exp.Expr, reason: str) -> None:
+        self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
+
+    def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+        """Raises Inconvertible, with the reason."""
+        try:
+            return super().fitted(literal, term)
+        except RoundedApart:
+            raise
+        except Inconvertible:
+            raise Inconvertible(misfit_reason(literal, term.name, term.kind)) from None
+
+    def _is_column(self, name: str) -> bool:
+        if self._lower_names is None:
+            self._lower_names = {known.lower() for schema in self._schemas for known in schema.index.by_name}
+        return name.lower() in self._lower_names
+
+    def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
+        """None if it cannot be expressed. Raises Inconvertible."""
+        if not _is_plain(node):
+            return None
+        negated ^= bool(node.args.get("negate"))  # NOT LIKE is one node
+        match node:
+            case exp.NullSafeEQ() | exp.NullSafeNEQ():
+                return self._null_safe(node, negated == isinstance(node, exp.NullSafeEQ))
+            case exp.Boolean():
+                return Always(bool(node.this) != negated)
+            case exp.Null():
+                return FALSE
+            case exp.Between():
+                value, *bounds = self._together([node.this, node.args["low"], node.args["high"]])
+                low, high = (
+                    self._compared(op, value, bound, negated)
+                    for op, bound in zip((Op.GT_EQ, Op.LT_EQ), bounds, strict=True)
+                )
+                return None if low is None or high is None else (any_of if negated else all_of)(low, high)
+            case exp.In():
+                return self._in(node, negated)
+            case exp.Is():
+                return self._is(node, negated)
+            case exp.Like() | exp.Escape() | exp.StartsWith():
+                return self._like(node, negated)
+            case exp.IsNan():
+                term = self._term(node.this)
+                if term is None or term.kind not in FLOATS:
+                    return None
+                return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
+        if type(node) in _COMPARED:
+            return self._compared(_COMPARED[type(node)], node.this, node.expression, negated)
+        term = self._term(node)
+        if term is not None and term.kind == "boolean":
+            return term.predicate(Op.EQ, not negated)
+        return None
+
+    def _compared(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
+        """A comparison, for the rows where it is true or, if `negated`, false. Raises Inconvertible."""
+        literal = literal_of(right)
+        if literal is None:
+            literal = literal_of(left)
+            if literal is None:
+                return None
+            left, op = right, _FLIPPED.get(op, op)
+        if literal.kind == "null":
+            return FALSE
+        if negated:
+            op = OPPOSITE[op]
+        other = literal_of(left)
+        if other is not None:
+            return _constant(op, other, literal)
+        term = self._term(left)
+        return None if term is None else self.comparison(op, term, literal, negated)
+
+    def _together(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
+        """The operands of one predicate, with doubles for all numbers if one of them is a double: every engine converts
+        them to one type before it compares. Raises Inconvertible."""
+        literals = [literal_of(one) for one in operands]
+        kinds = {one.kind for one in literals if one is not None}
+        if not {"number", "double"} <= kinds:
+            return operands
+        if any(one is None and self._is_double(node) for one, node in zip(literals, operands, strict=True)):
+            return operands  # a double column is compared so with each number
+        return [
+            node if one is None or one.kind != "number" else _as_double(one)
+            for one, node in zip(literals, operands, strict=True)
+        ]
+
+    def _is_double(self, node: exp.Expr) -> bool:
+        term = self._term(node)
+        return term is not None and term.kind == "double"
+
+    def _null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
+        """IS [NOT] DISTINCT FROM, which is never null: Iceberg's `eq` and `not-eq`."""
+        sides = [node.this, node.expression]
+        literals = [literal_of(side) for side in sides]
+        for literal, side in zip(literals, reversed(sides), strict=True):
+            term = self._term(side) if literal is not None else None
+            if literal is None or term is None:
+                continue
+            if literal.kind == "null":
+                return term.predicate(Op.NOT_NULL if unlike else Op.IS_NULL)
+            if not unlike:
+                return self.among(term, (literal,))
+            exact = self.exact_values(term, (literal,))
+            return term.predicate(Op.NOT_EQ, *exact) if exact else TRUE
+        return None
+
+    def _in(self, node: exp.In, negated: bool) -> Expression | None:
+        term = self._term(node.this)
+        if term is None or not node.expressions or node.args.get("query") is not None:
+            return None
+        literals = [literal_of(item) for item in self._together([node.this, *node.expressions])[1:]]
+        if any(literal is None for literal in literals):
+            return None
+        values = [literal for literal in literals if literal is not None and literal.kind != "null"]
+        if negated and len(values) < len(literals):  # not in a list with null: null at best
+            return FALSE
+        if not negated:
+            return self.among(term, values)
+        exact = self.exact_values(term, values)
+        return all_of(term.not_null, term.predicate(Op.NOT_IN, *exact)) if exact else term.not_null
+
+    def _is(self, node: exp.Is, negated: bool) -> Expression | None:
+        if isinstance(node.expression, exp.Null):
+            term = self._term(node.this, any_type=True)
+            if term is None:
+                return None
+            return Unbound(Op.NOT_NULL if negated else Op.IS_NULL, term.name, IDENTITY, ())
+        if not isinstance(node.expression, exp.Boolean):
+            return None
+        expected = bool(node.expression.this)
+        if not negated:
+            return self.read(node.this, negated=not expected)
+        term = self._term(node.this)
+        if term is None or term.kind != "boolean":
+            return None
+        return term.predicate(Op.NOT_EQ, expected)  # null is neither, and matches
+
+    def _like(self, node: exp.Expr, negated: bool) -> Expression | None:
+        escape = None
+        if isinstance(node, exp.Escape):
+            escape, node = literal_of(node.expression), node.this
+            if escape is None or len(escape.text) != 1 or not isinstance(node, exp.Like):
+                return None
+            if not _is_plain(node):
+                return None
+            negated ^= bool(node.args.get("negate"))
+        term, pattern = self._term(node.this), literal_of(node.expression)
+        if term is None or term.kind != "string" or pattern is None:
+            return None
+        if pattern.kind == "null":
+            return FALSE
+        if pattern.kind != "text":
+            return None
+        if isinstance(node, exp.StartsWith):
+            prefix, rest = pattern.text, "%"
+        else:
+            given = None if escape is None else escape.text
+            if not is_valid_pattern(pattern.text, given):
+                return None
+            prefix, rest = split_pattern(pattern.text, given)
+        if rest == "":
+            return self.comparison(Op.NOT_EQ if negated else Op.EQ, term, TypedLiteral("text", prefix), negated)
+        if rest.strip("%") == "":
+            if not prefix:
+                return FALSE if negated else term.not_null
+            if negated:
+                return all_of(term.not_null, term.predicate(Op.NOT_STARTS_WITH, prefix))
+            return term.predicate(Op.STARTS_WITH, prefix)
+        if negated or not prefix:
+            return None
+        # The prefix is used; the rest of the pattern is listed as unused.
+        self._leave_out(node, unused_reason(node, self._is_column))
+        return term.predicate(Op.STARTS_WITH, prefix)
+
+    # Terms
+
+    def _term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
+        """A column or a transform of one; None for anything else. `any_type`: structs, lists and maps are accepted."""
+        while isinstance(node, exp.Paren):
+            node = node.this
+        if not _is_plain(node) and not isinstance(node, exp.Column):
+            return None
+        name = _name(node)
+        if name is not None:
+            column, kind = self._column(name)
+            return ComparedTerm(column, kind) if any_type or kind not in NESTED else None
+        if isinstance(node, exp.Dot):
+            return self._transform(node.expression, qualified=True)
+        return self._transform(node, qualified=False)
+
+    def _transform(self, node: exp.Expr, *, qualified: bool) -> ComparedTerm | None:
+        """`qualified`: called as Spark's `system.bucket(…)`, which is a transform for any meaning of the name in
+        SQL.
+        """
+        if isinstance(node, exp.Cast) and type(node) is exp.Cast:
+            return self._applied("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
+        if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
+            return self._applied("day", node.this)
+        if isinstance(node, exp.Trunc):
+            return self._sized("truncate", [node.this, node.args.get("decimals")], qualified)
+        if isinstance(node, exp.Year | exp.Month | exp.Day | exp.Hour):
+            unit = type(node).__name__.lower()
+            if qualified:
+                return self._applied(unit, node.this)
+            term = self._applied(unit, node.this) if unit == "year" else None
+            return None if term is None else term._replace(origin=1970)
+        if not isinstance(node, exp.Anonymous):
+            return None
+        called = str(node.this).lower()
+        if called in ("bucket", "truncate"):
+            return self._sized(called, node.expressions, qualified)
+        unit = _PLURALS.get(called) or (called if qualified and called in UNITS else "")
+        return self._applied(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
+
+    def _sized(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
+        """`bucket(4, id)` in Spark, `bucket(id, 4)` in Trino."""
+        if len(arguments) != 2 or None in arguments:
+            return None
+        widths = [literal_of(argument) for argument in arguments]
+        for width, other in zip(widths, reversed(arguments), strict=True):
+            if width is not None and width.kind == "number" and width.text.isdigit() and width.text.strip("0"):
+                term = self._applied(canonical(f"{called}[{width.text}]"), other)
+                if (
+                    called == "truncate"
+                    and not qualified
+                    and term is not None
+                    and term.kind not in ("string", "binary")
+                ):
+                    return None  # in SQL this cuts digits
+                return term
+        return None
+
+    def _applied(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
+        name = _name(node)
+        return None if name is None else self.term(name, transform)
+
+
+def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
+    """The result of comparing two literals, such as `1 = 1`."""
+    if left.kind == "null":
+        return FALSE
+    if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
+        return None
+    values = [literal.number() if literal.kind == "number" else literal.text for literal in (left, right)]
+    return Always(_CONSTANT[op](*values))
+
+
+def _as_double(number: TypedLiteral) -> exp.Expr:
+    """Raises Inconvertible for a number that engines may round to different doubles."""
+    digits = number.text.strip().lstrip("+-")
+    if len(digits.replace(".", "").lstrip("0")) > _EXACT_DIGITS_MAX:
+        raise Inconvertible(
+            f"{digits[:_DIGITS_SHOWN_MAX]} is compared as a double, beside another double; write it with an exponent"
+        )
+    literal = exp.Literal.number(f"{digits}e0")
+    return exp.Neg(this=literal) if "-" in number.text else literal
+
+
+def _is_plain(node: exp.Expr) -> bool:
+    return all(name in _ARGUMENTS for name, value in node.args.items() if value)
+
+
+def _name(node: exp.Expr) -> str | None:
+    """A column's full name: `a.b.c` is a field within structs."""
+    if isinstance(node, exp.Dot):
+        inner = _name(node.this)
+        own = node.expression.name if isinstance(node.expression, exp.Identifier) else None
+        return None if inner is None or own is None else f"{inner}.{own}"
+    if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier):
+        return ".".join(part.name for part in node.parts)
+    return None

@@ -1,0 +1,86 @@
+"""SQL literals in the nodes of sqlglot."""
+
+from __future__ import annotations
+
+import re
+
+from sqlglot import exp
+
+from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, is_exact_number
+
+_Type = exp.DataType.Type
+_INTEGER = re.compile(r"\s*[+-]?\d{1,100}\s*", re.ASCII)
+_WHOLE = (_Type.TINYINT, _Type.SMALLINT, _Type.INT, _Type.BIGINT)
+_TYPED = {
+    _Type.DATE: "date",
+    _Type.TIME: "time",
+    _Type.TIMESTAMP: "timestamp",
+    _Type.TIMESTAMPNTZ: "timestamp",
+    _Type.DATETIME: "timestamp",
+    _Type.TIMESTAMPTZ: "timestamptz",
+    _Type.TIMESTAMPLTZ: "timestamptz",
+    _Type.UUID: "uuid",
+}
+_WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Type.CHAR, _Type.NCHAR)
+"""The types that other operands of a predicate may be converted to."""
+
+
+def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
+    """None if the node is not a literal, or a cast of one with an unclear result."""
+    match node:
+        case exp.Paren():
+            return literal_of(node.this)
+        case exp.Null():
+            return TypedLiteral("null", "")
+        case exp.Boolean():
+            return TypedLiteral("boolean", "true" if node.this else "false")
+        case exp.Literal():
+            text = str(node.this)
+            if node.is_string:
+                return TypedLiteral("text", text)
+            return TypedLiteral("double" if "e" in text.lower() else "number", text)
+        case exp.Neg():
+            inner = literal_of(node.this)
+            if inner is None or inner.kind not in ("number", "double") or inner.text.startswith("-"):
+                return None
+            return TypedLiteral(inner.kind, f"-{inner.text}")
+        case exp.HexString():
+            return TypedLiteral("bytes", str(node.this))
+        case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
+            return _cast(literal_of(node.this), node.to)
+        case exp.Date() if len(list(node.iter_expressions())) == 1:
+            return _cast(literal_of(node.this), exp.DataType.build("DATE"))
+    return None
+
+
+def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
+    if given is None:
+        return None
+    if given.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+        return None if to.this in _WIDER else given
+    kind, text, target = given.kind, given.text, to.this
+    if target in _TYPED:
+        return TypedLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
+    if target in (_Type.VARCHAR, _Type.TEXT):
+        return given if kind == "text" and not to.expressions else None
+    if kind not in ("number", "text") or not is_exact_number(text):
+        return None
+    if target in _WHOLE and _INTEGER.fullmatch(text):
+        return TypedLiteral("number", text)
+    if target is _Type.DOUBLE:
+        return TypedLiteral("double", text)
+    if target is _Type.DECIMAL:
+        return TypedLiteral("number", text) if _within(text, to) else None
+    return None
+
+
+def _within(text: str, to: exp.DataType) -> bool:
+    """Whether a cast to decimal leaves the number unchanged."""
+    sizes = [int(size.name) for size in to.expressions if size.name.isdigit() and len(size.name) <= 2]
+    scale = sizes[1] if len(sizes) > 1 else 0
+    if len(sizes) < len(to.expressions):
+        return False
+    if not sizes:  # the default differs between engines; `DECIMAL '1.5'` has the literal's scale
+        return True
+    whole, _, fraction = text.lstrip("+-").partition(".")
+    return len(fraction.rstrip("0")) <= scale and len(whole.lstrip("0")) <= sizes[0] - scale

@@ -1,0 +1,68 @@
+"""Why a part of an SQL predicate is not used, in a sentence for the person who wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqlglot import exp
+
+from seamark.formats.iceberg.expressions.sql_literals import literal_of
+from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral
+from seamark.formats.iceberg.types.types import base_name
+
+_SHOWN_MAX = 60
+_FORMS = {
+    **dict.fromkeys(("int", "long", "float", "double", "decimal"), "a number without quotes"),
+    "boolean": "true or false",
+    "string": "text in single quotes",
+    "date": "DATE '2026-01-31'",
+    "time": "TIME '23:59:00'",
+    **dict.fromkeys(("timestamp", "timestamp_ns"), "TIMESTAMP '2026-01-31 23:59:00'"),
+    **dict.fromkeys(("timestamptz", "timestamptz_ns"), "TIMESTAMP '2026-01-31 23:59:00 UTC'"),
+    "uuid": "the UUID's 36 characters in single quotes",
+    "fixed": "bytes as X'00ff', as many as the type has",
+    "binary": "bytes as X'00ff'",
+}
+"""How a literal of each type is written."""
+
+
+def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
+    """Why the literal is not compared with the term: engines convert one of them, each in its own way."""
+    if literal.kind in ("number", "double", "boolean"):
+        text = literal.text
+    else:
+        text = f"X'{literal.text}'" if literal.kind == "bytes" else f"'{literal.text}'"
+    reason = f"{_short(text)} is not a literal of {_short(name)}, which is {kind}"
+    form = _FORMS.get(base_name(kind))
+    return f"{reason}; write {form}" if form else reason
+
+
+def unused_reason(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
+    """Why an expression has no form as an Iceberg expression. `is_column`: whether a name is in the table's schemas."""
+    for side in _operands(node):
+        if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
+            quoted = side.this.args.get("quoted")
+            what = "double quotes and backticks are for names, and " if quoted else ""
+            return f"{what}{_short(side.name)} is not a column; write '{_short(side.name)}' for a string"
+    sides = _operands(node)
+    if len(sides) == 2 and all(literal_of(side) is None for side in sides):
+        if all(isinstance(side, exp.Column | exp.Dot) for side in sides):
+            return "it compares two columns, and planning compares a column with a value"
+        return "one side must be a value, such as 5 or 'text'"
+    if isinstance(node, exp.Like | exp.Escape):
+        return "of LIKE, planning uses the text before the first wildcard"
+    function = next(node.find_all(exp.Func), None)
+    if function is not None and not isinstance(function, exp.Connector | exp.Cast):
+        called = function.name if isinstance(function, exp.Anonymous) else function.sql_name()
+        return f"{_short(called.lower())}() is not a transform of a column"
+    return "Iceberg's expressions have no form for it"
+
+
+def _operands(node: exp.Expr) -> list[exp.Expr]:
+    if isinstance(node, exp.Binary) and not isinstance(node, exp.Connector | exp.Dot):
+        return [node.this, node.expression]
+    return []
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

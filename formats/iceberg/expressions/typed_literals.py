@@ -1,0 +1,268 @@
+"""Typed literals, and whether they can be compared with a column of some type independent of the engine.
+
+A literal is converted for a column only if every engine compares the two the same way. Otherwise it is `Inconvertible`,
+and the comparison is not used.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from struct import Struct
+
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale, fixed_length, round_to
+
+_DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)\s*", re.ASCII)
+_TIME = re.compile(r"\s*(\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)\s*", re.ASCII)
+_TIMESTAMP = re.compile(
+    r"\s*(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?))?\s*+(Z|UTC|[+-]\d\d(?::\d\d)?)?\s*", re.ASCII
+)
+_INTEGER = re.compile(r"\s*[+-]?\d{1,100}\s*", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)", re.ASCII)
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", re.ASCII)
+_EXACT_DOUBLE_DIGITS = 15
+_EXACT_DOUBLE_MAX = 2**53
+_DIVIDED_MAX = {"float": (7, 10), "double": (15, 22)}
+"""Digits, and those after the point, of numbers that a single division converts exactly rounded."""
+_APART_MAX = 4
+"""Steps between the nearest value and the value that an engine takes: at most three operations, each rounded."""
+_BITS_OF = {"float": (Struct("<f"), Struct("<I")), "double": (Struct("<d"), Struct("<Q"))}
+_DOUBLE = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:[eE][+-]?\d{1,4})?", re.ASCII)
+_NUMBER_MAX = 100
+"""Characters of a number."""
+
+
+class Inconvertible(Exception):
+    """Engines convert the literal or the column in different ways, so the comparison is not used."""
+
+
+class RoundedApart(Inconvertible):
+    """Engines round the literal to different values of the column's type.
+
+    `nearest`: the literal, rounded once. `values`: all that an engine may take for it, as text, ascending.
+    """
+
+    def __init__(self, nearest: tuple[str, bool], values: tuple[str, ...]) -> None:
+        super().__init__()
+        self.nearest = nearest
+        self.values = values
+
+
+@dataclass(frozen=True, slots=True)
+class TypedLiteral:
+    """A literal with its written `text`.
+
+    `kind`: null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz,
+    uuid.
+    """
+
+    kind: str
+    text: str
+
+    @property
+    def data_type(self) -> str:
+        """Its Iceberg type, without parameters; not for null."""
+        return "long" if self.kind == "number" and "." not in self.text else _TYPE_OF[self.kind]
+
+    def number(self) -> Decimal:
+        return Decimal(self.text)
+
+
+_KIND_OF = {
+    "int": "number",
+    "long": "number",
+    "decimal": "number",
+    "float": "double",
+    "double": "double",
+    "string": "text",
+    "binary": "bytes",
+    "fixed": "bytes",
+    **{kind: kind for kind in ("boolean", "date", "time", "timestamp", "timestamptz", "uuid")},
+}
+_TYPE_OF = {kind: name for name, kind in _KIND_OF.items()} | {"double": "double", "bytes": "binary"}
+_HEX = re.compile(r"(?:[0-9a-fA-F]{2})*", re.ASCII)
+
+
+def typed_literal(data_type: str, text: str) -> TypedLiteral:
+    """A literal from its Iceberg type and its value as text. ValueError for a type or a value that is not valid."""
+    kind = _KIND_OF.get(base_name(data_type))
+    if kind is None:
+        raise ValueError(f"no literal has the type {data_type[:40]!r}")
+    number = kind == "number" and not is_exact_number(text)
+    double = kind == "double" and (len(text) > _NUMBER_MAX or not _is_finite(text))
+    if number or double or (kind == "bytes" and _HEX.fullmatch(text) is None):
+        raise ValueError(f"{text[:40]!r} is not a {data_type[:40]}")
+    return TypedLiteral(kind, text)
+
+
+def is_exact_number(text: str) -> bool:
+    """Whether the text is a number without an exponent, and no longer than numbers may be."""
+    return len(text) <= _NUMBER_MAX and _NUMBER.fullmatch(text) is not None
+
+
+def _is_finite(text: str) -> bool:
+    return _DOUBLE.fullmatch(text) is not None and math.isfinite(float(text))
+
+
+def convert_literal(given: TypedLiteral, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
+    """(the JSON literal for a term of type `kind`, whether it is exact in the type). Raises Inconvertible.
+
+    `origin` is subtracted from a number; the transform `day` accepts days since 1970 and dates.
+    """
+    name = base_name(kind)
+    fit = _FITS.get(name)
+    if fit is None:
+        raise Inconvertible
+    if transform == "day" and given.kind == "number" and _INTEGER.fullmatch(given.text):
+        return int(given.text), True
+    if origin:
+        if given.kind != "number" or not _INTEGER.fullmatch(given.text):
+            raise Inconvertible
+        return int(given.text) - origin, True
+    return fit(given, kind)
+
+
+def _boolean(given: TypedLiteral, _: str) -> tuple[object, bool]:
+    if given.kind in ("boolean", "text") and given.text.lower() in ("true", "false"):
+        return given.text.lower() == "true", True
+    raise Inconvertible
+
+
+def _integer(given: TypedLiteral, _: str) -> tuple[object, bool]:
+    if given.kind == "number" or (given.kind == "text" and _INTEGER.fullmatch(given.text)):
+        return given.text.strip(), True
+    if given.kind == "double":
+        # Engines compare as doubles, which is exact for integers that doubles represent.
+        value = float(given.text)
+        if abs(value) < _EXACT_DOUBLE_MAX:
+            return format(Decimal(value), "f"), True
+    raise Inconvertible
+
+
+def _floating(given: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if given.kind not in ("number", "double"):
+        raise Inconvertible
+    value = float(given.text)
+    try:
+        rounded = round_to(kind, value)
+    except ValueError:  # beyond the range of floats
+        return given.text, False
+    nearest = given.text, rounded == value
+    if given.kind == "number" and "." in given.text and rounded:
+        # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
+        digits, scale = _DIVIDED_MAX[base_name(kind)]
+        if len(given.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(given.text) > scale:
+            raise RoundedApart(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
+    return nearest
+
+
+def _values_around(kind: str, value: float) -> list[float]:
+    """The finite values of the type at most `_APART_MAX` steps from `value`, which is one, ascending."""
+    floating, integer = _BITS_OF[kind]
+    bits: int = integer.unpack(floating.pack(abs(value)))[0]
+    steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)
+    found = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
+    return sorted(math.copysign(near, value) for near in found if math.isfinite(near))
+
+
+def _scale(text: str) -> int:
+    return len(text.partition(".")[2])
+
+
+def _decimal(given: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if given.kind == "number":
+        return given.text, True
+    if given.kind == "text" and is_exact_number(given.text):
+        if _scale(given.text) <= decimal_scale(kind):
+            return given.text, True
+    elif given.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
+        return _exact(given.text), True
+    raise Inconvertible
+
+
+def _exact(text: str) -> str:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        raise Inconvertible from None
+    if abs(number.adjusted()) > _EXACT_DOUBLE_DIGITS or len(number.as_tuple().digits) > _EXACT_DOUBLE_DIGITS:
+        raise Inconvertible
+    return format(number, "f")
+
+
+def _date(given: TypedLiteral, _: str) -> tuple[object, bool]:
+    if given.kind in ("text", "date") and (match := _DATE.fullmatch(given.text)):
+        return match[1], True
+    if given.kind in ("timestamp", "timestamptz"):
+        return _iso(given), True
+    raise Inconvertible
+
+
+def _time(given: TypedLiteral, _: str) -> tuple[object, bool]:
+    if given.kind in ("text", "time") and (match := _TIME.fullmatch(given.text)):
+        return match[1], True
+    raise Inconvertible
+
+
+def _timestamp(given: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if given.kind == "date" and (match := _DATE.fullmatch(given.text)):
+        return match[1], True
+    if given.kind not in ("text", "timestamp", "timestamptz"):
+        raise Inconvertible
+    text = _iso(given)
+    if "tz" not in kind and (given.kind == "timestamptz" or text.endswith("Z") or text[-6] in "+-"):
+        raise Inconvertible
+    return text, True
+
+
+def _iso(given: TypedLiteral) -> str:
+    match = _TIMESTAMP.fullmatch(given.text)
+    if match is None:
+        raise Inconvertible
+    zone = match[3] or ("Z" if given.kind == "timestamptz" else "")
+    if zone == "UTC":
+        zone = "Z"
+    elif len(zone) == 3:
+        zone += ":00"
+    return f"{match[1]}T{match[2] or '00:00:00'}{zone}"
+
+
+def _string(given: TypedLiteral, _: str) -> tuple[object, bool]:
+    if given.kind == "text":
+        return given.text, True
+    raise Inconvertible
+
+
+def _uuid(given: TypedLiteral, _: str) -> tuple[object, bool]:
+    if given.kind in ("text", "uuid") and _UUID.fullmatch(given.text):
+        return given.text, True
+    raise Inconvertible
+
+
+def _bytes(given: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if given.kind != "bytes" or len(given.text) % 2:
+        raise Inconvertible
+    if base_name(kind) == "fixed" and len(given.text) != 2 * fixed_length(kind):
+        raise Inconvertible
+    return given.text, True
+
+
+_FITS = {
+    "boolean": _boolean,
+    "int": _integer,
+    "long": _integer,
+    "float": _floating,
+    "double": _floating,
+    "decimal": _decimal,
+    "date": _date,
+    "time": _time,
+    **dict.fromkeys(("timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), _timestamp),
+    "string": _string,
+    "uuid": _uuid,
+    "fixed": _bytes,
+    "binary": _bytes,
+}

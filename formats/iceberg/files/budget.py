@@ -1,0 +1,128 @@
+"""Budgets for fetched bytes and for the memory of decoded data.
+
+A small file can decode to much data: a dictionary repeats one value for every row, and a compressed page of zeros
+grows a thousandfold. So a decoder charges a budget before it allocates memory, and stops at its limit.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.runtime.deferred import Deferred
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
+
+
+class Budget:
+    """Remaining bytes. Threads may share a budget."""
+
+    def __init__(self, limit_bytes: int, what: str) -> None:
+        """`what` continues an error after "it": what would take the bytes."""
+        self.limit_bytes = self._left = limit_bytes
+        self._what = what
+        self._lock = threading.Lock()
+
+    @property
+    def left_bytes(self) -> int:
+        return max(0, self._left)
+
+    def take(self, size_bytes: int, path: str) -> None:
+        """Charges the bytes. Unreadable, without a charge, if fewer are left."""
+        with self._lock:
+            if size_bytes > self._left:
+                raise Unreadable(path, f"{self._what} more than {self.limit_bytes:,} bytes")
+            self._left -= size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Returns bytes to the budget."""
+        with self._lock:
+            self._left += size_bytes
+
+
+class BudgetShare(Budget):
+    """The charges of one piece of work; leaving the context returns them."""
+
+    def __init__(self, whole: Budget) -> None:
+        self._whole = whole
+        self._taken = 0
+        self.limit_bytes = whole.limit_bytes
+
+    @property
+    def left_bytes(self) -> int:
+        return self._whole.left_bytes
+
+    def take(self, size_bytes: int, path: str) -> None:
+        self._whole.take(size_bytes, path)
+        self._taken += size_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        self._whole.give_back(size_bytes)
+        self._taken -= size_bytes
+
+    def __enter__(self) -> BudgetShare:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.give_back(self._taken)
+
+
+def decoded_budget(limit_bytes: int) -> Budget:
+    return Budget(limit_bytes, "decoded it takes")
+
+
+def expanded_bytes(array: pa.Array) -> int:
+    """Memory of an array's values if each row had its own copy, for arrays whose rows share values (dictionaries, runs,
+    views). Computed without expansion.
+    """
+    return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
+
+
+def has_shared_values(kind: pa.DataType) -> bool:
+    """Whether rows of an array of this type may share the bytes of one value."""
+    is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
+    return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
+
+
+def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    """int64[n]: the size of each value in bytes. The values of dictionaries and runs may be shared in turn."""
+    kind = values.type
+    if pa.types.is_dictionary(kind):
+        sizes = np.zeros(len(values), dtype=np.int64)
+        there = values.indices.is_valid().to_numpy(zero_copy_only=False)
+        if there.any():
+            sizes[there] = _lengths(values.dictionary)[values.indices.drop_null().to_numpy()]
+        return sizes
+    if pa.types.is_run_end_encoded(kind):
+        # The ends of runs may exceed the rows by any number, with which a product of lengths would overflow.
+        ends = np.clip(values.run_ends.to_numpy().astype(np.int64) - values.offset, 0, len(values))
+        return np.repeat(_lengths(values.values), np.diff(ends, prepend=np.int64(0)))
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        views = np.frombuffer(values.buffers()[1], dtype=np.int32)  # of four numbers each; the first is the length
+        sizes = views.reshape(-1, 4)[values.offset : values.offset + len(values), 0].astype(np.int64)
+        return sizes * values.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    if any(is_kind(kind) for is_kind in _OF_ANY_LENGTH):
+        lengths = pc.fill_null(pc.binary_length(values), 0)
+        return lengths.to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+    try:
+        width = kind.bit_width // 8 + 1
+    except ValueError:  # nested types, which are not indexed
+        width = int(values.nbytes)
+    return np.full(len(values), width, dtype=np.int64)
+
+
+_OFFSET_BYTES = 8
+_OF_ANY_LENGTH = (
+    pa.types.is_binary,
+    pa.types.is_string,
+    pa.types.is_large_binary,
+    pa.types.is_large_string,
+)

@@ -1,0 +1,361 @@
+"""Codec of Parquet footers that keeps what it does not know (parquet.thrift: FileMetaData, RowGroup, ColumnChunk).
+
+Column chunks stay bytes: a table of numbers says where each of their offsets is, and `patched` writes other offsets.
+All other fields are read without a schema (`thrift.py`). So a footer of thousands of chunks takes milliseconds, and
+fields of later Parquet versions are kept.
+
+ValueError for bytes that are no footer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.files import _footer, thrift
+from seamark.formats.iceberg.files.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Fields
+
+Longs = npt.NDArray[np.int64]
+
+MAGIC = b"PAR1"
+ENCRYPTED_MAGIC = b"PARE"
+END_BYTES = 8
+"""The footer's length and the magic number."""
+COLUMN = {name: 2 + 3 * number for number, name in enumerate(_footer.NAMES)}
+"""By the name of a field: the column of its value in a table of chunks. The next two are its begin (-1: absent) and
+end."""
+PATCH = {name: number for number, name in enumerate(_footer.NAMES[: _footer.PATCHED_FIELDS])}
+"""By the name of a field that can be changed: its column in the values of `patched`."""
+# FileMetaData
+_VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 8)
+_KNOWN = frozenset(range(1, 8))
+# RowGroup
+COLUMNS, TOTAL_BYTES, _GROUP_ROWS, SORTING, GROUP_OFFSET, PACKED_TOTAL, ORDINAL = range(1, 8)
+_METADATA, _ENCODINGS, _DICTIONARY_PAGE = 3, 2, 11
+"""In a ColumnChunk, and two in its ColumnMetaData."""
+_ORDINAL_MAX = 32_767
+_SHORT = 15
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """`chunks`: int64[columns, WIDTH], the table of its column chunks. `fields`: all fields but the chunks. `ordinal`:
+    its position in the file."""
+
+    chunks: Longs
+    fields: Fields
+    ordinal: int
+
+    @property
+    def rows(self) -> int:
+        return int(self.fields[_GROUP_ROWS][1])
+
+    def values(self, name: str) -> Longs:
+        """int64[columns]: a field of each chunk; -1 where it is absent."""
+        values: Longs = self.chunks[:, COLUMN[name]]
+        return values
+
+    def has(self, name: str) -> npt.NDArray[np.bool_]:
+        """bool[columns]: whether the chunks have the field."""
+        present: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
+        return present
+
+    @cached_property
+    def begins(self) -> Longs:
+        """int64[columns]: the first byte of each chunk, that of its dictionary page or its first data page."""
+        first, dictionary = self.values("data_page"), self.values("dictionary_page")
+        begins: Longs = np.where((dictionary > 0) & (dictionary < first), dictionary, first)
+        return begins
+
+    @cached_property
+    def ends(self) -> Longs:
+        ends: Longs = self.begins + self.values("packed_bytes")
+        return ends
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all chunks in the file."""
+        return int(self.values("packed_bytes").sum())
+
+
+@dataclass(frozen=True)
+class ParquetFooter:
+    """A decoded footer. `data`: its bytes, in which the tables of chunks have positions."""
+
+    data: bytes
+    version: int
+    rows: int
+    groups: Sequence[RowGroup]
+    schema: bytes
+    """The list of schema elements, encoded."""
+    orders: bytes | None
+    """The list of column orders, encoded."""
+    key_values: Sequence[tuple[bytes, bytes | None]]
+    created_by: bytes | None
+    others: Mapping[int, tuple[int, bytes]]
+    """Fields of later versions, encoded: id → (type, bytes)."""
+
+    def metadata_of(self, group: RowGroup, number: int) -> Fields:
+        """The ColumnMetaData of a column chunk. ValueError for an optional offset of another type, which pyarrow skips:
+        it would read other pages than the table of chunks has."""
+        chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
+        kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
+        if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
+            raise ValueError("the metadata of a column chunk have another type")
+        return dict(metadata)
+
+    def encodings(self, group: RowGroup, number: int) -> list[int]:
+        """The encodings of a column chunk, as numbers."""
+        kind, values = self.metadata_of(group, number).get(_ENCODINGS, (LIST, (I32, [])))
+        if kind != LIST or any(type(value) is not int for value in values[1]):
+            raise ValueError("the encodings of a column chunk are no list of numbers")
+        return list(values[1])
+
+    @cached_property
+    def elements(self) -> list[Fields]:
+        """The schema elements: the root, then all columns depth first."""
+        return structures(self.schema)
+
+
+def structures(encoded: bytes) -> list[Fields]:
+    return [thrift.read(encoded, at)[0] for at in _footer.items(encoded, 0)[:-1]]
+
+
+def read_footer(data: bytes) -> ParquetFooter:
+    """`data`: the footer without its length and the magic number."""
+    found, _ = _footer.spans(data, 0)
+    if len({number for number, *_ in found}) < len(found):  # of two lists of row groups, pyarrow reads the last
+        raise ValueError("a field is repeated")
+    raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found if number != _GROUPS}
+    try:
+        version, rows = _number(raw[_VERSION]), _number(raw[_ROWS])
+        schema = _of_kind(raw[_SCHEMA], LIST)
+        at = next(begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST)
+    except (KeyError, StopIteration):
+        raise ValueError("it lacks a required field") from None
+    for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
+        kind, encoded = raw.get(number, (LIST, b"\0"))
+        if kind == LIST and encoded[0] >> 4 and encoded[0] & 15 != STRUCT:
+            raise ValueError("a list has items of another type")  # which pyarrow ignores
+    groups = [_read_group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
+    pairs = structures(_of_kind(raw[_KEY_VALUES], LIST)) if _KEY_VALUES in raw else []
+    key_values = [(_binary(pair, 1) or b"", _binary(pair, 2)) for pair in pairs]
+    created_by = raw.get(_CREATED_BY)
+    return ParquetFooter(
+        data,
+        version,
+        rows,
+        groups,
+        schema,
+        _of_kind(raw[_ORDERS], LIST) if _ORDERS in raw else None,
+        key_values,
+        None if created_by is None else _unprefixed(_of_kind(created_by, BINARY)),
+        {number: value for number, value in raw.items() if number not in _KNOWN},
+    )
+
+
+def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
+    found, end = _footer.spans(data, at)
+    columns = [span for span in found if span[0] == COLUMNS and span[1] == LIST]
+    if len(columns) != 1:
+        raise ValueError("a row group has not one list of columns")
+    _, _, begin, stop = columns[0]
+    chunks: Longs = np.empty((_count(data, begin), _footer.WIDTH), dtype=np.int64)
+    _footer.locate_chunks(data, begin, chunks)
+    if begin != at + 1 or data[at] >> 4 != 1:
+        raise ValueError("the columns are not the first field of a row group")
+    # The fields after the columns, with the field number that the first of them counts from.
+    rest = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
+    fields = {number: value for number, value in rest.items() if number != COLUMNS}
+    sorting = fields.get(SORTING)
+    if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
+        raise ValueError("a list has items of another type")  # which pyarrow ignores
+    if any(fields.get(number, (None,))[0] != I64 for number in (TOTAL_BYTES, _GROUP_ROWS)):
+        raise ValueError("a row group lacks its size or its number of rows")
+    return RowGroup(chunks, fields, ordinal)
+
+
+def _count(data: bytes, at: int) -> int:
+    """The length of the list at `at`, which is valid."""
+    size = data[at] >> 4
+    if size < _SHORT:
+        return size
+    size, shift = 0, 0
+    while True:
+        at += 1
+        size |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return size
+        shift += 7
+
+
+def _of_kind(value: tuple[int, bytes], kind: int) -> bytes:
+    if value[0] != kind:
+        raise ValueError(f"a field has type {value[0]}, not {kind}")
+    return value[1]
+
+
+def _number(value: tuple[int, bytes]) -> int:
+    if value[0] not in (I16, I32, I64):
+        raise ValueError("a number has another type")
+    # As the only field of a structure, with which the reader begins.
+    number = thrift.read(bytes([1 << 4 | I64]) + value[1] + b"\0")[0][1][1]
+    return int(number)
+
+
+def _binary(fields: Fields, number: int) -> bytes | None:
+    kind, value = fields.get(number, (BINARY, None))
+    if kind != BINARY:
+        raise ValueError("a text has another type")
+    return value if value is None else bytes(value)
+
+
+def _unprefixed(encoded: bytes) -> bytes:
+    return bytes(thrift.read(bytes([1 << 4 | BINARY]) + encoded + b"\0")[0][1][1])
+
+
+def encoded_path(names: Sequence[bytes]) -> bytes:
+    """`path_in_schema` of a chunk."""
+    return thrift.write({1: (LIST, (BINARY, list(names)))})[1:-1]
+
+
+def patched(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
+    """Encoded column chunks with other offsets. `chunks`: rows of tables of the footer; `values`:
+    int64[n, PATCHED_FIELDS], by `PATCH`; absent fields stay absent. `paths`: encoded paths, or None."""
+    return _footer.patch_chunks(
+        footer.data, np.ascontiguousarray(chunks), np.ascontiguousarray(values, dtype=np.int64), paths
+    )
+
+
+def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
+    """A row group. `fields`: all but the chunks, with the total size."""
+    rest = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
+    rest[0] -= 1 << 4  # the total size, which is field 2, follows field 1
+    return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(rest)
+
+
+def group_fields(
+    base: Fields, *, rows: int, plain_bytes: int, packed_bytes: int, offset: int, ordinal: int, sorting: object
+) -> Fields:
+    """The fields of a row group: those of `base` with these values. `sorting`: the list of sorting columns, or None."""
+    fields = dict(base)
+    fields[TOTAL_BYTES] = I64, plain_bytes
+    fields[_GROUP_ROWS] = I64, rows
+    fields[GROUP_OFFSET] = I64, offset
+    fields[PACKED_TOTAL] = I64, packed_bytes
+    fields.pop(ORDINAL, None)
+    fields.pop(SORTING, None)
+    if ordinal <= _ORDINAL_MAX:
+        fields[ORDINAL] = I16, ordinal
+    if sorting is not None:
+        fields[SORTING] = LIST, sorting
+    return fields
+
+
+def encode_footer(
+    *,
+    version: int,
+    schema: bytes,
+    rows: int,
+    groups: Sequence[bytes],
+    key_values: Sequence[tuple[bytes, bytes | None]],
+    created_by: bytes | None,
+    orders: bytes | None,
+    others: Mapping[int, tuple[int, bytes]],
+) -> bytes:
+    """A footer without its length and the magic number. `groups`: of `encode_group`."""
+    fields: dict[int, tuple[int, bytes]] = {
+        **others,
+        _VERSION: (I32, _encoded_number(version)),
+        _SCHEMA: (LIST, schema),
+        _ROWS: (I64, _encoded_number(rows)),
+        _GROUPS: (LIST, encode_structures(groups)),
+    }
+    if key_values:
+        pairs = [
+            thrift.write({1: (BINARY, key), **({} if value is None else {2: (BINARY, value)})})
+            for key, value in key_values
+        ]
+        fields[_KEY_VALUES] = LIST, encode_structures(pairs)
+    if created_by is not None:
+        fields[_CREATED_BY] = BINARY, encode_binary(created_by)
+    if orders is not None:
+        fields[_ORDERS] = LIST, orders
+    return encode_fields(fields)
+
+
+def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
+    """A structure of encoded values: id → (type, value)."""
+    out, last = bytearray(), 0
+    for number, (kind, encoded) in sorted(fields.items()):
+        if 0 < number - last <= _SHORT:
+            out.append(number - last << 4 | kind)
+        else:
+            out.append(kind)
+            out += _encoded_number(number)
+        out += encoded
+        last = number
+    out.append(0)
+    return bytes(out)
+
+
+def encode_binary(value: bytes) -> bytes:
+    """A value of the type BINARY."""
+    return thrift.write({1: (BINARY, value)})[1:-1]
+
+
+def _encoded_number(value: int) -> bytes:
+    return thrift.write({1: (I64, value)})[1:-1]
+
+
+def encode_structures(parts: Sequence[bytes]) -> bytes:
+    """A list of encoded structures."""
+    count = len(parts)
+    if count < _SHORT:
+        return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))
+    out = bytearray([_SHORT << 4 | thrift.STRUCT])
+    while count >= 0x80:
+        out.append(count & 0x7F | 0x80)
+        count >>= 7
+    out.append(count)
+    return b"".join((out, *parts))
+
+
+def shifted_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
+    """An OffsetIndex whose pages moved with their chunk, which was at [begin, end). ValueError for a page outside."""
+    return _footer.shift_pages(data, begin, end, by)
+
+
+PAGE_HEADER_MAX_BYTES = 256 << 10
+_DATA_PAGES = (0, 3)
+
+
+@dataclass
+class PageWalk:
+    """Follows the page headers of one chunk, and compares them with the footer: the pages fill the chunk, and have the
+    number of values that the footer states."""
+
+    at: int
+    end: int
+    values: int
+
+    def follow(self, view: memoryview, begin: int) -> None:
+        """Follows the pages whose headers are completely in `view`, which begins at `begin`."""
+        stop = begin + len(view)
+        while self.at < self.end and begin <= self.at < stop:
+            if stop < self.end and stop - self.at < PAGE_HEADER_MAX_BYTES:
+                return
+            header_end, kind, _, packed, values = _footer.page_at(view, self.at - begin)
+            self.at = begin + header_end + packed
+            self.values -= values if kind in _DATA_PAGES else 0
+            if self.at > self.end:
+                raise ValueError(f"a page exceeds its column chunk, which ends at {self.end}")
+
+    def check(self) -> None:
+        """At the end of the chunk."""
+        if self.at != self.end or self.values:
+            raise ValueError(f"the pages of a column chunk have {-self.values} values more than the footer states")

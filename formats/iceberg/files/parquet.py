@@ -1,0 +1,132 @@
+"""Locates the columns of a Parquet file by Iceberg field id (spec: "Column Projection"). Pure.
+
+A column is identified by its field id, under any name. The columns of a file without ids get them from the table's name
+mapping. If two columns have the id, or a path is ambiguous,
+`AmbiguousColumn` is raised, and the caller adds the file's path. Readers handle names and defaults of missing columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pyarrow as pa
+
+from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, NameMapping
+from seamark.formats.runtime.deferred import Deferred
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
+
+FIELD_ID = b"PARQUET:field_id"
+"""The key of field ids in the metadata of Arrow fields."""
+
+ColumnPath: TypeAlias = tuple[str, ...]
+"""The path of names to a column."""
+
+
+class Unreadable(Exception):
+    """The content of a file cannot be determined, for `reason`."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+class EncryptedFile(Unreadable):
+    """The file needs keys, and the reader has none."""
+
+
+class AmbiguousColumn(ValueError):
+    """An ambiguous column; the message refers to the file as "it"."""
+
+
+def id_of(field: pa.Field) -> int | None:
+    """The field id of a column. ValueError if it is not a number."""
+    field_id = None if field.metadata is None else field.metadata.get(FIELD_ID)
+    return None if field_id is None else int(field_id)
+
+
+def has_ids(fields: Iterable[pa.Field]) -> bool:
+    """Whether any column has a field id, at any depth."""
+    return any(id_of(field) is not None or has_ids(_children(field.type)) for field in fields)
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_struct(kind):
+        return list(kind)
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.value_field] if pa.types.is_list(kind) or pa.types.is_large_list(kind) else []
+
+
+def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
+    """The columns of a file with its ids, or with ids from the name mapping. AmbiguousColumn if it has neither."""
+    if has_ids(fields):
+        return list(fields)
+    if mapping is None:
+        raise AmbiguousColumn(f"it has no field ids, and the table has no name mapping ({NAME_MAPPING})")
+    return [_with_mapped_ids(field, field.name, mapping) for field in fields]
+
+
+def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Field:
+    entries = [candidate for candidate in mapping if name in candidate.names]
+    if len(entries) > 1:
+        raise AmbiguousColumn(f"the table's name mapping maps its column {name!r} {len(entries)} times")
+    if not entries:
+        return field
+    kind, children = field.type, entries[0].fields
+    if pa.types.is_struct(kind):
+        kind = pa.struct([_with_mapped_ids(child, child.name, children) for child in kind])
+    elif pa.types.is_map(kind):
+        kind = pa.map_(
+            _with_mapped_ids(kind.key_field, "key", children), _with_mapped_ids(kind.item_field, "value", children)
+        )
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = pa.list_(_with_mapped_ids(kind.value_field, "element", children))
+    mapped = pa.field(field.name, kind, nullable=field.nullable)
+    field_id = entries[0].field_id
+    return mapped if field_id is None else mapped.with_metadata({FIELD_ID: str(field_id)})
+
+
+def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, ColumnPath]:
+    """The paths of these columns, by id, without missing columns and columns inside lists and maps. Raises
+    AmbiguousColumn."""
+    column_paths: dict[int, list[ColumnPath]] = {column_id: [] for column_id in column_ids}
+    for column_id, column_path in _by_id(fields):
+        if column_id in column_paths:
+            column_paths[column_id].append(column_path)
+    for column_id, matches in column_paths.items():
+        if len(matches) > 1:
+            raise AmbiguousColumn(f"it has {len(matches)} columns that may be column {column_id}")
+    return {column_id: matches[0] for column_id, matches in column_paths.items() if matches}
+
+
+def _by_id(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[int, ColumnPath]]:
+    for field in fields:
+        column_path = (*path, field.name)
+        column_id = id_of(field)
+        if column_id is not None:
+            yield column_id, column_path
+        if pa.types.is_struct(field.type):
+            yield from _by_id(list(field.type), column_path)
+
+
+def dotted(column_paths: Iterable[ColumnPath]) -> list[str]:
+    """The column paths in pyarrow's form."""
+    return sorted({".".join(column_path) for column_path in column_paths})
+
+
+def column_of(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
+    """Selects by path, because a name may contain a dot, and then another column was also read. Raises
+    AmbiguousColumn."""
+    top: Any = [number for number, name in enumerate(table.column_names) if name == column_path[0]]
+    if len(top) != 1:
+        raise AmbiguousColumn(f"it has {len(top)} columns named {column_path[0]!r}")
+    column = table.column(top[0])
+    for name in column_path[1:]:
+        column = pc.struct_field(column, [column.type.get_field_index(name)])  # null if the struct is null
+    return column

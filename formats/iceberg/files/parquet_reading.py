@@ -1,0 +1,347 @@
+"""Reads columns of Parquet files within a budget of bytes.
+
+The memory of a page is known before it is decoded, and the footer is not trusted: page headers state the inflated sizes
+(Parquet: "Data Pages"), which pyarrow allocates. String columns are read as dictionaries, so that a repeated value is
+stored once. If pyarrow has no dictionary (delta encodings, which also repeat values), few rows are decoded at a time,
+and each batch is charged to the budget.
+
+pyarrow ends the process for metadata of a column chunk that it cannot represent (encrypted, or with statistics of sizes
+that do not fit the column), and does not check the indices of dictionaries. So the chunks are read from the footer by
+`footer.py`, pyarrow gets the same bytes of the footer, and indices are validated before they are used.
+
+Unreadable if the budget is exhausted, for a column inside a list, and for pages that contradict their headers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from seamark.formats.iceberg.files import _footer, thrift
+from seamark.formats.iceberg.files.budget import Budget, expanded_bytes
+from seamark.formats.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC, RowGroup, read_footer
+from seamark.formats.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, dotted
+from seamark.formats.iceberg.types.values import INT_MAX
+
+Longs = npt.NDArray[np.int64]
+
+FOOTER_LIMIT_BYTES = 16 << 20
+FOOTER_FREE_BYTES = 32 << 10
+"""A footer of at most this size is not weighed: decoded it takes at most 40 MiB (1,200 bytes for each byte, in a list
+of column chunks)."""
+_FOOTER_WEIGHTS = {(0, 2): 896, (0, 4): 160 + 800, (0, 5): 192, (1, 1): 768 + 8 * _footer.WIDTH}
+"""Bytes per item, measured with pyarrow 25: in FileMetaData, schema elements, row groups, and key-value pairs; in
+RowGroup, column chunks. Row groups and chunks are also in memory as `footer.py` has them."""
+_ITEM_BYTES = 72
+"""Bytes per item of all other lists: paths, encodings, their statistics, column orders."""
+_FIELD_BYTES = 32
+"""Fields are charged too, because weighing them takes time."""
+PAGE_HEADER_MAX_BYTES = 256 << 10
+"""A header is decoded to dicts, which take about a hundred times its size."""
+PAGES_MAX = 100_000
+"""Maximum pages of a column chunk."""
+BATCH_ROWS_MAX = 65_536
+_COPIES = 8
+"""A batch is in memory twice while it is decoded, in buffers that double in size."""
+TAIL_BYTES = 64 << 10
+"""pyarrow first reads this many bytes at the file's end."""
+_FOOTER_END = 8
+"""The footer's length and the magic number."""
+_DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_2 = 0, 2, 3
+_ALGORITHM, _KEY_METADATA = 8, 9
+"""parquet.thrift: fields of FileMetaData, in files whose footer is signed."""
+# parquet.thrift: fields of PageHeader; the first field of a data page's header is its number of values.
+_TYPE, _PLAIN_BYTES, _PACKED_BYTES, _DATA, _DATA_2, _VALUES = 1, 2, 3, 5, 8, 1
+_OFFSET = 8
+"""Bytes of the offset or the index of a string."""
+_FIXED_MIN = 16
+"""Memory of a fixed-width value: the widest number, a decimal."""
+_OPTIONS: dict[str, Any] = {
+    "pre_buffer": False,
+    "arrow_extensions_enabled": False,
+    # INT96 timestamps, which Spark and Hive write: in nanoseconds, those before 1677 would overflow.
+    "coerce_int96_timestamp_unit": "us",
+}
+_DELTAS = frozenset((5, 6, 7))
+"""parquet.thrift: the encodings DELTA_BINARY_PACKED, DELTA_LENGTH_BYTE_ARRAY and DELTA_BYTE_ARRAY."""
+_WITH_DICTIONARIES = frozenset({"NONE", "STRING", "JSON", "ENUM", "BSON"})
+"""Logical types of byte arrays."""
+
+
+class _Pages(NamedTuple):
+    plain_bytes: int
+    largest_bytes: int
+
+
+class _Leaf(NamedTuple):
+    """A column of the file to read."""
+
+    number: int
+    path: str
+    width: int
+    """Memory of one value, without the heap."""
+    by_dictionary: bool
+    expands: bool
+    """Whether pyarrow expands repeated values of any length."""
+
+
+class BoundedParquet:
+    """An open file whose columns are read within a budget. For one thread."""
+
+    def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
+        self._source, self._path, self._budget = source, path, budget
+        footer = _footer_of(source, path)
+        if not footer:
+            raise Unreadable(path, "it cannot be read: it has no footer of Parquet at its end")
+        budget.take(_footer_weight(footer, path, budget.left_bytes), path)
+        try:
+            self._footer = read_footer(footer)
+        except ValueError as error:
+            raise Unreadable(path, f"its footer is broken: {error}") from None
+        # Of a file that is overwritten meanwhile, pyarrow could read another footer.
+        self._file = pq.ParquetFile(source, metadata=_read_metadata(footer), **_OPTIONS)
+        self.rows: int = self._file.metadata.num_rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._file.schema_arrow
+
+    def columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
+        """Whole columns by id, strings as unified dictionaries. Their memory stays charged to the budget."""
+        chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
+        for _, table, _ in self._tables(column_paths, None):
+            for column_id, column_path in column_paths.items():
+                chunks[column_id] += [_validated(chunk) for chunk in column_of(table, column_path).chunks]
+        return {
+            column_id: self._chunked(chunks[column_id], column_paths[column_id]).unify_dictionaries()
+            for column_id in column_paths
+        }
+
+    def plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
+        """The same as `columns`, without dictionaries."""
+        columns = self.columns(column_paths) if column_paths else {}
+        plain = {column_id: [self._plain(chunk) for chunk in column.chunks] for column_id, column in columns.items()}
+        return {column_id: self._chunked(chunks, column_paths[column_id]) for column_id, chunks in plain.items()}
+
+    def columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
+        """The columns of some rows of the file, int64[n] ascending, without dictionaries."""
+        chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
+        for start, table, cost in self._tables(column_paths, rows):
+            first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
+            taken = pa.array(rows[first:end] - start)
+            for column_id, column_path in column_paths.items():
+                column = column_of(table, column_path)
+                for chunk in (
+                    pa.chunked_array([_validated(chunk) for chunk in column.chunks], column.type).take(taken).chunks
+                ):
+                    self._budget.take(chunk.nbytes, self._path)
+                    chunks_of[column_id].append(self._plain(chunk))
+            self._budget.give_back(cost)
+        return {column_id: self._chunked(chunks_of[column_id], column_paths[column_id]) for column_id in column_paths}
+
+    def _plain(self, array: pa.Array) -> pa.Array:
+        if not pa.types.is_dictionary(array.type):
+            return array
+        self._budget.take(expanded_bytes(array), self._path)
+        return array.dictionary_decode()
+
+    def _chunked(self, chunks: list[pa.Array], column_path: ColumnPath) -> pa.ChunkedArray:
+        if chunks:
+            return pa.chunked_array(chunks)
+        kind = self._file.schema_arrow.field(column_path[0]).type
+        for name in column_path[1:]:
+            kind = kind.field(name).type
+        return pa.chunked_array([], type=kind)
+
+    def _tables(
+        self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
+    ) -> Iterator[tuple[int, pa.Table, int]]:
+        """(first row, columns, charged bytes) of each row group, or of those with one of the rows."""
+        names = dotted(column_paths.values())
+        leaves = self._leaves(names)
+        repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
+        file = self._file
+        if repeated:
+            file = pq.ParquetFile(
+                self._source,
+                metadata=self._file.metadata,
+                read_dictionary=repeated,
+                **_OPTIONS,
+            )
+        start = 0
+        for number in range(file.metadata.num_row_groups):
+            end = start + file.metadata.row_group(number).num_rows
+            if rows is None or np.searchsorted(rows, start) < np.searchsorted(rows, end):
+                table, cost = self._table(file, number, names, leaves)
+                yield start, table, cost
+            start = end
+
+    def _table(
+        self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
+    ) -> tuple[pa.Table, int]:
+        """(a row group, the bytes charged for it)."""
+        group = self._footer.groups[number]
+        pages = [self._pages(group, leaf.number) for leaf in leaves]
+        cost = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(leaf.width for leaf in leaves)
+        self._budget.take(cost, self._path)
+        if not any(leaf.expands for leaf in leaves):
+            table = file.read_row_group(number, columns=names, use_threads=False)
+            self._budget.take(max(0, table.nbytes - cost), self._path)
+            return table, max(cost, table.nbytes)
+        largest = max(
+            1, *(column_pages.largest_bytes for leaf, column_pages in zip(leaves, pages, strict=True) if leaf.expands)
+        )
+        size = min(BATCH_ROWS_MAX, max(1, self._budget.left_bytes // (_COPIES * largest)))
+        batches = []
+        for batch in file.iter_batches(size, row_groups=[number], columns=names, use_threads=False):
+            self._budget.take(batch.nbytes, self._path)
+            cost += batch.nbytes
+            batches.append(batch)
+        return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
+
+    def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
+        """The leaf columns that pyarrow reads for these names, including everything inside a column."""
+        schema, leaves = self._file.metadata.schema, []
+        if any(len(group.chunks) != len(schema) for group in self._footer.groups):
+            raise Unreadable(self._path, "a row group has another number of columns than the schema")
+        for number in range(len(schema)):
+            column = schema.column(number)
+            if not any(column.path == name or column.path.startswith(name + ".") for name in names):
+                continue
+            if column.max_repetition_level:
+                raise Unreadable(self._path, f"its column {column.path[:200]!r} is inside a list")
+            if column.physical_type == "BYTE_ARRAY":
+                whole = self._has_dictionaries(number, column)
+                leaves.append(_Leaf(number, column.path, _OFFSET, by_dictionary=whole, expands=not whole))
+            else:
+                width = max(_FIXED_MIN, column.length or 0)
+                leaves.append(_Leaf(number, column.path, width, by_dictionary=False, expands=False))
+        return leaves
+
+    def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
+        """Whether pyarrow can read a byte array column as a dictionary."""
+        if column.logical_type.type not in _WITH_DICTIONARIES:
+            return False
+        try:
+            return not any(_DELTAS.intersection(self._footer.encodings(group, number)) for group in self._footer.groups)
+        except ValueError as error:
+            raise Unreadable(self._path, f"its footer is broken: {error}") from None
+
+    def _pages(self, group: RowGroup, number: int) -> _Pages:
+        if group.has("encrypted")[number]:
+            raise EncryptedFile(self._path, "it has encrypted columns, and no keys were given")
+        begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
+        if begin < 0 or size < 0:
+            raise Unreadable(self._path, "its footer has a column of a negative size")
+        try:
+            self._footer.metadata_of(group, number)
+        except ValueError as error:
+            raise Unreadable(self._path, f"its footer is broken: {error}") from None
+        data = self._source.read_at(size, begin)
+        try:
+            return page_sizes(data, int(group.values("values")[number]))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise Unreadable(self._path, f"its page headers cannot be read: {error}") from None
+
+
+def page_sizes(data: bytes, values: int) -> _Pages:
+    """Page sizes of a column chunk with this many values, according to its page headers, as far as pyarrow reads.
+
+    ValueError, KeyError or TypeError for invalid headers.
+    """
+    at = seen = count = total = largest = 0
+    view = memoryview(data)
+    while seen < values and at < len(data):
+        header, size = thrift.read(view[at : at + PAGE_HEADER_MAX_BYTES])
+        after = at + size
+        kind, plain, packed = header[_TYPE][1], header[_PLAIN_BYTES][1], header[_PACKED_BYTES][1]
+        if packed < 0 or plain < 0 or packed > len(data) - after:
+            raise ValueError(f"a page at {at} claims {packed} bytes, {plain} inflated, of {len(data)}")
+        if kind in (_DATA_PAGE, _DATA_PAGE_2):
+            of_page = header[_DATA if kind == _DATA_PAGE else _DATA_2][1][_VALUES][1]
+            if not 0 <= of_page <= INT_MAX:  # pyarrow takes its last 32 bits, and would read pages after it
+                raise ValueError(f"a page at {at} claims {of_page} values")
+            seen += of_page
+        count += 1
+        if count > PAGES_MAX:
+            raise ValueError(f"there are more than {PAGES_MAX:,} of them")
+        total += plain
+        largest = max(largest, plain)
+        at = after + packed
+    return _Pages(total, largest)
+
+
+def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
+    """The footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses. Unreadable
+    for an encrypted file."""
+    footer = _plain_footer(source, path)
+    return _read_metadata(footer) if footer else None
+
+
+def _read_metadata(footer: bytes) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(b"".join((MAGIC, footer, len(footer).to_bytes(4, "little"), MAGIC))))
+
+
+def _validated(array: pa.Array) -> pa.Array:
+    """The array; ArrowInvalid if it is a dictionary array with an index that its dictionary does not have."""
+    if pa.types.is_dictionary(array.type):
+        array.validate(full=True)
+    return array
+
+
+def check_plain(source: pa.NativeFile, path: str) -> None:
+    """Unreadable for an encrypted file. For a file in memory, which is still the same when pyarrow reads its footer."""
+    _plain_footer(source, path)
+
+
+def _plain_footer(source: pa.NativeFile, path: str) -> bytes:
+    footer = _footer_of(source, path, limit_bytes=source.size())
+    check_unsigned(footer, path)
+    return footer
+
+
+def check_unsigned(footer: bytes, path: str) -> None:
+    """Unreadable for the footer of a file with encrypted columns: without their keys, pyarrow ends the process when
+    the metadata of such a column is requested."""
+    try:
+        fields = [number for number, *_ in _footer.spans(footer, 0)[0]] if footer else []
+    except ValueError as error:
+        raise Unreadable(path, f"its footer is broken: {error}") from None
+    if _ALGORITHM in fields or _KEY_METADATA in fields:
+        raise EncryptedFile(path, "it has encrypted columns, and no keys were given")
+
+
+def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
+    """Empty for a file whose end is not that of a Parquet file. Unreadable for an encrypted footer, and for one above
+    the limit."""
+    size = source.size()
+    tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
+    if tail[-4:] == ENCRYPTED_MAGIC:
+        raise EncryptedFile(path, "its footer is encrypted, and no keys were given")
+    length = int.from_bytes(tail[-_FOOTER_END:-4], "little")
+    if tail[-4:] != MAGIC or length > size - _FOOTER_END:
+        return b""
+    if length > limit_bytes:
+        raise Unreadable(path, f"its footer has {length:,} bytes; the limit is {limit_bytes:,} bytes")
+    if length + _FOOTER_END <= len(tail):
+        return bytes(tail[-_FOOTER_END - length : -_FOOTER_END])
+    return bytes(source.read_at(length, size - _FOOTER_END - length))
+
+
+def _footer_weight(footer: bytes, path: str, most: int) -> int:
+    """About how many bytes pyarrow needs to decode the footer; 0 for a short one. Unreadable if it decodes to more than
+    `most` bytes."""
+    check_unsigned(footer, path)
+    if len(footer) <= FOOTER_FREE_BYTES:
+        return 0
+    try:
+        return thrift.weigh(footer, _FOOTER_WEIGHTS, item=_ITEM_BYTES, field=_FIELD_BYTES, most=most)
+    except thrift.TooHeavy:
+        raise Unreadable(path, f"its footer takes more than {most:,} bytes when it is decoded") from None
+    except ValueError as error:
+        raise Unreadable(path, f"its footer is broken: {error}") from None

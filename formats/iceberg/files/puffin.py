@@ -1,0 +1,157 @@
+"""Puffin files: named blobs, and a footer with their positions (Iceberg's Puffin spec, version 1). Pure.
+
+    PFA1, the blobs, PFA1, payload (JSON, may be an LZ4 frame), size of the payload (int32), flags (4 bytes), PFA1
+
+The writer yields parts, so that a large blob is neither copied nor held in memory. A reader first reads the end of the
+file: `footer_size_bytes` returns the footer's size, `read_footer` its content; then it reads blobs by range. Input is
+untrusted: offsets are checked against the file size, inflated sizes against a limit, and a violation is Corrupt with
+the file's location.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import Corrupt
+
+Part = bytes | bytearray | memoryview
+"""Contiguous bytes to write, with itemsize 1."""
+
+MAGIC = b"PFA1"
+TAIL_BYTES = 12
+"""The size of the file's end with the footer's size."""
+FOOTER_LIMIT_BYTES = 64 << 20
+"""A footer has a few hundred bytes per blob; one that states more is damaged or malicious."""
+NO_SNAPSHOT = -1
+"""Snapshot id and sequence number of a blob that belongs to no snapshot, which the spec defines for deletion
+vectors.
+"""
+
+_TAIL = struct.Struct("<iI4s")
+_COMPRESSED = 1
+
+
+class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
+    """A blob's entry in the footer. `offset` and `length` are bytes in the file, compressed if the blob is."""
+
+    type: str
+    fields: tuple[int, ...]
+    snapshot_id: int
+    sequence_number: int
+    offset: int
+    length: int
+    compression_codec: str | None = None
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
+    blobs: tuple[PuffinBlobMetadata, ...]
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """A blob to write; its bytes are the concatenated `parts`, consumed when it is written. `codec` is None or
+    "zstd".
+    """
+
+    type: str
+    parts: Iterable[Part]
+    fields: tuple[int, ...] = ()
+    codec: str | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+    snapshot_id: int = NO_SNAPSHOT
+    sequence_number: int = NO_SNAPSHOT
+
+
+def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterator[Part]:
+    """A file as parts. Blobs are in the given order, without gaps; uncompressed parts are passed on unchanged."""
+    yield MAGIC
+    at = len(MAGIC)
+    written = []
+    for blob in blobs:
+        start = at
+        for part in blob.parts if blob.codec is None else (_compressed(blob),):
+            if len(part):
+                yield part
+                at += len(part)
+        written.append(
+            PuffinBlobMetadata(
+                type=blob.type,
+                fields=blob.fields,
+                snapshot_id=blob.snapshot_id,
+                sequence_number=blob.sequence_number,
+                offset=start,
+                length=at - start,
+                compression_codec=blob.codec,
+                properties=dict(blob.properties),
+            )
+        )
+    payload = msgspec.json.encode(Footer(tuple(written), dict(properties)))
+    yield MAGIC + payload + _TAIL.pack(len(payload), 0, MAGIC)
+
+
+def _compressed(blob: Blob) -> bytes:
+    if blob.codec != "zstd":
+        raise ValueError(f"Blobs are written plain or with zstd, not with {blob.codec!r}")
+    return bytes(pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True))  # one frame, with its content size
+
+
+def footer_size_bytes(tail: Part, location: str) -> int:
+    """The footer's size at the end of a file. `tail`: its last TAIL_BYTES or more."""
+    size, flags, magic = _tail(tail, location)
+    if magic != MAGIC:
+        raise Corrupt(f"{location}: does not end with Puffin's magic bytes")
+    if flags & ~_COMPRESSED:
+        raise Corrupt(f"{location}: the footer has flags {flags:#x}, of which only 0x1 is supported")
+    if not 0 < size <= FOOTER_LIMIT_BYTES:
+        raise Corrupt(f"{location}: the footer states an invalid size of {size} bytes")
+    return len(MAGIC) + size + TAIL_BYTES
+
+
+def _tail(tail: Part, location: str) -> tuple[int, int, bytes]:
+    if len(tail) < TAIL_BYTES:
+        raise Corrupt(f"{location}: {len(tail)} bytes are not a Puffin file")
+    size, flags, magic = _TAIL.unpack_from(tail, len(tail) - TAIL_BYTES)
+    return size, flags, magic
+
+
+def read_footer(tail: Part, file_size: int, location: str) -> Footer:
+    """The footer of a file of `file_size` bytes, from its last `footer_size_bytes` or more."""
+    needed = footer_size_bytes(tail, location)
+    start = file_size - needed
+    if start < len(MAGIC) or needed > len(tail):
+        raise Corrupt(f"{location}: a footer of {needed} bytes does not fit into {min(len(tail), file_size)}")
+    footer = memoryview(tail)[len(tail) - needed :]
+    if footer[: len(MAGIC)] != MAGIC:
+        raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
+    payload = footer[len(MAGIC) : -TAIL_BYTES]
+    if _tail(tail, location)[1] & _COMPRESSED:
+        payload = memoryview(_inflated(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
+    try:
+        decoded = from_json(payload, Footer)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Corrupt(f"{location}: the footer cannot be read: {error}") from None
+    for blob in decoded.blobs:
+        if blob.offset < len(MAGIC) or blob.length < 0 or blob.offset + blob.length > start:
+            claim = f"{blob.length} bytes at {blob.offset}"
+            raise Corrupt(f"{location}: blob {blob.type!r} claims {claim}, and the footer begins at {start}")
+    return decoded
+
+
+def _inflated(stored: Part, limit_bytes: int, what: str) -> bytes:
+    """Inflates exactly one LZ4 frame. Streamed, because the content size in its header is untrusted."""
+    try:
+        with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:
+            inflated = bytes(stream.read(limit_bytes + 1))
+    except OSError as error:
+        raise Corrupt(f"{what} cannot be inflated: {error}") from None
+    if len(inflated) > limit_bytes:
+        raise Corrupt(f"{what} inflates to more than {limit_bytes} bytes")
+    return inflated

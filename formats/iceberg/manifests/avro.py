@@ -1,0 +1,202 @@
+"""Reader of Avro object container files (Avro 1.12 specification, "Object Container Files"), for manifests.
+
+A file has a header with the writer's schema, then blocks of rows, each compressed separately and followed by the sync
+marker. This module parses the container and inflates the blocks into one buffer, the *heap*; `_manifest.pyx` decodes
+the rows. Input is untrusted: every length is checked against the available bytes, and the inflated size against a
+limit, so that malicious input costs at most as much as valid input of its size. Inflating releases the GIL.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from isal import isal_zlib
+from numpy.typing import NDArray
+
+from seamark.formats.iceberg.manifests._memory import Memory
+from seamark.formats.runtime.errors import Corrupt
+
+_MAGIC = b"Obj\x01"
+_SYNC_BYTES = 16
+_ISAL_ERROR: type[Exception] = isal_zlib.IsalError  # type: ignore[assignment]  # its stub takes the class for one of it
+
+_Inflate: TypeAlias = Callable[[memoryview, int], bytes | memoryview]
+"""(compressed block, limit in bytes) -> the block. OverflowError if it exceeds the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    metadata: dict[str, str]
+    """Header entries that are UTF-8 text; `avro.schema` is always present."""
+    heap: NDArray[np.uint8]
+    """All inflated blocks, concatenated."""
+    edges: NDArray[np.int64]
+    """Block i is heap[edges[i]:edges[i + 1]]; shape (blocks + 1,)."""
+    counts: NDArray[np.int64]
+    """The row count that each block states; not negative, otherwise unchecked."""
+
+
+def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
+    """Parses a whole file. Corrupt with `location` for anything that violates the specification."""
+    reader = _Reader(memoryview(data).cast("B"), location)
+    if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
+        raise reader.corrupt("does not start with Avro's magic bytes")
+    metadata = _metadata(reader)
+    if "avro.schema" not in metadata:
+        raise reader.corrupt("has no schema in its header")
+    codec = metadata.get("avro.codec", "null")
+    inflate = _CODECS.get(codec)
+    if inflate is None:
+        raise reader.corrupt(f"is compressed with {codec!r}; codecs that can be read: {', '.join(sorted(_CODECS))}")
+    sync = bytes(reader.take(_SYNC_BYTES, "the sync marker"))
+    blocks: list[bytes | memoryview] = []
+    edges, counts, size = [0], [], 0
+    while not reader.at_end():
+        count = reader.length("a block's row count")
+        packed = reader.take(reader.length("a block's size"), "a block")
+        if reader.take(_SYNC_BYTES, "a sync marker") != sync:
+            raise reader.corrupt(f"block {len(blocks)} does not end with the file's sync marker")
+        try:
+            block = inflate(packed, inflated_limit_bytes - size)
+        except OverflowError:
+            raise reader.corrupt(f"inflates to more than {inflated_limit_bytes} bytes") from None
+        except (_ISAL_ERROR, OSError, ValueError, EOFError) as error:
+            raise reader.corrupt(f"block {len(blocks)} cannot be inflated ({codec}): {error}") from error
+        size += len(block)
+        blocks.append(block)
+        edges.append(size)
+        counts.append(count)
+    return Container(metadata, _joined(blocks, size), np.array(edges, np.int64), np.array(counts, np.int64))
+
+
+def _joined(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8]:
+    heap = np.frombuffer(memoryview(Memory(size)), np.uint8) if size else np.empty(0, np.uint8)
+    view, at = heap.data, 0
+    for block in blocks:
+        view[at : at + len(block)] = block
+        at += len(block)
+    return heap
+
+
+class _Reader:
+    """A bounds-checked cursor over the file."""
+
+    def __init__(self, data: memoryview, location: str) -> None:
+        self._data = data
+        self._location = location
+        self._at = 0
+
+    def corrupt(self, what: str) -> Corrupt:
+        return Corrupt(f"{self._location}: {what}")
+
+    def at_end(self) -> bool:
+        return self._at == len(self._data)
+
+    def take(self, size: int, what: str) -> memoryview:
+        end = self._at + size
+        if end > len(self._data):
+            raise self.corrupt(f"ends in the middle of {what}: {size} bytes at {self._at}, of {len(self._data)}")
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def long(self, what: str) -> int:
+        """A zig-zag varint of at most 64 bits."""
+        value = shift = 0
+        for byte in self._data[self._at : self._at + 10]:
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                if value >= 1 << 64:
+                    break
+                self._at += shift // 7
+                return (value >> 1) ^ -(value & 1)
+        if shift == 70:
+            raise self.corrupt(f"{what} at {self._at} is not a 64-bit number")
+        raise self.corrupt(f"ends in the middle of {what}")
+
+    def length(self, what: str) -> int:
+        value = self.long(what)
+        if value < 0:
+            raise self.corrupt(f"{what} is negative: {value}")
+        return value
+
+
+def _metadata(reader: _Reader) -> dict[str, str]:
+    """The header's map of strings to bytes. Entries that are not text are omitted, because none is used."""
+    entries: dict[str, str] = {}
+    while count := reader.long("the header's entry count"):
+        if count < 0:  # then the block's size in bytes follows, which only readers that skip need
+            count = -count
+            reader.length("the header's size")
+        for _ in range(count):  # every entry takes bytes, so the end of the file bounds an invalid count
+            key = bytes(reader.take(reader.length("a key's length"), "a key of the header"))
+            value = bytes(reader.take(reader.length("a value's length"), "a value of the header"))
+            try:
+                entries[key.decode()] = value.decode()
+            except UnicodeDecodeError:
+                continue
+    return entries
+
+
+def _plain(block: memoryview, limit: int) -> memoryview:
+    if len(block) > limit:
+        raise OverflowError
+    return block
+
+
+def _deflate(block: memoryview, limit: int) -> bytes:
+    inflater = isal_zlib.decompressobj(wbits=-15)
+    inflated: bytes = inflater.decompress(block, limit + 1)
+    if len(inflated) > limit:
+        raise OverflowError
+    if not inflater.eof:
+        raise EOFError("the compressed data are truncated")
+    return inflated
+
+
+# pyarrow is imported on first use: it costs each process a tenth of a second and 40 MB, and nearly all manifests use
+# deflate.
+def _zstandard(block: memoryview, limit: int) -> bytes:
+    pyarrow = importlib.import_module("pyarrow")
+    pieces: list[bytes] = []
+    size = 0
+    # As a stream, because Java's writers omit the inflated size from the frame.
+    with pyarrow.CompressedInputStream(pyarrow.BufferReader(block), "zstd") as stream:
+        while piece := stream.read(max(65_536, 4 * len(block))):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise OverflowError
+    return b"".join(pieces)
+
+
+def _snappy(block: memoryview, limit: int) -> bytes:
+    """Snappy's block format, followed by the big-endian CRC32 of the inflated data."""
+    if len(block) < 5:
+        raise EOFError("a snappy block has at least 5 bytes")
+    packed, checksum = block[:-4], int.from_bytes(block[-4:], "big")
+    size = 0
+    for i, byte in enumerate(packed[:5]):
+        size |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            break
+    if size > _SNAPPY_RATIO_MAX * len(packed):
+        raise ValueError(f"{len(packed)} bytes cannot hold {size}")
+    if size > limit:
+        raise OverflowError
+    inflated: bytes = importlib.import_module("pyarrow").Codec("snappy").decompress(packed, size, asbytes=True)
+    if zlib.crc32(inflated) != checksum:
+        raise ValueError("the checksum does not match")
+    return inflated
+
+
+_SNAPPY_RATIO_MAX = 22
+"""A copy of 64 bytes, the maximum, takes three."""
+
+_CODECS: dict[str, _Inflate] = {"null": _plain, "deflate": _deflate, "snappy": _snappy, "zstandard": _zstandard}

@@ -1,0 +1,422 @@
+"""Compiles a writer's Avro schema to a program that reads the requested fields of its rows and skips the others.
+
+Iceberg identifies fields by id (spec: Appendix A, "Avro"): a record's fields have `field-id`, under any name. Without
+ids the standard name is used. The request is a tree of the classes below; a field that the writer's schema lacks, or
+that has Avro's null type, gets no column. A field of an invalid type is Corrupt, because guessing could give a wrong
+answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from seamark.formats.iceberg.manifests._manifest import OPS, Program
+from seamark.formats.runtime.errors import Corrupt
+
+_DEPTH_MAX = 64
+_NODES_MAX = 20_000
+
+_WIDTHS = {"boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1, "enum": 1}
+"""Minimum number of bytes of a value."""
+_FIXED_WIDTH = ("boolean", "float", "double", "fixed")
+
+
+@dataclass(frozen=True, slots=True)
+class Long:
+    """A number or boolean, to a column of int64."""
+
+    name: str
+    scratch: bool = False
+    """Whether it is a field of a group's element, not of the row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number or boolean with no reserved value: a column of int64 with lengths of 1, or -1 for null."""
+
+    name: str
+    scratch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Double:
+    """A float or double, to a column of the bits of float64, with lengths of 1, or -1 for null."""
+
+    name: str
+    scratch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Bytes or a string, to a column of spans."""
+
+    name: str
+    scratch: bool = False
+
+
+Leaf: TypeAlias = Long | Value | Double | Text
+
+
+@dataclass(frozen=True, slots=True)
+class ByColumn:
+    """A map by column id, which Iceberg encodes as an array of records of key and value."""
+
+    name: str
+    key_id: int
+    value_id: int
+    value: Leaf
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """A list of numbers (one field, its id unused) or of records."""
+
+    name: str
+    fields: tuple[tuple[int, str, Leaf], ...]
+    of_records: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRecord:
+    """A record that each manifest defines: all of its fields are read, with their types."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordReader:
+    fields: Mapping[int, tuple[str, Wanted]]
+    """By field id: the standard name, and how to read the field."""
+    required: tuple[int, ...] = ()
+    status: str | None = None
+    """The status field, by which rows with status DELETED are dropped."""
+
+
+Wanted: TypeAlias = Leaf | ByColumn | Elements | PartitionRecord | RecordReader
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFieldColumn:
+    name: str
+    field_id: int | None
+    type: str
+    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if there is never a value."""
+    logical: str | None
+    column: int | None
+    """Index in the program; None for type null."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    program: Program
+    columns: dict[str, int]
+    """By name, for fields of the writer's schema: numbers, texts, and the element counts of lists."""
+    groups: dict[str, int]
+    partition: tuple[PartitionFieldColumn, ...]
+
+
+def compile_schema(schema: str, requested: RecordReader) -> Compiled:
+    """The program that reads `wanted` from rows of the writer's `schema`.
+
+    Corrupt if the schema is invalid or its rows do not have the requested fields. The caller adds the file.
+    """
+    try:
+        parsed = msgspec.json.decode(schema)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Corrupt(f"its Avro schema is not JSON: {error}") from error
+    compiler = _Compiler()
+    root = compiler.value(parsed, requested, _SchemaPosition("", "the row", 0))
+    if compiler.nodes[root][0] != "record" or not compiler.least[root]:
+        raise Corrupt("its Avro schema: rows are not records with fields")
+    if requested.status is not None and requested.status not in compiler.columns:
+        raise Corrupt(f"its Avro schema: {requested.status} is always null")
+    program = Program(
+        compiler.nodes,
+        compiler.names,
+        compiler.column_kinds,
+        compiler.group_rows,
+        compiler.columns[requested.status] if requested.status is not None else -1,
+        compiler.least[root],
+    )
+    return Compiled(program, compiler.columns, compiler.groups, tuple(compiler.partition))
+
+
+@dataclass(frozen=True, slots=True)
+class _SchemaPosition:
+    namespace: str
+    field: str
+    depth: int
+    within: tuple[str, ...] = ()
+    """Enclosing named types: a type that contains itself is rejected."""
+
+    def below(self, field: str | None = None) -> _SchemaPosition:
+        return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.within)
+
+
+@dataclass(slots=True)
+class _Compiler:
+    nodes: list[tuple[str, int, int, list[int]]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    least: list[int] = field(default_factory=list)
+    """For each node the minimum size of its value; 0 only for values that never take bytes."""
+    column_kinds: list[str] = field(default_factory=list)
+    columns: dict[str, int] = field(default_factory=dict)
+    group_rows: list[tuple[bool, int, int, int]] = field(default_factory=list)
+    groups: dict[str, int] = field(default_factory=dict)
+    partition: list[PartitionFieldColumn] = field(default_factory=list)
+    _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
+
+    def corrupt(self, position: _SchemaPosition, what: str) -> Corrupt:
+        return Corrupt(f"its Avro schema, {position.field}: {what}")
+
+    def add(
+        self, op: str, position: _SchemaPosition, least: int, *, slot: int = -1, size: int = 0, children: Any = ()
+    ) -> int:
+        if len(self.nodes) >= _NODES_MAX:
+            raise self.corrupt(position, f"more than {_NODES_MAX} types")
+        self.nodes.append((op, slot, size, list(children)))
+        self.names.append(position.field)
+        self.least.append(least)
+        return len(self.nodes) - 1
+
+    def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
+        """The column of that name, created on first use: branches of one union share it."""
+        column = self.columns.setdefault(name, len(self.column_kinds))
+        if column == len(self.column_kinds):
+            self.column_kinds.append(kind)
+        elif self.column_kinds[column] != kind:
+            raise self.corrupt(position, "a union mixes incompatible types")
+        return column
+
+    def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
+        """(type, the schema's object, its position), with names resolved and wrappers removed."""
+        while True:
+            if position.depth > _DEPTH_MAX:
+                raise self.corrupt(position, f"nested deeper than {_DEPTH_MAX}")
+            if isinstance(schema, list):
+                return "union", schema, position
+            if isinstance(schema, dict):
+                kind = schema.get("type")
+                if not isinstance(kind, str):
+                    schema, position = kind, position.below()
+                    continue
+                if kind in ("record", "enum", "fixed", "error"):
+                    name, namespace = self._full_name(schema, position)
+                    self._named[name] = (schema, namespace)
+                    within = (*position.within, name) if kind in ("record", "error") else position.within
+                    if within.count(name) > 1:
+                        raise self.corrupt(position, f"the type {name} contains itself")
+                    kind = "record" if kind == "error" else kind
+                    return kind, schema, _SchemaPosition(namespace, position.field, position.depth, within)
+                if kind in OPS and kind not in ("union", "counts", "bounds"):
+                    return kind, schema, position
+                schema = kind
+            if not isinstance(schema, str):
+                raise self.corrupt(position, f"not a type: {str(schema)[:100]}")
+            if schema == "null" or (schema in _WIDTHS and schema != "enum"):
+                return schema, {}, position
+            qualified = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
+            known = self._named.get(qualified) or self._named.get(schema)
+            if known is None:
+                raise self.corrupt(position, f"unknown type {schema[:100]!r}")
+            schema, position = known[0], _SchemaPosition(known[1], position.field, position.depth + 1, position.within)
+
+    def _full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
+        name, namespace = schema.get("name"), schema.get("namespace", position.namespace)
+        if not isinstance(name, str) or not isinstance(namespace, str):
+            raise self.corrupt(position, "a record, enum or fixed type needs a name")
+        if "." in name:
+            return name, name.rpartition(".")[0]
+        return (f"{namespace}.{name}" if namespace else name), namespace
+
+    def value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
+        """Adds the node of a value and of its children; returns its index."""
+        kind, schema, position = self.resolve(schema, position)
+        if kind == "union":
+            return self.union(schema, requested, position)
+        if kind == "null":
+            return self.add("null", position, 0)
+        if isinstance(requested, Leaf):
+            return self.leaf(kind, schema, requested, position)
+        if isinstance(requested, ByColumn | Elements):
+            if kind != "array":
+                raise self.corrupt(position, f"a list is expected, not {kind}")
+            return self.group(schema, requested, position)
+        if isinstance(requested, RecordReader | PartitionRecord) and kind != "record":
+            raise self.corrupt(position, f"a record is expected, not {kind}")
+        if kind == "record":
+            return self.record(schema, requested, position)
+        if kind in ("array", "map"):
+            item = self.value(schema.get("items" if kind == "array" else "values"), None, position.below())
+            if kind == "map":  # the key's length comes first
+                return self.add(kind, position, 1, size=1 + self.least[item], children=[item])
+            return self.add(kind, position, 1, size=self.least[item], children=[item] if self.least[item] else [])
+        size = self.size(kind, schema, position)
+        return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
+
+    def size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
+        """Bytes of a fixed-width type, symbols of an enum, otherwise 0."""
+        if kind == "fixed":
+            size = schema.get("size")
+            if not isinstance(size, int) or not 0 <= size < 1 << 31:
+                raise self.corrupt(position, f"a fixed type of size {str(size)[:100]}")
+            return size
+        if kind == "enum":
+            symbols = schema.get("symbols")
+            if not isinstance(symbols, list):
+                raise self.corrupt(position, "an enum without symbols")
+            return len(symbols)
+        return _WIDTHS[kind] if kind in _FIXED_WIDTH else 0
+
+    def leaf(self, kind: str, schema: Any, requested: Leaf, position: _SchemaPosition) -> int:
+        fitting = _FITTING[type(requested)]
+        if kind not in fitting:
+            raise self.corrupt(position, f"{' or '.join(fitting)} is expected, not {kind}")
+        size = self.size(kind, schema, position)
+        if kind == "fixed" and size == 0:
+            raise self.corrupt(position, "a fixed type of no bytes")
+        column = self.column(requested.name, _column_kind(requested), position)
+        return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
+
+    def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
+        kinds = [self.resolve(branch, position.below())[0] for branch in branches]
+        nulls = kinds.count("null")
+        if not kinds or "union" in kinds or nulls > 1:
+            raise self.corrupt(position, "a union needs branches, none of them a union, at most one of them null")
+        if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
+            raise self.corrupt(position, "a union of several lists or records")
+        children = [
+            -1 if kind == "null" else self.value(branch, requested, position.below())
+            for branch, kind in zip(branches, kinds, strict=True)
+        ]
+        if nulls:  # the other branch has created the columns, in which null stores its value
+            children[kinds.index("null")] = self.add("null", position, 0, children=self.columns_of(requested))
+        return self.add("union", position, 1, children=children)
+
+    def columns_of(self, requested: Wanted | None) -> list[int]:
+        """The existing columns to which a value of `requested` is written."""
+        if isinstance(requested, RecordReader):
+            return [column for _, inner in requested.fields.values() for column in self.columns_of(inner)]
+        if isinstance(requested, PartitionRecord):
+            return [column.column for column in self.partition if column.column is not None]
+        if requested is None or requested.name not in self.columns:
+            return []
+        return [self.columns[requested.name]]
+
+    def record(self, schema: Any, requested: RecordReader | PartitionRecord | None, position: _SchemaPosition) -> int:
+        fields = schema.get("fields")
+        if not isinstance(fields, list) or not all(
+            isinstance(each, dict) and isinstance(each.get("name"), str) and "type" in each for each in fields
+        ):
+            raise self.corrupt(position, "a record needs fields, each with a name and a type")
+        matched = self.match(fields, requested, position) if isinstance(requested, RecordReader) else {}
+        children = []
+        for i, each in enumerate(fields):
+            inner = position.below(each["name"][:100])
+            if isinstance(requested, PartitionRecord):
+                child = self.partition_field(each, inner)
+            else:
+                child = self.value(each["type"], matched.get(i), inner)
+            if self.least[child]:
+                children.append(child)
+        return self.add("record", position, sum(self.least[child] for child in children), children=children)
+
+    def match(
+        self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
+    ) -> dict[int, Wanted]:
+        """How to read a record's fields, by position: matched by id, or by name for fields without an id."""
+        by_name = {name: field_id for field_id, (name, _) in requested.fields.items()}
+        ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
+        matched: dict[int, Wanted] = {}
+        for i, field_id in enumerate(ids):
+            if not isinstance(field_id, int) or field_id not in requested.fields:
+                continue
+            if ids.count(field_id) > 1:
+                raise self.corrupt(position, f"field {field_id} is present twice")
+            matched[i] = requested.fields[field_id][1]
+        for field_id in requested.required:
+            if field_id not in ids:
+                raise self.corrupt(position, f"has no field {requested.fields[field_id][0]} ({field_id})")
+        return matched
+
+    def partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
+        kind, schema, at = self.resolve(declared["type"], position)
+        branches = schema if kind == "union" else [declared["type"]]
+        resolved = [self.resolve(branch, at.below())[:2] for branch in branches]
+        values = [(kind, schema) for kind, schema in resolved if kind != "null"]
+        field_id = declared.get("field-id")
+        field_id = field_id if isinstance(field_id, int) else None
+        if not values:
+            self.partition.append(PartitionFieldColumn(declared["name"], field_id, "null", None, None))
+            return self.value(declared["type"], None, position)
+        kind, schema = values[0]
+        leaf = next((leaf for leaf, kinds in _FITTING.items() if kind in kinds), None)
+        if leaf is None:
+            raise self.corrupt(position, f"a partition value of type {kind}")
+        wanted = leaf(f"partition {len(self.partition)}")
+        node = self.value(declared["type"], wanted, position)
+        logical = schema.get("logicalType")
+        self.partition.append(
+            PartitionFieldColumn(
+                declared["name"],
+                field_id,
+                kind,
+                logical if isinstance(logical, str) else None,
+                self.columns[wanted.name],
+            )
+        )
+        return node
+
+    def group(self, schema: Any, requested: ByColumn | Elements, position: _SchemaPosition) -> int:
+        by_column = isinstance(requested, ByColumn)
+        if isinstance(requested, ByColumn):
+            fields: tuple[tuple[int, str, Leaf], ...] = (
+                (requested.key_id, "key", Long(f"{requested.name}.key", scratch=True)),
+                (requested.value_id, "value", requested.value),
+            )
+        else:
+            fields = requested.fields
+        first = len(self.column_kinds)
+        for _, _, leaf in fields:
+            self.column(leaf.name, _column_kind(leaf), position)
+        counts = -1 if by_column else self.column(requested.name, "count", position)
+        slot = self.groups[requested.name] = len(self.group_rows)
+        self.group_rows.append((by_column, first, len(fields), counts))
+        items = schema.get("items")
+        if isinstance(requested, ByColumn) and (op := self.plain_map(items, requested, position)) is not None:
+            return self.add(op, position, 1, slot=slot)
+        if isinstance(requested, Elements) and not requested.of_records:
+            element: Wanted = fields[0][2]
+        else:
+            required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
+            element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
+        item = self.value(items, element, position.below())
+        if not self.least[item]:
+            raise self.corrupt(position, "a list of values that are always null")
+        return self.add("array", position, 1, slot=slot, size=self.least[item], children=[item])
+
+    def plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
+        """The operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
+        kind, schema, inner = self.resolve(items, position.below())
+        fields = schema.get("fields") if kind == "record" else None
+        if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
+            return None
+        if [each.get("field-id") for each in fields] != [requested.key_id, requested.value_id]:
+            return None
+        kinds = [self.resolve(each.get("type"), inner.below())[0] for each in fields]
+        return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((kinds[0], kinds[1]))
+
+
+_FITTING: dict[type[Leaf], tuple[str, ...]] = {
+    Value: ("boolean", "int", "long"),
+    Long: ("boolean", "int", "long"),
+    Double: ("float", "double"),
+    Text: ("bytes", "string", "fixed"),
+}
+
+
+def _column_kind(leaf: Leaf) -> str:
+    kind = "long" if isinstance(leaf, Long) else "text"
+    return f"scratch {kind}" if leaf.scratch else kind

@@ -1,0 +1,431 @@
+"""Data and delete files as values, and their JSON (Iceberg REST spec: schemas `ContentFile`, `DataFile`,
+`PositionDeleteFile`, `EqualityDeleteFile`; Iceberg spec: "Data File Fields", "Delete Formats").
+
+A client's values are written to manifests unchanged, and every engine prunes and deletes by them. So a file is accepted
+only if it is valid for the table: an undecodable bound, or a deletion vector without a data file, would give wrong
+answers to every reader. An error states the file and the field.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Annotated, Any
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types import values
+from seamark.formats.iceberg.types.reading import Int32
+from seamark.formats.iceberg.types.reserved import (
+    DELETED_PATH,
+    DELETED_POSITION,
+    LAST_UPDATED_SEQUENCE_NUMBER,
+    ROW_ID,
+)
+from seamark.formats.iceberg.types.schema import StructType, Type, is_primitive, type_name
+from seamark.formats.iceberg.types.transforms import VOID, canonical, is_known, values_type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.runtime.decoding import from_values
+from seamark.formats.runtime.errors import BadRequest
+
+DATA, POSITION_DELETES, EQUALITY_DELETES = 0, 1, 2
+UNKNOWN = "unknown"
+
+_CONTENTS = {"data": DATA, "position-deletes": POSITION_DELETES, "equality-deletes": EQUALITY_DELETES}
+_FORMATS = frozenset({"PARQUET", "AVRO", "ORC", "PUFFIN"})
+_DELETES_MIN_FORMAT_VERSION = 2
+_VECTORS_MIN_FORMAT_VERSION = 3
+_METADATA_COLUMNS = {
+    DELETED_PATH: "string",
+    DELETED_POSITION: "long",
+    ROW_ID: "long",
+    LAST_UPDATED_SEQUENCE_NUMBER: "long",
+}
+"""Types of the reserved columns that a file may contain (spec: "Reserved Field IDs")."""
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+_BY_COLUMN = (*_COUNTS, *_BOUNDS)
+_OPAQUE = frozenset({"variant", "geometry", "geography"})
+"""Types whose bounds are not single values."""
+
+
+_SHOWN_CHARACTERS_MAX = 1_000
+"""Maximum length of an error that repeats the client's input."""
+
+
+class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A data or delete file as in a manifest. Column statistics are by column id."""
+
+    content: int
+    """0 data, 1 position deletes or a deletion vector, 2 equality deletes."""
+    file_path: str
+    file_format: str
+    """Upper case: PARQUET, AVRO, ORC, PUFFIN."""
+    spec_id: int
+    partition: tuple[Value | None, ...]
+    """In the form of `expression.py`, in the order of the spec's fields, with the types of `partition_types`."""
+    record_count: int
+    file_size_in_bytes: int
+    column_sizes: dict[int, int] | None = None
+    value_counts: dict[int, int] | None = None
+    null_value_counts: dict[int, int] | None = None
+    nan_value_counts: dict[int, int] | None = None
+    lower_bounds: dict[int, bytes] | None = None
+    """Single-value serialised (Iceberg spec, appendix D), as the upper bounds."""
+    upper_bounds: dict[int, bytes] | None = None
+    key_metadata: bytes | None = None
+    split_offsets: tuple[int, ...] | None = None
+    equality_ids: tuple[int, ...] | None = None
+    sort_order_id: int | None = None
+    first_row_id: int | None = None
+    referenced_data_file: str | None = None
+    content_offset: int | None = None
+    content_size_in_bytes: int | None = None
+
+    @property
+    def is_deletion_vector(self) -> bool:
+        return self.file_format == "PUFFIN"
+
+
+def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
+    """The type of each value of the spec's tuples (spec: "Partition Transforms", result type).
+
+    It is derived from the source column in the current schema, or for a dropped column from its last type, so that old
+    values stay distinct. `unknown`, whose only value is null, if no schema has the column.
+    """
+    return tuple(_partition_type(metadata, field) for field in spec.fields)
+
+
+def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
+    if len(field.sources) != 1:
+        return "string"
+    source = column_type(metadata, field.sources[0])
+    return UNKNOWN if source is None else values_type(field.transform, source)
+
+
+def decimal_bytes(kind: str) -> int:
+    """Bytes of a decimal type in Avro: the minimum for every unscaled value (spec: appendix A).
+
+    A truncated value may be one step below the minimum of the precision, and usually fits too.
+    """
+    greatest: int = 10 ** values.decimal_precision(kind) - 1
+    return greatest.bit_length() // 8 + 1
+
+
+def column_type(metadata: TableMetadata, column_id: int) -> str | None:
+    """The primitive (or variant) type of a column in the current schema, or the last schema with it; otherwise None."""
+    type_ = declared_type(metadata, column_id)
+    return type_ if isinstance(type_, str) else None
+
+
+def declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
+    """Return the type of a column by its id. None for a column that no schema of the table has."""
+    for schema in (metadata.current_schema, *reversed(metadata.schemas)):
+        column = schema.column(column_id)
+        if column is not None:
+            return column.type
+    return _METADATA_COLUMNS.get(column_id)
+
+
+class DeclaredTypes:
+    """The types of a table's columns by id, as `declared_type` has them, for many columns.
+
+    A manifest may state bounds of a million columns that no schema has; each of them is one lookup here.
+    """
+
+    def __init__(self, metadata: TableMetadata) -> None:
+        self._metadata = metadata
+
+    def __call__(self, column_id: int) -> Type | None:
+        column = self._metadata.current_schema.column(column_id)
+        return column.type if column is not None else self._former.get(column_id)
+
+    @cached_property
+    def _former(self) -> dict[int, Type]:
+        types: dict[int, Type] = dict(_METADATA_COLUMNS)
+        for schema in self._metadata.schemas:
+            types |= {column_id: column.type for column_id, column in schema.index.by_id.items()}
+        return types
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
+class _Counts(msgspec.Struct, frozen=True):
+    keys: tuple[Int32, ...]
+    values: tuple[Count, ...]
+
+
+class _Bounds(msgspec.Struct, frozen=True):
+    keys: tuple[Int32, ...]
+    values: tuple[str, ...]
+
+
+class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The JSON object; unknown fields are ignored."""
+
+    content: str
+    file_path: Annotated[str, msgspec.Meta(min_length=1)]
+    file_format: str
+    spec_id: Int32
+    partition: tuple[Any, ...] = ()
+    record_count: Count
+    file_size_in_bytes: Count
+    column_sizes: _Counts | None = None
+    value_counts: _Counts | None = None
+    null_value_counts: _Counts | None = None
+    nan_value_counts: _Counts | None = None
+    lower_bounds: _Bounds | None = None
+    upper_bounds: _Bounds | None = None
+    key_metadata: str | None = None
+    split_offsets: tuple[Count, ...] | None = None
+    equality_ids: tuple[Int32, ...] | None = None
+    sort_order_id: Int32 | None = None
+    first_row_id: Count | None = None
+    referenced_data_file: str | None = None
+    content_offset: Count | None = None
+    content_size_in_bytes: Count | None = None
+
+
+def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
+    """Parses a file in the REST standard's JSON for addition to the table. BadRequest with the file and the field.
+
+    Bounds are hex strings, as in Java's library and in our plans; partition values are single values (appendix D).
+    """
+    named = json.get("file-path") if isinstance(json, dict) else None
+    with _naming(named if isinstance(named, str) and named else "without a file-path"):
+        try:
+            parsed = from_values(json, _Json)
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
+        _check_text("file-path", parsed.file_path)
+        file = _decoded(parsed, metadata)
+        _check_kind(file, metadata)
+        _check_statistics(file, metadata)
+        return file
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (msgspec.ValidationError, ValueError, BadRequest) as error:
+        # the answer is UTF-8 for any path
+        named = path[:_SHOWN_CHARACTERS_MAX].encode(errors="backslashreplace").decode()
+        raise BadRequest(f"Invalid content file {named}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
+
+
+def _decoded(parsed: _Json, metadata: TableMetadata) -> ContentFile:
+    content = _CONTENTS.get(parsed.content.lower().replace("_", "-"))
+    if content is None:
+        raise ValueError(f"content: {parsed.content!r} is not one of {', '.join(_CONTENTS)}")
+    file_format = parsed.file_format.upper()
+    if file_format not in _FORMATS:
+        raise ValueError(f"file-format: {parsed.file_format!r} is not one of {', '.join(sorted(_FORMATS)).lower()}")
+    return ContentFile(
+        content=content,
+        file_path=parsed.file_path,
+        file_format=file_format,
+        spec_id=parsed.spec_id,
+        partition=_partition(parsed, metadata),
+        record_count=parsed.record_count,
+        file_size_in_bytes=parsed.file_size_in_bytes,
+        column_sizes=_counts("column-sizes", parsed.column_sizes),
+        value_counts=_counts("value-counts", parsed.value_counts),
+        null_value_counts=_counts("null-value-counts", parsed.null_value_counts),
+        nan_value_counts=_counts("nan-value-counts", parsed.nan_value_counts),
+        lower_bounds=_bounds("lower-bounds", parsed.lower_bounds),
+        upper_bounds=_bounds("upper-bounds", parsed.upper_bounds),
+        key_metadata=None if parsed.key_metadata is None else _unhex("key-metadata", parsed.key_metadata),
+        split_offsets=parsed.split_offsets or None,
+        equality_ids=parsed.equality_ids or None,
+        sort_order_id=parsed.sort_order_id if content != POSITION_DELETES else None,
+        first_row_id=parsed.first_row_id,
+        referenced_data_file=parsed.referenced_data_file,
+        content_offset=parsed.content_offset,
+        content_size_in_bytes=parsed.content_size_in_bytes,
+    )
+
+
+def _check_text(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name}: has a lone surrogate, which UTF-8 cannot encode") from None
+
+
+def _unhex(name: str, text: str) -> bytes:
+    try:
+        return binascii.unhexlify(text)
+    except ValueError:
+        raise ValueError(f"{name}: {text[:100]!r} is not hexadecimal") from None
+
+
+def _partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
+    spec = metadata.spec(parsed.spec_id)
+    if spec is None:
+        known = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
+        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id} (it has {known})")
+    if len(parsed.partition) != len(spec.fields):
+        raise ValueError(
+            f"partition: {len(parsed.partition)} values, where spec {spec.spec_id} has {len(spec.fields)} fields"
+        )
+    types = partition_types(metadata, spec)
+    return tuple(map(_partition_value, spec.fields, types, parsed.partition))
+
+
+def _partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
+    transform = canonical(field.transform)
+    if not is_known(transform) or len(field.sources) != 1:
+        raise ValueError(f"spec-id: the unknown transform {field.transform} of field {field.name} cannot be written")
+    if json is None:
+        return None
+    if transform == VOID or kind == UNKNOWN:
+        raise ValueError(f"partition: field {field.name} can only be null, and is {json!r}")
+    try:
+        value = values.decode_json(kind, json)
+        assert value is not None
+        data = values.encode(kind, value)
+        if base_name(kind) == "decimal" and len(data) > decimal_bytes(kind):
+            raise ValueError(f"the unscaled value {value!r} has more digits than {kind}")
+    except ValueError as error:
+        raise ValueError(f"partition: field {field.name}: {error}") from None
+    return value
+
+
+def _counts(name: str, counts: _Counts | None) -> dict[int, int] | None:
+    return None if counts is None else dict(_pairs(name, counts.keys, counts.values)) or None
+
+
+def _bounds(name: str, bounds: _Bounds | None) -> dict[int, bytes] | None:
+    if bounds is None:
+        return None
+    pairs = _pairs(name, bounds.keys, bounds.values)
+    return {column: _unhex(f"{name} of column {column}", text) for column, text in pairs} or None
+
+
+def _pairs(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tuple[int, Any]]:
+    if len(keys) != len(values):
+        raise ValueError(f"{name}: {len(keys)} keys and {len(values)} values")
+    if len(set(keys)) != len(keys):
+        raise ValueError(f"{name}: a column is present twice")
+    return zip(keys, values, strict=True)
+
+
+def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
+    """Checks the fields that data files, equality deletes, position deletes and deletion vectors require or forbid.
+
+    Spec: "Data File Fields", "Delete Formats", "Deletion Vectors".
+    """
+    version = metadata.format_version
+    if file.content != DATA and version < _DELETES_MIN_FORMAT_VERSION:
+        raise ValueError(f"content: a table of format version {version} has no delete files")
+    if file.content != EQUALITY_DELETES and file.equality_ids is not None:
+        raise ValueError("equality-ids: only equality deletes have them")
+    if file.content != DATA and file.first_row_id is not None:
+        raise ValueError("first-row-id: only data files have one")
+    if file.is_deletion_vector and file.content != POSITION_DELETES:
+        raise ValueError("file-format: a puffin file can only be a deletion vector, whose content is position-deletes")
+    if not file.is_deletion_vector:
+        for name in ("content_offset", "content_size_in_bytes"):
+            if getattr(file, name) is not None:
+                raise ValueError(f"{name.replace('_', '-')}: only deletion vectors (puffin) have one")
+    if file.content == DATA and file.referenced_data_file is not None:
+        raise ValueError("referenced-data-file: only position deletes have one")
+    if file.content == EQUALITY_DELETES:
+        _check_equality_ids(file, metadata)
+    elif file.is_deletion_vector:
+        _check_vector(file, version)
+    elif file.content == POSITION_DELETES and version >= _VECTORS_MIN_FORMAT_VERSION:
+        raise ValueError(
+            f"file-format: a table of format version {version} takes no new position delete files, "
+            "but deletion vectors (puffin)"
+        )
+
+
+def _check_equality_ids(file: ContentFile, metadata: TableMetadata) -> None:
+    if file.equality_ids is None:
+        raise ValueError("equality-ids: equality deletes need them")
+    if len(set(file.equality_ids)) != len(file.equality_ids):
+        raise ValueError("equality-ids: a column is present twice")
+    for column_id in file.equality_ids:
+        column = metadata.current_schema.column(column_id)
+        if column is None:
+            raise ValueError(f"equality-ids: the table's schema has no column {column_id}")
+        if not is_primitive(column.type):
+            raise ValueError(f"equality-ids: column {column_id} ({column.name}) is not of a primitive type")
+        if not all(isinstance(parent.type, StructType) for parent in metadata.current_schema.ancestors(column)):
+            raise ValueError(
+                f"equality-ids: column {column_id} ({column.name}) is within a list or map: a row has many values"
+            )
+
+
+def _check_vector(file: ContentFile, version: int) -> None:
+    if version < _VECTORS_MIN_FORMAT_VERSION:
+        raise ValueError(f"file-format: a table of format version {version} has no deletion vectors (puffin)")
+    for name in ("referenced_data_file", "content_offset", "content_size_in_bytes"):
+        if not getattr(file, name) and getattr(file, name) != 0:
+            raise ValueError(f"{name.replace('_', '-')}: a deletion vector requires it")
+    if (file.content_offset or 0) + (file.content_size_in_bytes or 0) > file.file_size_in_bytes:
+        raise ValueError("content-size-in-bytes: the deletion vector ends beyond the end of its file")
+
+
+def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
+    if file.referenced_data_file is not None:
+        _check_text("referenced-data-file", file.referenced_data_file)
+    offsets = file.split_offsets or ()
+    if list(offsets) != sorted(set(offsets)) or (offsets and offsets[-1] >= max(1, file.file_size_in_bytes)):
+        raise ValueError("split-offsets: they must ascend and be within the file")
+    kinds: dict[int, Type] = {}
+    current = metadata.current_schema.index.by_id
+    for name in _BY_COLUMN:
+        for column in getattr(file, name) or ():
+            if column not in kinds:
+                known = current.get(column)
+                kind = declared_type(metadata, column) if known is None else known.type
+                if kind is None:
+                    raise ValueError(f"{name.replace('_', '-')}: no schema of the table has a column {column}")
+                kinds[column] = kind
+    _check_counts(file)
+    _check_bounds(file, kinds)
+
+
+def _check_counts(file: ContentFile) -> None:
+    total = file.value_counts or {}
+    for name, counts in (("null-value-counts", file.null_value_counts), ("nan-value-counts", file.nan_value_counts)):
+        for column, count in (counts or {}).items():
+            if count > total.get(column, count):
+                raise ValueError(f"{name}: column {column} has {count}, and only {total[column]} values")
+
+
+def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
+    lower = _decoded_bounds("lower-bounds", file.lower_bounds, kinds)
+    upper = _decoded_bounds("upper-bounds", file.upper_bounds, kinds)
+    for column, (kind, least) in lower.items():
+        # Java's writers order UUIDs by two signed halves
+        if column in upper and kind != "uuid" and least > upper[column][1]:
+            raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
+
+
+def _decoded_bounds(
+    name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]
+) -> dict[int, tuple[str, Any]]:
+    """(type, value) of each comparable bound, by column id."""
+    decoded = {}
+    for column, data in (bounds or {}).items():
+        kind = kinds[column]
+        if not isinstance(kind, str):
+            raise ValueError(f"{name}: column {column} is a {type_name(kind)}, which has no bounds")
+        if base_name(kind) in _OPAQUE:
+            continue
+        try:
+            value = values.decode_bound(kind, data)
+        except ValueError as error:
+            raise ValueError(f"{name}: column {column}: {error}") from None
+        decoded[column] = kind, value
+    return decoded

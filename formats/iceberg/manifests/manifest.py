@@ -1,0 +1,468 @@
+"""Decodes manifests and manifest lists (Iceberg spec: "Manifests", "Manifest Lists") into columns.
+
+Format versions 1, 2 and 3 differ in their fields, but a field's meaning never differs, so one request serves all:
+fields that a version lacks are MISSING. Values are those of the file: sequence numbers are not inherited, and row ids
+are not assigned. A damaged file is Corrupt as a whole; a file truncated exactly between two blocks reads as a shorter
+one, so callers compare its length with the manifest list.
+
+Decoding releases the GIL: threads decode in parallel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, TypeAlias, cast
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from seamark.formats.iceberg.manifests._manifest import MISSING, execute
+from seamark.formats.iceberg.manifests.avro import Container, read_container
+from seamark.formats.iceberg.manifests.avro_schema import (
+    ByColumn,
+    Compiled,
+    Long,
+    PartitionFieldColumn,
+    PartitionRecord,
+    RecordReader,
+    Text,
+    compile_schema,
+)
+from seamark.formats.iceberg.manifests.avro_schema import Elements as ElementsOf
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import Corrupt
+
+CountsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64]]]
+BoundsByColumn: TypeAlias = dict[int, tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32]]]
+_Elements: TypeAlias = list[tuple[NDArray[np.int64], NDArray[np.int32]]]
+
+_INFLATED_MIN, _INFLATION_MAX = 64 << 20, 64
+"""Any file may inflate to this size, and beyond it to this multiple of its size: entries compress two to ten times."""
+INFLATED_LIMIT_BYTES = 1 << 29
+"""512 MiB of entries, some hundreds of thousands in one manifest; writers start a new manifest at 8 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """One text per row, as positions in the heap. Texts of Avro type string are valid UTF-8."""
+
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    """-1 is null; the start is undefined then."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFieldValues:
+    """One partition field, one value per row: in `longs` or `doubles`, each with `valid`, or in `spans`."""
+
+    field_id: int
+    name: str
+    type: str
+    """Avro's type: boolean, int, long, float, double, bytes, string, fixed; null if the field never has a value."""
+    logical: str | None
+    """Avro's logicalType, such as date, timestamp-micros, decimal, uuid."""
+    longs: NDArray[np.int64] | None = None
+    """boolean (0, 1), int, long, null."""
+    doubles: NDArray[np.float64] | None = None
+    valid: NDArray[np.uint8] | None = None
+    """For longs and doubles: 0 for null. Every long is a valid value here, including MISSING."""
+    spans: Spans | None = None
+    """bytes, string, fixed. The bytes of a decimal are its unscaled value, big-endian two's complement."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedManifest:
+    """The live entries of a manifest, in the order of the file."""
+
+    location: str
+    rows: int
+    metadata: dict[str, str]
+    """The Avro header: schema, partition-spec, partition-spec-id, format-version, content, avro.schema, avro.codec."""
+    longs: dict[str, NDArray[np.int64]]
+    """All of LONGS; MISSING if null or absent."""
+    texts: dict[str, Spans]
+    """All of TEXTS."""
+    lists: dict[str, tuple[NDArray[np.int32], NDArray[np.int64]]]
+    """split_offsets and equality_ids: (counts, one per row, -1 is null; the values of all rows, concatenated)."""
+    partition: tuple[PartitionFieldValues, ...]
+    """In the order of the manifest's partition struct."""
+    counts: dict[str, CountsByColumn]
+    """column_sizes, value_counts, null_value_counts, nan_value_counts: column id → (ascending rows, values)."""
+    bounds: dict[str, BoundsByColumn]
+    """lower_bounds, upper_bounds: column id → (ascending rows, starts, lengths), spans of the heap."""
+    heap: NDArray[np.uint8]
+
+
+class FieldSummary(msgspec.Struct, frozen=True, gc=False):
+    """Summary of one partition field over all entries of a manifest. Bounds are single-value serialised."""
+
+    contains_null: bool | None
+    contains_nan: bool | None
+    lower: bytes | None
+    upper: bytes | None
+
+
+class ManifestFile(msgspec.Struct, frozen=True, gc=False):
+    """One manifest, as its manifest list describes it."""
+
+    manifest_path: str
+    manifest_length: int
+    partition_spec_id: int
+    content: int
+    """0 data, 1 deletes; 0 in version 1, which has no deletes."""
+    sequence_number: int
+    """0 in version 1, as the minimum sequence number."""
+    min_sequence_number: int
+    added_snapshot_id: int | None = None
+    added_files_count: int | None = None
+    existing_files_count: int | None = None
+    deleted_files_count: int | None = None
+    added_rows_count: int | None = None
+    existing_rows_count: int | None = None
+    deleted_rows_count: int | None = None
+    partitions: tuple[FieldSummary, ...] | None = None
+    """In the order of the partition spec's fields."""
+    key_metadata: bytes | None = None
+    first_row_id: int | None = None
+
+
+_ENTRY_LONGS = {0: "status", 1: "snapshot_id", 3: "sequence_number", 4: "file_sequence_number"}
+_FILE_LONGS = {
+    134: "content",
+    103: "record_count",
+    104: "file_size_in_bytes",
+    140: "sort_order_id",
+    142: "first_row_id",
+    144: "content_offset",
+    145: "content_size_in_bytes",
+}
+_FILE_TEXTS = {100: "file_path", 101: "file_format", 131: "key_metadata", 143: "referenced_data_file"}
+_FILE_LISTS = {132: "split_offsets", 135: "equality_ids"}
+_FILE_COUNTS = {
+    108: ("column_sizes", 117, 118),
+    109: ("value_counts", 119, 120),
+    110: ("null_value_counts", 121, 122),
+    137: ("nan_value_counts", 138, 139),
+}
+_FILE_BOUNDS = {125: ("lower_bounds", 126, 127), 128: ("upper_bounds", 129, 130)}
+
+LONGS = (*_ENTRY_LONGS.values(), *_FILE_LONGS.values())
+TEXTS = tuple(_FILE_TEXTS.values())
+
+_DATA_FILE = RecordReader(
+    {
+        102: ("partition", PartitionRecord()),
+        **{i: (name, Long(name)) for i, name in _FILE_LONGS.items()},
+        **{i: (name, Text(name)) for i, name in _FILE_TEXTS.items()},
+        **{
+            i: (name, ElementsOf(name, ((0, "element", Long(f"{name}.element", scratch=True)),), of_records=False))
+            for i, name in _FILE_LISTS.items()
+        },
+        **{
+            i: (name, ByColumn(name, key, value, Long(f"{name}.value", scratch=True)))
+            for i, (name, key, value) in _FILE_COUNTS.items()
+        },
+        **{
+            i: (name, ByColumn(name, key, value, Text(f"{name}.value", scratch=True)))
+            for i, (name, key, value) in _FILE_BOUNDS.items()
+        },
+    },
+    required=(100, 103, 104),
+)
+_ENTRY = RecordReader(
+    {2: ("data_file", _DATA_FILE), **{i: (name, Long(name)) for i, name in _ENTRY_LONGS.items()}},
+    required=(0, 2),
+    status="status",
+)
+_ANY_ENTRY = replace(_ENTRY, status=None)
+
+_LIST_LONGS = {
+    501: "manifest_length",
+    502: "partition_spec_id",
+    517: "content",
+    515: "sequence_number",
+    516: "min_sequence_number",
+    503: "added_snapshot_id",
+    504: "added_files_count",
+    505: "existing_files_count",
+    506: "deleted_files_count",
+    512: "added_rows_count",
+    513: "existing_rows_count",
+    514: "deleted_rows_count",
+    520: "first_row_id",
+}
+_LIST = RecordReader(
+    {
+        500: ("manifest_path", Text("manifest_path")),
+        519: ("key_metadata", Text("key_metadata")),
+        **{i: (name, Long(name)) for i, name in _LIST_LONGS.items()},
+        507: (
+            "partitions",
+            ElementsOf(
+                "partitions",
+                (
+                    (509, "contains_null", Long("contains_null", scratch=True)),
+                    (518, "contains_nan", Long("contains_nan", scratch=True)),
+                    (510, "lower_bound", Text("lower_bound", scratch=True)),
+                    (511, "upper_bound", Text("upper_bound", scratch=True)),
+                ),
+                of_records=True,
+            ),
+        ),
+    },
+    required=(500, 501, 502),
+)
+
+
+def decode_manifest(
+    data: bytes | memoryview,
+    location: str,
+    *,
+    inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
+    with_deleted: bool = False,
+) -> DecodedManifest:
+    """A manifest's live entries; with `with_deleted` also those with status DELETED. Corrupt with `location`."""
+    rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
+    longs = {name: rows.long(name) for name in LONGS}
+    texts = {name: rows.text(name) for name in TEXTS}
+    for name in ("record_count", "file_size_in_bytes"):
+        if (longs[name] == MISSING).any():
+            raise Corrupt(f"{location}: an entry has no {name}")
+    if ((longs["status"] < 0) | (longs["status"] > 1 + with_deleted)).any():
+        raise Corrupt(f"{location}: an entry's status is not existing, added or deleted")
+    if (texts["file_path"].lengths < 0).any():
+        raise Corrupt(f"{location}: an entry has no file_path")
+    return DecodedManifest(
+        location=location,
+        rows=rows.count,
+        metadata=rows.container.metadata,
+        longs=longs,
+        texts=texts,
+        lists={name: (rows.element_counts(name), rows.elements(name, 1)[0][0]) for name in _FILE_LISTS.values()},
+        partition=rows.partition(),
+        counts={name: rows.group(name, {}) for name, _, _ in _FILE_COUNTS.values()},
+        bounds={name: rows.group(name, {}) for name, _, _ in _FILE_BOUNDS.values()},
+        heap=rows.container.heap,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedList:
+    """A manifest list, with what the list of a neighbouring snapshot is compared with."""
+
+    manifests: tuple[ManifestFile, ...]
+    """In the order of the file."""
+    schema: str
+    heap: bytes
+    paths: Spans
+    """The manifests' paths, spans of the heap."""
+
+
+def decode_manifest_list(
+    data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
+) -> tuple[ManifestFile, ...]:
+    """The manifests of a snapshot, in the order of the file. Corrupt with `location`."""
+    return decode_list(data, location, None, inflated_limit_bytes=inflated_limit_bytes).manifests
+
+
+def decode_list(
+    data: bytes | memoryview,
+    location: str,
+    known: DecodedList | None,
+    *,
+    inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
+) -> DecodedList:
+    """Decodes a manifest list. `known`: the list of a neighbouring snapshot; manifests that both describe by the same
+    bytes at the begin or the end of the file are taken from it. Corrupt with `location`.
+    """
+    rows = _decode(data, location, _LIST, inflated_limit_bytes)
+    paths = rows.text("manifest_path")
+    absent = (rows.long(name) == MISSING for name in ("manifest_length", "partition_spec_id"))
+    if (paths.lengths < 0).any() or any(missing.any() for missing in absent):
+        raise Corrupt(f"{location}: an entry lacks manifest_path, manifest_length or partition_spec_id")
+    # Copies, because the columns are parts of larger memory.
+    paths = Spans(paths.starts.copy(), paths.lengths.copy())
+    found = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
+    first, last = (0, 0) if known is None else _common_rows(found, known)
+    manifests = tuple(_manifests(rows, first, rows.count - last))
+    if known is not None:
+        manifests = (*known.manifests[:first], *manifests, *known.manifests[len(known.manifests) - last :])
+    return DecodedList(manifests, found.schema, found.heap, paths)
+
+
+def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
+    """How many rows at the begin, and of the others at the end, have the same bytes in both.
+
+    Rows follow each other without a gap. So where the bytes from the path of a row on are the same up to the end of the
+    file, all later rows are the same; the row itself may begin before its path. At the begin, a row is the same if the
+    bytes up to the path of the next row are.
+    """
+    if new.schema != known.schema:
+        return 0, 0
+    rows = min(len(new.paths.starts), len(known.paths.starts))
+    size = min(len(new.heap), len(known.heap))
+    if not rows:
+        return 0, 0
+    heap, heap_of_known = (np.frombuffer(of.heap, dtype=np.uint8) for of in (new, known))
+    same = _leading(heap[:size] == heap_of_known[:size])
+    starts = new.paths.starts[:rows]
+    first = max(0, _leading((starts <= same) & (starts == known.paths.starts[:rows])) - 1)
+    same = _leading(heap[len(heap) - size :][::-1] == heap_of_known[len(heap_of_known) - size :][::-1])
+    ends = len(new.heap) - new.paths.starts[len(new.paths.starts) - rows :][::-1]
+    of_known = len(known.heap) - known.paths.starts[len(known.paths.starts) - rows :][::-1]
+    lengths = new.paths.lengths[len(new.paths.lengths) - rows :][::-1]
+    lengths_of_known = known.paths.lengths[len(known.paths.lengths) - rows :][::-1]
+    last = max(0, _leading((ends <= same) & (ends == of_known) & (lengths == lengths_of_known)) - 1)
+    return first, min(last, rows - first)
+
+
+def _leading(truths: NDArray[np.bool_]) -> int:
+    """How many are true before the first that is not."""
+    return len(truths) if truths.all() else int(np.argmin(truths))
+
+
+def _manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
+    """The manifests of some rows of a list."""
+    longs = {name: rows.numbers(name, first, end) for name in _LIST_LONGS.values()}
+    for name in ("content", "sequence_number", "min_sequence_number"):
+        longs[name] = [value or 0 for value in longs[name]]
+    columns = [longs[name] for name in _LIST_LONGS.values() if name != "first_row_id"]
+    paths = [value.decode() for value in rows.raw(rows.text("manifest_path"), first, end) if value is not None]
+    key_metadata = rows.raw(rows.text("key_metadata"), first, end)
+    for each in zip(paths, *columns, _summaries(rows, first, end), key_metadata, longs["first_row_id"], strict=True):
+        yield ManifestFile(*each)
+
+
+def _summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
+    """The partition summaries of some manifests of a list."""
+    nulls, nans, lowers, uppers = rows.elements("partitions", 4)
+    flags = {0: False, 1: True}
+    counts = rows.element_counts("partitions")
+    begin = int(np.maximum(counts[:first], 0).sum())
+    stop = begin + int(np.maximum(counts[first:end], 0).sum())
+    summaries = [
+        FieldSummary(flags.get(null), flags.get(nan), lower, upper)
+        for null, nan, lower, upper in zip(
+            nulls[0][begin:stop].tolist(),
+            nans[0][begin:stop].tolist(),
+            rows.raw(Spans(*lowers), begin, stop),
+            rows.raw(Spans(*uppers), begin, stop),
+            strict=True,
+        )
+    ]
+    at = 0
+    for count in counts[first:end].tolist():
+        yield None if count < 0 else tuple(summaries[at : at + count])
+        at += max(count, 0)
+
+
+def _decode(
+    data: bytes | memoryview, location: str, requested: RecordReader, inflated_limit_bytes: int
+) -> _DecodedRows:
+    most = min(inflated_limit_bytes, _INFLATED_MIN + _INFLATION_MAX * len(data))
+    container = read_container(data, location, inflated_limit_bytes=most)
+    try:
+        schema = container.metadata["avro.schema"]
+        compiled = (_compiled if len(schema) <= _CACHED_SCHEMA_MAX else compile_schema)(schema, requested)
+    except Corrupt as error:
+        raise Corrupt(f"{location}: {error.message}") from error
+    count, columns, groups = execute(compiled.program, container.heap, container.edges, container.counts, location)
+    return _DecodedRows(location, container, compiled, count, columns, groups)
+
+
+_CACHED_SCHEMA_MAX = 1 << 17
+"""In characters; tables with a thousand columns do not exceed it, because a manifest's schema does not list columns."""
+
+
+# All manifests of a table share a few schema texts, and compiling one takes as long as decoding 200 entries.
+_compiled = lru_cache(maxsize=128)(compile_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodedRows:
+    """The columns of one run, by name; a field that the writer's schema lacks is null in every row."""
+
+    location: str
+    container: Container
+    compiled: Compiled
+    count: int
+    columns: list[tuple[NDArray[np.int64] | None, NDArray[np.int32] | None]]
+    groups: list[Any]
+
+    def long(self, name: str) -> NDArray[np.int64]:
+        column = self.compiled.columns.get(name)
+        values = None if column is None else self.columns[column][0]
+        return np.full(self.count, MISSING, np.int64) if values is None else values
+
+    def text(self, name: str) -> Spans:
+        column = self.compiled.columns.get(name)
+        starts, lengths = (None, None) if column is None else self.columns[column]
+        if starts is None or lengths is None:
+            return Spans(np.zeros(self.count, np.int64), np.full(self.count, -1, np.int32))
+        return Spans(starts, lengths)
+
+    def element_counts(self, name: str) -> NDArray[np.int32]:
+        column = self.compiled.columns.get(name)
+        counts = None if column is None else self.columns[column][1]
+        return np.full(self.count, -1, np.int32) if counts is None else counts
+
+    def group(self, name: str, default: Any) -> Any:
+        group = self.compiled.groups.get(name)
+        return default if group is None else self.groups[group]
+
+    def elements(self, name: str, width: int) -> _Elements:
+        return cast(_Elements, self.group(name, [(np.empty(0, np.int64), np.empty(0, np.int32))] * width))
+
+    def partition(self) -> tuple[PartitionFieldValues, ...]:
+        fields = self.compiled.partition
+        ids = [field.field_id for field in fields]
+        if None in ids:
+            ids = self._declared_ids(len(fields))
+        return tuple(self._partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
+
+    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
+        described = (field_id, field.name, field.type, field.logical)
+        values, lengths = (None, None) if field.column is None else self.columns[field.column]
+        if values is None:
+            nothing = np.zeros(self.count, np.uint8)
+            return PartitionFieldValues(*described, longs=np.full(self.count, MISSING, np.int64), valid=nothing)
+        assert lengths is not None
+        valid = (lengths >= 0).astype(np.uint8)
+        if field.type in ("boolean", "int", "long"):
+            return PartitionFieldValues(*described, longs=values, valid=valid)
+        if field.type in ("float", "double"):
+            return PartitionFieldValues(*described, doubles=values.view(np.float64), valid=valid)
+        return PartitionFieldValues(*described, spans=Spans(values, lengths))
+
+    def _declared_ids(self, width: int) -> list[int | None]:
+        """The partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
+        try:
+            declared = from_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
+        except msgspec.DecodeError:
+            declared = []
+        if len(declared) != width:
+            raise Corrupt(f"{self.location}: its partition fields have no ids in the schema or in a spec")
+        return [
+            _FIRST_PARTITION_FIELD_ID + i if each.field_id is None else each.field_id for i, each in enumerate(declared)
+        ]
+
+    def numbers(self, name: str, first: int, end: int) -> list[int | None]:
+        return [None if value == MISSING else value for value in self.long(name)[first:end].tolist()]
+
+    def raw(self, spans: Spans, first: int, end: int) -> list[bytes | None]:
+        heap = self.container.heap.data
+        return [
+            None if length < 0 else bytes(heap[start : start + length])
+            for start, length in zip(spans.starts[first:end].tolist(), spans.lengths[first:end].tolist(), strict=True)
+        ]
+
+
+class _Declared(msgspec.Struct):
+    field_id: int | None = msgspec.field(name="field-id", default=None)
+
+
+_FIRST_PARTITION_FIELD_ID = 1000
+"""Version 1 specs may omit ids; they are then counted from here (spec: "Partitioning")."""

@@ -1,0 +1,182 @@
+"""Rows of a decoded manifest as content files (Iceberg spec: "Data File Fields"), with partition values in current
+types.
+
+A manifest has the types that its partition fields had when it was written; columns may have been promoted or dropped
+since. A value that is invalid for the current type is Corrupt: guessing could assign files of different partitions, and
+their deletes, to one partition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
+from uuid import UUID
+
+from seamark.formats.iceberg.manifests._manifest import MISSING
+from seamark.formats.iceberg.manifests.content_file import DATA, UNKNOWN, ContentFile
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import (
+    FLOATS,
+    INTS,
+    LONG_MAX,
+    LONG_MIN,
+    LONGS,
+    MICROS_PER_DAY,
+    NANOS_PER_DAY,
+    Value,
+)
+from seamark.formats.runtime.errors import Corrupt
+
+
+def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
+    """A file for each row, in order; `types`: those of the spec's fields. Corrupt with the manifest's path."""
+    rows = decoded.rows
+    heap = decoded.heap.tobytes()
+    by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
+    by_column |= {name: _dicts(rows, columns, heap) for name, columns in decoded.bounds.items()}
+    columns: dict[str, Iterable[Any]] = {
+        "file_path": _texts(decoded, "file_path", heap),
+        "file_format": [(name or "").upper() for name in _texts(decoded, "file_format", heap)],
+        "partition": _partitions(decoded, spec, types, heap),
+        "referenced_data_file": _texts(decoded, "referenced_data_file", heap),
+        "key_metadata": _raw(decoded.texts["key_metadata"], heap),
+        "content": numbers(decoded, "content", DATA),
+        **{name: numbers(decoded, name) for name in _FILE_NUMBERS},
+        **{name: _lists(*decoded.lists[name]) for name in ("split_offsets", "equality_ids")},
+        **by_column,
+    }
+    names = tuple(columns)
+    for values in zip(*columns.values(), strict=True):
+        yield ContentFile(spec_id=spec.spec_id, **dict(zip(names, values, strict=True)))
+
+
+_FILE_NUMBERS = (
+    "record_count",
+    "file_size_in_bytes",
+    "sort_order_id",
+    "first_row_id",
+    "content_offset",
+    "content_size_in_bytes",
+)
+
+
+def _raw(spans: Spans, heap: bytes) -> list[bytes | None]:
+    return [
+        None if length < 0 else heap[start : start + length]
+        for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True)
+    ]
+
+
+def _texts(decoded: DecodedManifest, name: str, heap: bytes) -> list[str | None]:
+    try:
+        return [None if text is None else text.decode() for text in _raw(decoded.texts[name], heap)]
+    except UnicodeDecodeError:  # a field of Avro's type bytes
+        raise Corrupt(f"{decoded.location}: an entry's {name} is not text") from None
+
+
+def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
+    elements, at = values.tolist(), 0
+    for count in counts.tolist():
+        yield tuple(elements[at : at + count]) if count > 0 else None
+        at += max(count, 0)
+
+
+def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
+    """Each row's values by column id; None for a row without any. Bounds are slices of the heap."""
+    by_row: list[dict[int, Any] | None] = [None] * rows
+    for column in sorted(columns):
+        at, *spans = columns[column]
+        values = spans[0].tolist() if heap is None else _raw(Spans(*spans), heap)
+        for row, value in zip(at.tolist(), values, strict=True):
+            of_row = by_row[row]
+            if of_row is None:
+                by_row[row] = {column: value}
+            else:
+                of_row[column] = value
+    return by_row
+
+
+def _partitions(
+    decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str], heap: bytes
+) -> Iterable[tuple[Value | None, ...]]:
+    if not spec.fields:
+        return [()] * decoded.rows
+    stored = {values.field_id: values for values in decoded.partition}
+    columns: list[list[Value | None]] = []
+    for field, kind in zip(spec.fields, types, strict=True):
+        values = stored.get(field.field_id or 0)
+        try:
+            columns.append([None] * decoded.rows if values is None else _partition_column(values, kind, heap))
+        except ValueError as error:
+            raise Corrupt(f"{decoded.location}: partition field {field.name}: {error}") from None
+    return zip(*columns, strict=True)
+
+
+def _partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
+    """A field's values converted to its current type (spec: "Schema Evolution")."""
+    name = base_name(kind)
+    if values.spans is not None:
+        stored: list[Any] = _raw(values.spans, heap)
+        read = _read_bytes(values, kind)
+    else:
+        longs = values.doubles if values.doubles is not None else values.longs
+        assert longs is not None
+        assert values.valid is not None
+        valid = values.valid.tolist()
+        stored = [value if is_valid else None for value, is_valid in zip(longs.tolist(), valid, strict=True)]
+        if not any(valid):
+            return stored
+        read = _read_number(values, name)
+    return [None if value is None else read(value) for value in stored]
+
+
+def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
+    name = base_name(kind)
+    if name == "decimal" and values.logical == "decimal":
+        return lambda data: int.from_bytes(data, "big", signed=True)
+    if name == "uuid" and values.type == "string":
+        return lambda data: UUID(data.decode()).bytes
+    if name == "string" and values.type == "string":
+        return lambda data: str(data, "utf-8")
+    if name in ("uuid", "fixed", "binary") and values.type in ("fixed", "bytes"):
+        return lambda data: cast(Value, data)
+    return _refused(values, kind)
+
+
+def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
+    if name in FLOATS and values.doubles is not None:
+        return float
+    if name == "boolean" and values.type == "boolean":
+        return bool
+    if values.type == "int" and values.logical == "date" and name in _UNITS_PER_DAY:
+        return lambda days: _promoted(name, days)
+    if values.doubles is None and values.type != "boolean" and name in (INTS | LONGS):
+        return int
+    return _refused(values, name)
+
+
+_UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
+"""Types to which a date can be promoted."""
+
+
+def _promoted(name: str, days: int) -> int:
+    units = days * _UNITS_PER_DAY[name]
+    if not LONG_MIN <= units <= LONG_MAX:
+        raise ValueError(f"the date {days} is outside the range of {name}")
+    return units
+
+
+def _refused(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
+    def read(value: Any) -> Value:
+        if kind == UNKNOWN:
+            raise ValueError("it has values, but no schema of the table has its source column")
+        raise ValueError(f"{values.type} ({values.logical}) is stored, which cannot be converted to {kind}")
+
+    return read
+
+
+def numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
+    """One field of `LONGS` for each row; `absent` for null."""
+    return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

@@ -1,0 +1,138 @@
+"""Finds metrics of data and delete files that readers cannot use, and drops or corrects them.
+
+Engines write some: DuckDB 1.5.5 cuts the lower bound of a text within a character, and Trino then fails on the whole
+table. A file without a bound is read, so a bound that is dropped costs time and no row. Metrics are corrected only
+where the file itself need not be read:
+
+- A lower bound of text is cut before the first bytes that are not UTF-8: a prefix is still a lower bound.
+- A decimal has the fewest bytes (Iceberg spec, appendix D), as some readers assume.
+- Other bounds that are no value of the column's type, that are NaN, or that are above the upper bound, are dropped;
+  so are counts below zero, and counts of nulls or NaN above the count of values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import msgspec
+import numpy as np
+
+from seamark.formats.iceberg.manifests.content_file import ContentFile
+from seamark.formats.iceberg.manifests.manifest import BoundsByColumn, DecodedManifest
+from seamark.formats.iceberg.types.schema import Type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import Value, decode_bound, encode
+
+BOUNDS_MAX = 1_000_000
+"""Bounds of one manifest that are compared, which takes about a second."""
+LOWER, UPPER = "lower_bounds", "upper_bounds"
+_PART_COUNTS = ("null_value_counts", "nan_value_counts")
+_COUNTS = ("column_sizes", "value_counts", *_PART_COUNTS)
+_OPAQUE = frozenset({"variant", "geometry", "geography"})
+"""Types whose bounds are not single values."""
+_UNORDERED = frozenset({"uuid"})
+"""Types whose bounds are not compared: Java's writers order UUIDs by two signed halves."""
+TypeOf = Callable[[int], Type | None]
+"""The type of a column by its id; None for a column that no schema of the table has."""
+
+
+def repaired_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
+    """Return the file with usable metrics only. The same object if nothing is wrong."""
+    changes: dict[str, dict[int, int] | dict[int, bytes]] = {}
+    for name in _COUNTS:
+        counts: Mapping[int, int] = getattr(file, name) or {}
+        most = file.value_counts or {} if name in _PART_COUNTS else {}
+        sound = {column: count for column, count in counts.items() if 0 <= count <= max(most.get(column, count), 0)}
+        if len(sound) < len(counts):
+            changes[name] = sound
+    lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
+    kept: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+    for column in {**lower, **upper}:
+        for side, data in zip(kept, _repaired_pair(type_of(column), lower.get(column), upper.get(column)), strict=True):
+            if data is not None:
+                side[column] = data
+    changes |= {
+        name: after for name, before, after in ((LOWER, lower, kept[0]), (UPPER, upper, kept[1])) if before != after
+    }
+    return msgspec.structs.replace(file, **changes) if changes else file
+
+
+def has_unusable_metrics(decoded: DecodedManifest, type_of: TypeOf) -> bool:
+    """Whether `repaired_file` changes a file of the manifest. False for more bounds than are compared."""
+    bounds = sum(len(columns[0]) for of_side in decoded.bounds.values() for columns in of_side.values())
+    if bounds > BOUNDS_MAX:
+        return False
+    return any(_has_wrong_counts(decoded)) or any(_has_wrong_bounds(decoded, type_of))
+
+
+def _has_wrong_counts(decoded: DecodedManifest) -> Iterator[bool]:
+    for name in _COUNTS:
+        for column, (rows, counts) in decoded.counts.get(name, {}).items():
+            yield bool((counts < 0).any())
+            total = decoded.counts.get("value_counts", {}).get(column)
+            if name in _PART_COUNTS and total is not None:
+                places = np.searchsorted(total[0], rows)
+                here = total[0].take(places, mode="clip") == rows if len(total[0]) else np.zeros(len(rows), np.bool_)
+                yield bool((counts[here] > total[1].take(places[here])).any())
+
+
+def _has_wrong_bounds(decoded: DecodedManifest, type_of: TypeOf) -> Iterator[bool]:
+    heap = decoded.heap.tobytes()
+    lower, upper = decoded.bounds.get(LOWER, {}), decoded.bounds.get(UPPER, {})
+    for column in {**lower, **upper}:
+        kind = type_of(column)
+        low, high = _by_row(lower, column, heap), _by_row(upper, column, heap)
+        # The files of one manifest often have equal bounds.
+        for pair in {(low.get(row), high.get(row)) for row in {**low, **high}}:
+            yield _repaired_pair(kind, *pair) != pair
+
+
+def _by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dict[int, bytes]:
+    if column not in bounds:
+        return {}
+    rows, starts, lengths = (values.tolist() for values in bounds[column])
+    return {
+        row: heap[start : start + length]
+        for row, start, length in zip(rows, starts, lengths, strict=True)
+        if length >= 0
+    }
+
+
+def _repaired_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) -> tuple[bytes | None, bytes | None]:
+    if kind is None:
+        return lower, upper
+    if not isinstance(kind, str):
+        return None, None  # structs, lists and maps have no bounds
+    name = base_name(kind)
+    if name in _OPAQUE:
+        return lower, upper
+    if name == "string" and lower is not None:
+        lower = _whole_characters(lower)
+    least, most = _decoded(kind, lower), _decoded(kind, upper)
+    if least is not None and most is not None and name not in _UNORDERED and least > most:  # type: ignore[operator]
+        return None, None
+    return _encoded(kind, least, lower), _encoded(kind, most, upper)
+
+
+def _decoded(kind: str, data: bytes | None) -> Value | None:
+    if data is None:
+        return None
+    try:
+        return decode_bound(kind, data)
+    except ValueError:
+        return None
+
+
+def _encoded(kind: str, value: Value | None, data: bytes | None) -> bytes | None:
+    if value is None:
+        return None
+    return encode(kind, value) if kind.startswith("decimal") else data
+
+
+def _whole_characters(text: bytes) -> bytes | None:
+    """The longest valid start of a text that is cut within a character. None if nothing is left of it."""
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return text[: error.start] or None
+    return text

@@ -1,0 +1,103 @@
+"""Some rows of a decoded manifest as another manifest, independent of the other rows.
+
+Numbers and the rows' part of the heap are copied, so the memory depends on the rows, not on the manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, PartitionFieldValues, Spans
+
+Longs = NDArray[np.int64]
+
+
+def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
+    """`rows`, int64[n]: distinct rows of the manifest, ascending; they keep their order."""
+    subset = DecodedManifest(
+        location=decoded.location,
+        rows=len(rows),
+        metadata=decoded.metadata,
+        longs={name: values[rows] for name, values in decoded.longs.items()},
+        texts={name: _spans(spans, rows) for name, spans in decoded.texts.items()},
+        lists={name: _list(*given, rows) for name, given in decoded.lists.items()},
+        partition=tuple(_partition(values, rows) for values in decoded.partition),
+        counts={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
+        bounds={name: _by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
+        heap=decoded.heap,
+    )
+    return _compact(subset)
+
+
+def _spans(spans: Spans, rows: Longs) -> Spans:
+    return Spans(spans.starts[rows], spans.lengths[rows])
+
+
+def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
+    sizes = np.maximum(counts, 0).astype(np.int64)
+    return counts[rows], values[_places(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
+
+
+def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
+    def some(array: Any) -> Any:
+        return None if array is None else array[rows]
+
+    spans = None if values.spans is None else _spans(values.spans, rows)
+    return replace(
+        values, longs=some(values.longs), doubles=some(values.doubles), valid=some(values.valid), spans=spans
+    )
+
+
+def _by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, Any]:
+    by_column = {}
+    for column, (at, *values) in columns.items():
+        if len(at) == of:  # each row has one
+            by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
+            continue
+        positions = at.searchsorted(rows)
+        here = np.flatnonzero(at.take(positions, mode="clip") == rows) if len(at) else positions[:0]
+        if len(here):
+            by_column[column] = (here.astype(at.dtype), *(array[positions[here]] for array in values))
+    return by_column
+
+
+def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
+    for spans in (*decoded.texts.values(), *(field.spans for field in decoded.partition if field.spans is not None)):
+        yield spans.starts, spans.lengths
+    for columns in decoded.bounds.values():
+        for _, starts, lengths in columns.values():
+            yield starts, lengths
+
+
+def _compact(decoded: DecodedManifest) -> DecodedManifest:
+    """The manifest with a heap of only the bytes that its spans refer to."""
+    spans = list(_all_spans(decoded))
+    lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
+    sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
+    heap = decoded.heap[_places(np.concatenate([starts for starts, _ in spans]), sizes)]
+    moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
+
+    def again(spans: Spans) -> Spans:
+        return Spans(next(moved), spans.lengths)
+
+    # In the order of `_all_spans`.
+    texts = {name: again(each) for name, each in decoded.texts.items()}
+    partition = tuple(
+        each if each.spans is None else replace(each, spans=again(each.spans)) for each in decoded.partition
+    )
+    bounds = {
+        name: {column: (at, next(moved), sizes) for column, (at, _, sizes) in columns.items()}
+        for name, columns in decoded.bounds.items()
+    }
+    return replace(decoded, texts=texts, partition=partition, bounds=bounds, heap=heap)
+
+
+def _places(starts: Longs, sizes: Longs) -> Longs:
+    """int64[sum of sizes]: `sizes` consecutive positions from each start, concatenated."""
+    before = np.cumsum(sizes) - sizes
+    return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

@@ -1,0 +1,301 @@
+"""Writes manifests and manifest lists, and reads entries back to rewrite them.
+
+Spec: "Manifests", "Manifest Lists", "Sequence Number Inheritance", "First Row ID Inheritance", "First Row ID
+Assignment". Values that a file cannot know before its commit (snapshot, sequence number, first row id) are null in the
+manifest and inherited from the manifest list, so that a retried commit rewrites only the list. Reading fills them in.
+Bytes in, bytes out; equal input gives equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import copysign
+from typing import Any
+
+import msgspec
+
+from seamark.formats.iceberg.manifests.content_file import DATA, ContentFile, partition_types
+from seamark.formats.iceberg.manifests.entry_avro import codec_of, entry_record, list_record, write_container
+from seamark.formats.iceberg.manifests.manifest import DecodedManifest, FieldSummary, ManifestFile, decode_manifest
+from seamark.formats.iceberg.manifests.manifest_list import content_files, numbers
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.values import FLOATS, Value, encode
+from seamark.formats.runtime.errors import Corrupt
+
+EXISTING, ADDED, DELETED = 0, 1, 2
+DATA_MANIFEST, DELETE_MANIFEST = 0, 1
+
+
+class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
+    """One file of a manifest. In an entry to write, None means that the reader inherits the value."""
+
+    status: int
+    """0 existing, 1 added, 2 deleted."""
+    snapshot_id: int | None
+    """The snapshot that added the file or, for status deleted, removed it."""
+    sequence_number: int | None
+    """The data sequence number, which determines which delete files apply."""
+    file_sequence_number: int | None
+    """The sequence number of the snapshot that added the file; None if its writer did not know the field."""
+    file: ContentFile
+
+    @property
+    def is_live(self) -> bool:
+        return self.status != DELETED
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenManifest:
+    """A manifest's bytes, and its values in a manifest list."""
+
+    data: bytes
+    spec_id: int
+    content: int
+    format_version: int
+    files: dict[int, int]
+    """By status."""
+    rows: dict[int, int]
+    partitions: tuple[FieldSummary, ...] | None
+    min_sequence_number: int | None
+    """The minimum over live entries with a sequence number."""
+
+    def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
+        """The entry of the manifest list for the manifest as a file at `path` that this snapshot adds."""
+        known = self.min_sequence_number
+        least = sequence_number if known is None else min(known, sequence_number)
+        return ManifestFile(
+            manifest_path=path,
+            manifest_length=len(self.data),
+            partition_spec_id=self.spec_id,
+            content=self.content,
+            sequence_number=sequence_number if self.format_version > 1 else 0,
+            min_sequence_number=least if self.format_version > 1 else 0,
+            added_snapshot_id=snapshot_id,
+            added_files_count=self.files.get(ADDED, 0),
+            existing_files_count=self.files.get(EXISTING, 0),
+            deleted_files_count=self.files.get(DELETED, 0),
+            added_rows_count=self.rows.get(ADDED, 0),
+            existing_rows_count=self.rows.get(EXISTING, 0),
+            deleted_rows_count=self.rows.get(DELETED, 0),
+            partitions=self.partitions,
+        )
+
+
+def write_manifest(
+    entries: Iterable[ManifestEntry], *, metadata: TableMetadata, spec_id: int, content: int
+) -> WrittenManifest:
+    """A manifest of the table's format version, compressed as its properties define (spec: "Manifests").
+
+    `content` is 0 for data files, 1 for delete files. In version 1 every entry has its snapshot id; later, an entry
+    that was not added has its sequence number. The first row id of an added data file is not written, because the
+    commit assigns it. ValueError for entries that do not belong there, BadRequest for invalid properties.
+    """
+    spec = metadata.spec(spec_id)
+    if spec is None:
+        raise ValueError(f"the table has no partition spec {spec_id}")
+    version = metadata.format_version
+    if content != DATA_MANIFEST and version == 1:
+        raise ValueError("a table of format version 1 has no delete files")
+    listed = tuple(entries)
+    for entry in listed:
+        _check(entry, spec_id, content, version)
+    types = partition_types(metadata, spec)
+    schema, write = entry_record(version, spec.fields, types)
+    header = {
+        "schema": msgspec.json.encode(metadata.current_schema).decode(),
+        "schema-id": str(metadata.current_schema.id),
+        "partition-spec": msgspec.json.encode(spec.fields).decode(),
+        "partition-spec-id": str(spec_id),
+        "format-version": str(version),
+    }
+    if version > 1:
+        header["content"] = "deletes" if content else "data"
+    data = write_container(schema, map(write, map(_writable, listed)), header, codec_of(metadata.properties))
+    files, rows = Counter[int](), Counter[int]()
+    for entry in listed:
+        files[entry.status] += 1
+        rows[entry.status] += entry.file.record_count
+    numbers = [entry.sequence_number for entry in listed if entry.is_live and entry.sequence_number is not None]
+    partitions = _summaries([entry.file.partition for entry in listed], types)
+    return WrittenManifest(data, spec_id, content, version, files, rows, partitions, min(numbers, default=None))
+
+
+def _check(entry: ManifestEntry, spec_id: int, content: int, version: int) -> None:
+    file = entry.file
+    if file.spec_id != spec_id or (file.content != DATA) != (content != DATA_MANIFEST):
+        raise ValueError(f"{file.file_path} has another partition spec, or another content than the manifest")
+    if version == 1:
+        if entry.snapshot_id is None:
+            raise ValueError(f"{file.file_path}: in format version 1 an entry requires a snapshot id")
+    elif entry.status != ADDED and entry.sequence_number is None:
+        raise ValueError(f"{file.file_path}: only an added file inherits its sequence number")
+
+
+def _writable(entry: ManifestEntry) -> ManifestEntry:
+    if entry.status != ADDED or entry.file.first_row_id is None:
+        return entry
+    file = msgspec.structs.replace(entry.file, first_row_id=None)
+    return msgspec.structs.replace(entry, file=file)
+
+
+def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
+    """Summaries of each partition field over all entries, including deleted entries, as in Java's writers.
+
+    None if the bounds of UUIDs depend on the reader's order, by bytes or like Java by two signed halves: a reader would
+    lose files with bounds in the other order, and treats a field without bounds as always null.
+    """
+    columns = zip(*partitions, strict=True) if partitions else ((),) * len(types)
+    of_fields = [_summary(kind, column) for kind, column in zip(types, columns, strict=True)]
+    summaries = tuple(summary for summary in of_fields if summary is not None)
+    return summaries if len(summaries) == len(of_fields) else None
+
+
+def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
+    """Spec: "Manifest Lists", `field_summary`: bounds exclude NaN, and -0.0 is below 0.0."""
+    present: list[Any] = [value for value in values if value is not None]
+    numbers = [value for value in present if value == value]
+    null, nan = len(present) < len(values), len(numbers) < len(present)
+    if not numbers:
+        return FieldSummary(null, nan, None, None)
+    if kind in FLOATS:
+        least, most = (choose(numbers, key=_zeros_apart) for choose in (min, max))
+    else:
+        least, most = min(numbers), max(numbers)
+    if kind == "uuid" and (least, most) != tuple(choose(numbers, key=_signed_halves) for choose in (min, max)):
+        return None
+    return FieldSummary(null, nan, encode(kind, least), encode(kind, most))
+
+
+def _zeros_apart(value: float) -> tuple[float, float]:
+    return value, copysign(1.0, value)
+
+
+def _signed_halves(value: bytes) -> tuple[int, int]:
+    return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
+
+
+_COUNTS = (
+    "added_files_count",
+    "existing_files_count",
+    "deleted_files_count",
+    "added_rows_count",
+    "existing_rows_count",
+    "deleted_rows_count",
+)
+
+
+def write_manifest_list(
+    manifests: Sequence[ManifestFile],
+    *,
+    format_version: int,
+    snapshot_id: int,
+    parent_snapshot_id: int | None,
+    sequence_number: int,
+) -> bytes:
+    """The manifest list of a snapshot (spec: "Manifest Lists"), deflated as by Java's writers.
+
+    In version 3 data manifests have first row ids (`assign_first_row_ids`); ValueError for one without. Corrupt for a
+    manifest whose older list lacks a field that this version requires.
+    """
+    header = {
+        "snapshot-id": str(snapshot_id),
+        "parent-snapshot-id": "null" if parent_snapshot_id is None else str(parent_snapshot_id),
+    }
+    if format_version > 1:
+        header["sequence-number"] = str(sequence_number)
+    header["format-version"] = str(format_version)
+    for manifest in manifests:
+        _check_listed(manifest, format_version)
+    schema, write = list_record(format_version)
+    return write_container(schema, map(write, manifests), header, codec_of({}))
+
+
+def _check_listed(manifest: ManifestFile, version: int) -> None:
+    path = manifest.manifest_path
+    if version == 1 and manifest.content != DATA_MANIFEST:
+        raise ValueError(f"{path}: a table of format version 1 has no delete manifests")
+    if version >= 3 and manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
+        raise ValueError(f"{path}: no first row id was assigned")
+    for name in ("added_snapshot_id",) if version == 1 else ("added_snapshot_id", *_COUNTS):
+        if getattr(manifest, name) is None:
+            raise Corrupt(f"{path}: its manifest list lacks {name}")
+
+
+def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:
+    """(manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row id).
+
+    Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids as it has
+    live rows, although its existing files may already have ids, which only the manifest shows. The snapshot's
+    `added-rows` is the increase of the next row id. Corrupt for a manifest without row counts.
+    """
+    assigned = []
+    for manifest in manifests:
+        if manifest.content == DATA_MANIFEST and manifest.first_row_id is None:
+            added, existing = manifest.added_rows_count, manifest.existing_rows_count
+            if added is None or existing is None:
+                raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks its row counts")
+            manifest = msgspec.structs.replace(manifest, first_row_id=next_row_id)
+            next_row_id += added + existing
+        assigned.append(manifest)
+    return assigned, next_row_id
+
+
+def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
+    """The manifest as columns. Corrupt, also when its length is not that of its manifest list."""
+    if len(data) != manifest.manifest_length:
+        raise Corrupt(
+            f"{manifest.manifest_path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}"
+        )
+    return decode_manifest(data, manifest.manifest_path, with_deleted=with_deleted)
+
+
+def removals_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    """The entries with status DELETED, which say that a snapshot removed a file, of a manifest that was decoded with
+    them; without row ids, which only live files inherit."""
+    entries = entries_of(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
+    return [entry for entry in entries if not entry.is_live]
+
+
+def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
+    """The live entries of a manifest in the order of the file, with all values inherited from the manifest list.
+
+    Partition values have the types of `partition_types`, in the order of the table's spec. Corrupt, with the manifest's
+    path, for anything that contradicts the manifest list or the table.
+    """
+    path = manifest.manifest_path
+    spec = metadata.spec(manifest.partition_spec_id)
+    if spec is None:
+        raise Corrupt(f"{path} has the partition spec {manifest.partition_spec_id}, which the table's metadata lack")
+    files = content_files(decoded, spec, partition_types(metadata, spec))
+    status = decoded.longs["status"].tolist()
+    snapshots = numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
+    data_numbers = _inherited(decoded, "sequence_number", manifest)
+    if None in data_numbers:
+        raise Corrupt(f"{path}: an existing file has no sequence number, which only added files inherit")
+    file_numbers = _inherited(decoded, "file_sequence_number", manifest)
+    kinds = (DATA,) if manifest.content == DATA_MANIFEST else (1, 2)
+    next_row_id = manifest.first_row_id if manifest.content == DATA_MANIFEST else None
+    entries = []
+    for i, file in enumerate(files):
+        if file.content not in kinds:
+            raise Corrupt(f"{path}: {file.file_path} has content {file.content}, unlike its manifest")
+        if next_row_id is None:
+            # spec: without the manifest's first row id none is inherited, and the files' own ids are ignored
+            file = msgspec.structs.replace(file, first_row_id=None) if file.first_row_id is not None else file
+        elif file.first_row_id is None:
+            file = msgspec.structs.replace(file, first_row_id=next_row_id)
+            next_row_id += file.record_count
+        entries.append(ManifestEntry(status[i], snapshots[i], data_numbers[i], file_numbers[i], file))
+    return entries
+
+
+def _inherited(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
+    """Spec: "Sequence Number Inheritance": added files inherit the manifest's; in version 1 it is 0 for all."""
+    own = manifest.sequence_number
+    added = (decoded.longs["status"] == ADDED).tolist()
+    return [
+        (own if own == 0 or inherits else None) if value is None else value
+        for value, inherits in zip(numbers(decoded, name), added, strict=True)
+    ]

@@ -1,0 +1,445 @@
+"""The working copy of table metadata to which the updates of one commit are applied.
+
+It is mutable, and private to this package: a commit that expires a thousand snapshots has a thousand updates, and a new
+immutable value for each would be quadratic in the history. `build` validates the result and returns an immutable
+`TableMetadata`, or the base if nothing changed. The semantics are those of Java's `TableMetadata.Builder` except for
+three, which are more lenient or safer: adding an existing item makes it the "last added" item; missing ids of a
+partition spec are assigned; the UUID of an existing table cannot change.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from seamark.formats.iceberg.metadata import partition, sort_order
+from seamark.formats.iceberg.metadata.compaction import undone_lately
+from seamark.formats.iceberg.metadata.metadata import (
+    CLOCK_SKEW_MS,
+    FORMAT_VERSION_MAX,
+    ROW_LINEAGE_MIN_FORMAT_VERSION,
+    TableMetadata,
+    check_invariants,
+)
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.properties import unreserved
+from seamark.formats.iceberg.metadata.snapshot import (
+    MAIN,
+    EncryptedKey,
+    PartitionStatisticsFile,
+    Snapshot,
+    SnapshotLogEntry,
+    SnapshotRef,
+    StatisticsFile,
+)
+from seamark.formats.iceberg.metadata.sort_order import SortOrder
+from seamark.formats.iceberg.metadata.work import Work
+from seamark.formats.iceberg.types import schema as schemas
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
+
+LAST_ADDED = -1
+
+
+class TableBuilder:
+    """`base` None starts an empty table of `format_version`; `now_ms` is the time of the commit."""
+
+    def __init__(self, base: TableMetadata | None, *, format_version: int, now_ms: int) -> None:
+        self._base = base
+        self.changed = base is None
+        self.format_version = format_version if base is None else base.format_version
+        self.uuid = None if base is None else base.table_uuid
+        self.location = None if base is None else base.location
+        # a clock that stepped back must not make the metadata older than its history
+        self.now_ms = now_ms if base is None else max(now_ms, base.last_updated_ms)
+        logged_ms = base.snapshot_log[-1].timestamp_ms if base is not None and base.snapshot_log else 0
+        self._clock_was_ahead = max(self.now_ms, logged_ms) - now_ms > CLOCK_SKEW_MS
+        if self._clock_was_ahead:
+            self.now_ms = max(self.now_ms, logged_ms)
+        self.last_sequence_number = 0 if base is None else base.last_sequence_number
+        self.last_column_id = 0 if base is None else base.last_column_id
+        self.last_partition_id = 0 if base is None else base.last_partition_id
+        self.next_row_id = 0 if base is None else base.next_row_id
+        self.schemas = {} if base is None else {schema.id: schema for schema in base.schemas}
+        self.specs = {} if base is None else {spec.spec_id: spec for spec in base.partition_specs}
+        self.orders = {} if base is None else {order.order_id: order for order in base.sort_orders}
+        self.current_schema_id = 0 if base is None else base.current_schema_id
+        self.default_spec_id = 0 if base is None else base.default_spec_id
+        self.default_order_id = 0 if base is None else base.default_sort_order_id
+        self.properties = {} if base is None else dict(base.properties)
+        self.snapshots = {} if base is None else dict(base.snapshots_by_id)
+        self._undone_lately: frozenset[int] | None = None
+        self.current_snapshot_id = None if base is None else base.current_snapshot_id
+        self.refs = {} if base is None else dict(base.refs)
+        self.snapshot_log = [] if base is None else list(base.snapshot_log)
+        self.statistics: dict[int, tuple[StatisticsFile, ...]] = {}
+        self.partition_statistics: dict[int, tuple[PartitionStatisticsFile, ...]] = {}
+        self.keys = {} if base is None else {key.key_id: key for key in base.encryption_keys}
+        if base is not None:
+            for file in base.statistics:
+                self.statistics[file.snapshot_id] = (*self.statistics.get(file.snapshot_id, ()), file)
+            for part in base.partition_statistics:
+                known = self.partition_statistics.get(part.snapshot_id, ())
+                self.partition_statistics[part.snapshot_id] = (*known, part)
+        self._last_schema_id: int | None = None
+        self._last_spec_id: int | None = None
+        self._last_order_id: int | None = None
+        self._added_snapshots: set[int] = set()
+        self._passed_main: set[int] = set()
+        self._removed_snapshots = False
+        self._names_of: dict[int, set[str]] | None = None
+        """The references to each snapshot; a commit may remove each of 10,000 snapshots by an update."""
+        self._work = Work()
+
+    # identity
+
+    def assign_uuid(self, uuid: str) -> None:
+        if self.uuid is not None and self.uuid.lower() == uuid.lower():
+            return
+        if self._base is not None and self.uuid is not None:
+            raise BadRequest(f"Cannot reassign uuid: the table is {self.uuid}")
+        self.uuid, self.changed = uuid, True
+
+    def upgrade_format_version(self, version: int) -> None:
+        if version > FORMAT_VERSION_MAX:
+            raise BadRequest(
+                f"Cannot upgrade table to unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})"
+            )
+        if version < self.format_version:
+            raise BadRequest(f"Cannot downgrade v{self.format_version} table to v{version}")
+        if version != self.format_version:
+            self.format_version, self.changed = version, True
+
+    def set_location(self, location: str) -> None:
+        location = location if location.endswith("://") else location.rstrip("/")
+        if not location:
+            raise BadRequest("Invalid table location: empty")
+        if location != self.location:
+            self.location, self.changed = location, True
+
+    def set_properties(self, updates: Mapping[str, str]) -> None:
+        kept = unreserved(updates)
+        if kept:
+            self.properties.update(kept)
+            self.changed = True
+
+    def remove_properties(self, removals: Iterable[str]) -> None:
+        for name in removals:
+            self.changed = True
+            self.properties.pop(name, None)
+
+    # schema
+
+    def add_schema(self, added: Schema) -> None:
+        schema = schemas.checked(added)
+        schemas.check_format_version(schema, self.format_version)
+        self.last_column_id = max(self.last_column_id, schema.highest_field_id)
+        self._work.compare(len(self.schemas), len(schema.index.by_id))
+        same = next((known.id for known in self.schemas.values() if known.same_as(schema)), None)
+        if same is None:
+            same = max(self.schemas, default=self.current_schema_id - 1) + 1
+            self.schemas[same] = schemas.with_id(schema, same)
+            self.changed = True
+        self._last_schema_id = same
+
+    def set_current_schema(self, schema_id: int) -> None:
+        if schema_id == LAST_ADDED:
+            if self._last_schema_id is None:
+                raise BadRequest("Cannot set last added schema: no schema has been added")
+            schema_id = self._last_schema_id
+        schema = self.schemas.get(schema_id)
+        if schema is None:
+            raise BadRequest(f"Cannot set current schema to unknown schema: {schema_id}")
+        if schema_id == self.current_schema_id:
+            return
+        self._work.compare(len(self.specs) + self._spec_fields())
+        has_rows = any(ref.is_branch for ref in self.refs.values())  # engines replace a table without its branch
+        old = self.schemas.get(self.current_schema_id) if has_rows else None
+        for spec in self.specs.values():
+            partition.check_names(spec, schema)
+            if old is not None:
+                partition.check_promotions(spec, old, schema)
+        self.current_schema_id, self.changed = schema_id, True
+
+    def remove_schemas(self, schema_ids: Iterable[int]) -> None:
+        for schema_id in schema_ids:
+            if schema_id == self.current_schema_id:
+                raise BadRequest("Cannot remove the current schema")
+            self.changed |= self.schemas.pop(schema_id, None) is not None
+
+    def _current_schema(self) -> Schema:
+        schema = self.schemas.get(self.current_schema_id)
+        if schema is None:
+            raise BadRequest("No schema has been added and set as current")
+        return schema
+
+    # partition specs
+
+    def _spec_fields(self) -> int:
+        return sum(len(spec.fields) for spec in self.specs.values())
+
+    def add_spec(self, added: PartitionSpec) -> None:
+        self._work.compare(len(self.specs) + self._spec_fields())
+        existing_id = next((spec.spec_id for spec in self.specs.values() if spec.same_fields(added)), None)
+        if existing_id is None:
+            schema = self._current_schema()
+            partition.check_names(added, schema)
+            partition.check_compatible(added, schema)
+            existing_id = max(self.specs, default=-1) + 1
+            self._put_spec(msgspec.structs.replace(added, spec_id=existing_id))
+        self._last_spec_id = existing_id
+
+    def _put_spec(self, spec: PartitionSpec) -> None:
+        if any(field.field_id is None for field in spec.fields):
+            first_free = max(self.last_partition_id, partition.FIELD_ID_START - 1)
+            spec = (
+                partition.numbered(spec)
+                if self.format_version == 1
+                else partition.assign_field_ids(spec, self.specs.values(), first_free)
+            )
+        if self.format_version == 1 and not partition.has_sequential_ids(spec):
+            raise BadRequest("Spec does not use sequential IDs that are required in v1")
+        self.last_partition_id = max(self.last_partition_id, spec.last_field_id)
+        self.specs[spec.spec_id] = spec
+        self.changed = True
+
+    def set_default_spec(self, spec_id: int) -> None:
+        if spec_id == LAST_ADDED:
+            if self._last_spec_id is None:
+                raise BadRequest("Cannot set last added spec: no spec has been added")
+            spec_id = self._last_spec_id
+        if spec_id not in self.specs:
+            raise BadRequest(f"Cannot set default partition spec to unknown spec: {spec_id}")
+        if spec_id != self.default_spec_id:
+            self.default_spec_id, self.changed = spec_id, True
+
+    def remove_specs(self, spec_ids: Iterable[int]) -> None:
+        for spec_id in spec_ids:
+            if spec_id == self.default_spec_id:
+                raise BadRequest("Cannot remove the default partition spec")
+            self.changed |= self.specs.pop(spec_id, None) is not None
+
+    # sort orders
+
+    def add_sort_order(self, added: SortOrder) -> None:
+        self._work.compare(len(self.orders), len(added.fields))
+        existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
+        if existing_id is None:
+            sort_order.check_compatible(added, self._current_schema())
+            existing_id = max((*self.orders, 0)) + 1 if added.fields else sort_order.UNSORTED.order_id
+            self.orders[existing_id] = SortOrder(existing_id, added.fields)
+            self.changed = True
+        self._last_order_id = existing_id
+
+    def set_default_sort_order(self, order_id: int) -> None:
+        if order_id == LAST_ADDED:
+            if self._last_order_id is None:
+                raise BadRequest("Cannot set last added sort order: no sort order has been added")
+            order_id = self._last_order_id
+        if order_id not in self.orders:
+            raise BadRequest(f"Cannot set default sort order to unknown sort order: {order_id}")
+        if order_id != self.default_order_id:
+            self.default_order_id, self.changed = order_id, True
+
+    # snapshots and references
+
+    def add_snapshot(self, snapshot: Snapshot) -> None:
+        """CommitConflict if the snapshot is based on older metadata: the client should refresh and retry."""
+        for what, present in (
+            ("schema", self.schemas),
+            ("partition spec", self.specs),
+            ("sort order", self.orders),
+        ):
+            if not present:
+                raise BadRequest(f"Attempting to add a snapshot before a {what} is added")
+        if snapshot.snapshot_id in self.snapshots:
+            raise BadRequest(f"Snapshot already exists for id: {snapshot.snapshot_id}")
+        number, last = snapshot.sequence_number, self.last_sequence_number
+        # a replaced table starts from a snapshot without a parent, whose number a concurrent commit may have taken
+        if self.format_version > 1 and number <= last and snapshot.parent_snapshot_id is not None:
+            raise CommitConflict(
+                "Validation failed, please retry: Cannot add snapshot with sequence number "
+                f"{number} older than last sequence number {last}"
+            )
+        if self.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
+            self._assign_rows(snapshot)
+        self.last_sequence_number = max(last, number)
+        self.snapshots[snapshot.snapshot_id] = snapshot
+        self._undone_lately = None
+        self._added_snapshots.add(snapshot.snapshot_id)
+        self.changed = True
+
+    def _assign_rows(self, snapshot: Snapshot) -> None:
+        if snapshot.first_row_id is None or snapshot.added_rows is None:
+            raise BadRequest("Cannot add a snapshot: first-row-id is null")
+        if snapshot.first_row_id < self.next_row_id:
+            raise CommitConflict(
+                "Validation failed, please retry: Cannot add a snapshot, first-row-id is behind table next-row-id: "
+                f"{snapshot.first_row_id} < {self.next_row_id}"
+            )
+        # Java adds the rows to the table's counter; counting from the snapshot's start never assigns a row id twice
+        self.next_row_id = snapshot.first_row_id + snapshot.added_rows
+
+    def set_ref(self, name: str, ref: SnapshotRef) -> None:
+        if self.refs.get(name) == ref:
+            return
+        snapshot = self.snapshots.get(ref.snapshot_id)
+        if snapshot is None:
+            raise BadRequest(f"Cannot set {name} to unknown snapshot: {ref.snapshot_id}")
+        if name == MAIN:
+            if not ref.is_branch:
+                raise BadRequest(f"Cannot set {MAIN} to a tag, it must be a branch")
+            self._move_main(snapshot)
+        if self._names_of is not None:
+            self._forget(name)
+            self._names_of.setdefault(ref.snapshot_id, set()).add(name)
+        self.refs[name] = ref
+        self.changed = True
+
+    def _forget(self, name: str) -> None:
+        """Before a reference is moved or removed."""
+        if self._names_of is not None and name in self.refs:
+            self._names_of.get(self.refs[name].snapshot_id, set()).discard(name)
+
+    def _move_main(self, snapshot: Snapshot) -> None:
+        self.current_snapshot_id = snapshot.snapshot_id
+        added_now = snapshot.snapshot_id in self._added_snapshots
+        if added_now:
+            self._passed_main.add(snapshot.snapshot_id)
+        # a rollback to an existing snapshot is dated now, not when that snapshot was created
+        when = snapshot.timestamp_ms if added_now else self.now_ms
+        if self._clock_was_ahead:
+            # Otherwise no client could commit until the clock catches up. The log has the times of updates, which
+            # readers require to ascend; the snapshot's own timestamp stays.
+            when = max(when, self.now_ms)
+        self.snapshot_log.append(SnapshotLogEntry(when, snapshot.snapshot_id))
+
+    def remove_ref(self, name: str) -> None:
+        if name == MAIN and self.current_snapshot_id is not None:
+            self.current_snapshot_id, self.changed = None, True
+        self._forget(name)
+        self.changed |= self.refs.pop(name, None) is not None
+
+    def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
+        """Ignores unknown ids: two services may expire the same snapshot. Snapshots that were undone lately stay."""
+        removed: set[int] = set()
+        if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
+            self._work.compare(len(self.snapshots))
+            self._undone_lately = undone_lately(self.snapshots.values(), self.now_ms)
+        for snapshot_id in snapshot_ids:
+            if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
+                removed.add(snapshot_id)
+                self.remove_statistics(snapshot_id)
+                self.remove_partition_statistics(snapshot_id)
+        if removed:
+            self._removed_snapshots = self.changed = True
+            if self._names_of is None:
+                self._names_of = {}
+                for name, ref in self.refs.items():
+                    self._names_of.setdefault(ref.snapshot_id, set()).add(name)
+            for snapshot_id in removed:
+                for name in sorted(self._names_of.pop(snapshot_id, ())):
+                    self.remove_ref(name)
+
+    # statistics and keys
+
+    def set_statistics(self, file: StatisticsFile) -> None:
+        self.statistics[file.snapshot_id] = (file,)
+        self.changed = True
+
+    def remove_statistics(self, snapshot_id: int) -> None:
+        self.changed |= self.statistics.pop(snapshot_id, None) is not None
+
+    def set_partition_statistics(self, file: PartitionStatisticsFile) -> None:
+        self.partition_statistics[file.snapshot_id] = (file,)
+        self.changed = True
+
+    def remove_partition_statistics(self, snapshot_id: int) -> None:
+        self.changed |= self.partition_statistics.pop(snapshot_id, None) is not None
+
+    def add_encryption_key(self, key: EncryptedKey) -> None:
+        if self.format_version < 3:
+            raise BadRequest(f"Encryption keys are not supported until v3: the table is v{self.format_version}")
+        if key.key_id not in self.keys:
+            self.keys[key.key_id] = key
+            self.changed = True
+
+    def remove_encryption_key(self, key_id: str) -> None:
+        self.changed |= self.keys.pop(key_id, None) is not None
+
+    def build(self) -> TableMetadata:
+        """The validated result, or the base if no update changed anything. Raises BadRequest."""
+        if not self.changed and self._base is not None:
+            return self._base
+        if self.location is None:
+            raise BadRequest("Table location is required: the updates set none")
+        schema = self._current_schema()
+        spec, order = self.specs.get(self.default_spec_id), self.orders.get(self.default_order_id)
+        if spec is None:
+            raise BadRequest("No partition spec has been added and set as default")
+        if order is None and self.default_order_id != sort_order.UNSORTED.order_id:
+            raise BadRequest("No sort order has been added and set as default")
+        partition.check_compatible(spec, schema)
+        sort_order.check_compatible(order or sort_order.UNSORTED, schema)
+        result = TableMetadata(
+            format_version=self.format_version,
+            table_uuid=self.uuid,
+            location=self.location,
+            last_sequence_number=self.last_sequence_number,
+            last_updated_ms=self.now_ms,
+            last_column_id=self.last_column_id,
+            schemas=tuple(self.schemas.values()),
+            current_schema_id=self.current_schema_id,
+            partition_specs=tuple(self.specs.values()),
+            default_spec_id=self.default_spec_id,
+            last_partition_id=self.last_partition_id,
+            sort_orders=tuple(self.orders.values()) or (sort_order.UNSORTED,),
+            default_sort_order_id=self.default_order_id,
+            properties=self.properties,
+            current_snapshot_id=self.current_snapshot_id,
+            snapshots=tuple(self.snapshots.values()),
+            snapshot_log=self._finished_log(),
+            metadata_log=() if self._base is None else self._base.metadata_log,
+            refs=self.refs,
+            statistics=tuple(file for files in self.statistics.values() for file in files),
+            partition_statistics=tuple(file for files in self.partition_statistics.values() for file in files),
+            next_row_id=self.next_row_id,
+            encryption_keys=tuple(self.keys.values()),
+        )
+        check_invariants(result)
+        return result
+
+    def _finished_log(self) -> tuple[SnapshotLogEntry, ...]:
+        """The log without snapshots that were current only within this commit, and without history before a gap."""
+        intermediate = self._passed_main - {self.current_snapshot_id}
+        log = self.snapshot_log
+        if intermediate or self._removed_snapshots:
+            log = []
+            for entry in self.snapshot_log:
+                if entry.snapshot_id not in self.snapshots and self._removed_snapshots:
+                    # the snapshot that was current before the gap is unknown: time travel into it would be wrong
+                    log.clear()
+                elif entry.snapshot_id not in intermediate:
+                    log.append(entry)
+        self._check_times(log)
+        return tuple(log)
+
+    def _check_times(self, log: list[SnapshotLogEntry]) -> None:
+        """Checks only entries of this commit: irregular history of an old table must not block its commits."""
+        appended = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
+        recent = log[max(0, len(log) - appended - 1) :]
+        for before, after in itertools.pairwise(recent):
+            if after.timestamp_ms - before.timestamp_ms < -CLOCK_SKEW_MS:
+                raise BadRequest(
+                    f"Invalid snapshot timestamp {after.timestamp_ms}: before the previous snapshot log entry at "
+                    f"{before.timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; "
+                    "correct the clock of the machine that made the snapshot, and commit again"
+                )
+        if appended and recent and self.now_ms - recent[-1].timestamp_ms < -CLOCK_SKEW_MS:
+            raise BadRequest(
+                f"Invalid update timestamp {self.now_ms}: before last snapshot log entry at "
+                f"{recent[-1].timestamp_ms}, by more than the {CLOCK_SKEW_MS // 1000} s that clocks may differ; the "
+                "clock of the machine that made the snapshot is ahead: correct it, and commit again"
+            )

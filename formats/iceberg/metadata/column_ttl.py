@@ -1,0 +1,206 @@
+"""The time to live of columns: values of a column are removed from partitions that are older than an age.
+
+The age of a row is that of its value in the time column, by which the table is partitioned: a day, a month, a year or
+an hour of it, or the value itself. A partition has expired for a column when all times that it may contain are older.
+So a partition that is too old in part stays whole, and rows without a time never expire. Times without a zone are UTC.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.types.schema import Field, StructType, Type
+from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, first_day
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest
+
+COLUMNS = "seamark.column-ttl.columns"
+TIME_COLUMN = "seamark.column-ttl.time-column"
+DROPPED_COLUMNS = "dropped-columns"
+"""A key of the summary of a snapshot from whose files columns were left out."""
+COLUMNS_MAX = 1000
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+_TIMES = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+_TRANSFORMS = frozenset({IDENTITY, "year", "month", "day", "hour"})
+_ENTRY = re.compile(r'\s*+("(?:[^"]++|"")++"|[^\s:=,"][^:=,"]*+)\s*+[:=]([^,]*+)')
+_AGE = re.compile(r"(\d{1,6})\s*(h|hours?|d|days?|w|weeks?|y|years?)", re.IGNORECASE)
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24, "y": 365 * 24}
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class TtlPolicy:
+    """`ages_h`: hours by column. `time_column`: None for the only one by which the table is partitioned."""
+
+    ages_h: Mapping[str, int]
+    time_column: str | None = None
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> TtlPolicy | None:
+        """None for a table without the property `seamark.column-ttl.columns`. BadRequest for an invalid value."""
+        text = properties.get(COLUMNS, "").strip()
+        if not text:
+            return None
+        ages_h: dict[str, int] = {}
+        for name, age in _entries(text):
+            hours = _hours(age)
+            if not name or hours is None or name in ages_h:
+                raise BadRequest(
+                    f"{COLUMNS} is {text[:200]!r}; it must list different columns with their ages, as payload: 90 "
+                    'days, ext: 1y, or be a JSON object such as {"payload": "90d"}'
+                )
+            ages_h[name] = hours
+        if len(ages_h) > COLUMNS_MAX:
+            raise BadRequest(f"{COLUMNS} lists {len(ages_h):,} columns; the limit is {COLUMNS_MAX:,}")
+        return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
+
+    def rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
+        """What has expired now, the oldest partitions first: they lose the most columns. BadRequest if the table is
+        not partitioned by a time column, or by several, and the policy names none."""
+        time = self._time(metadata)
+        found = []
+        for age_h in sorted(set(self.ages_h.values()), reverse=True):
+            columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
+            before = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
+            found.append(
+                TtlRule(columns, {"type": "lt", "term": time.name, "value": _literal(time.kind, before)}, age_h)
+            )
+        return found
+
+    def _time(self, metadata: TableMetadata) -> TimeColumn:
+        """The column by which partitions expire."""
+        times = time_columns(metadata, metadata.default_spec)
+        if self.time_column is not None:
+            times = [time for time in times if time.name == self.time_column]
+            if not times:
+                raise BadRequest(
+                    f"{TIME_COLUMN} is {self.time_column!r}; the table is not partitioned by a day, month, year or "
+                    "hour of it"
+                )
+        elif len({time.column_id for time in times}) != 1:
+            why = f"by several: {', '.join(time.name for time in times)}" if times else "by none"
+            raise BadRequest(
+                f"Columns expire by the time column that the table is partitioned by, and it is partitioned {why}"
+                + (f"; set {TIME_COLUMN}" if times else "")
+            )
+        return times[0]
+
+
+def why_kept(metadata: TableMetadata, field: Field) -> str:
+    """Why the values of a column, and of the columns in it, are never removed from files: the reason, after the
+    column's name. Empty if they may be."""
+    if field.required:
+        return "is required"
+    if field.initial_default is not None:
+        return "has a default, which readers would see instead of null"
+    inside = {field.id, *_ids_within(field.type)}
+    if inside & set(metadata.current_schema.identifier_field_ids):
+        return "is in the table's identifier fields"
+    if any(inside & set(term.sources) for spec in metadata.partition_specs for term in spec.fields):
+        return "is the source of a partition field"
+    # Files keep the id of the order by which they are sorted, which may be an earlier one.
+    if any(inside & set(term.sources) for order in metadata.sort_orders for term in order.fields):
+        return "is in a sort order of the table"
+    return ""
+
+
+def _ids_within(kind: Type) -> Iterator[int]:
+    if isinstance(kind, StructType):
+        for field in kind.fields:
+            yield field.id
+            yield from _ids_within(field.type)
+
+
+class TimeColumn(NamedTuple):
+    """A partition field of a time: by `transform` of the column, whose type is `kind`."""
+
+    name: str
+    column_id: int
+    kind: str
+    field_id: int
+    transform: str
+
+    def to_ms(self, value: int) -> int:
+        """A value of the column, as time since the epoch."""
+        return value * DAY_MS // UNITS_PER_DAY[self.kind]
+
+
+def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
+    """The times by which a spec partitions, with the columns of the current schema."""
+    found = []
+    for field in spec.fields:
+        column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
+        if column is None or field.transform not in _TRANSFORMS or not isinstance(column.type, str):
+            continue
+        kind = base_name(column.type)
+        if kind == "date" or kind in _TIMES:
+            found.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
+    return found
+
+
+def partition_end_ms(time: TimeColumn, value: int) -> int:
+    """The time since the epoch at which a partition ends. `value`: of the partition field, in its own unit."""
+    match time.transform:
+        case "hour":
+            return (value + 1) * HOUR_MS
+        case "day":
+            return (value + 1) * DAY_MS
+        case "month" | "year":
+            months = value + 1 if time.transform == "month" else 12 * (value + 1)
+            return first_day(months) * DAY_MS
+    return time.to_ms(value + 1 if time.kind == "date" else value)
+
+
+@dataclass(frozen=True)
+class TtlRule:
+    """`columns` have expired in the partitions whose rows all satisfy `where`, an expression of the REST
+    specification."""
+
+    columns: tuple[str, ...]
+    where: dict[str, Any]
+    age_h: int
+
+
+def _entries(text: str) -> Iterator[tuple[str, str]]:
+    """Pairs of name and age; an empty name for what is none."""
+    if text.startswith("{"):
+        try:
+            listed = from_json(text, dict[str, str])
+        except msgspec.MsgspecError:
+            yield "", ""
+            return
+        yield from listed.items() if listed else [("", "")]
+        return
+    at = 0
+    while at <= len(text):
+        match = _ENTRY.match(text, at)
+        if match is None or (match.end() < len(text) and text[match.end()] != ","):
+            yield "", ""
+            return
+        name = match[1]
+        yield (name[1:-1].replace('""', '"') if name.startswith('"') else name.rstrip()), match[2]
+        at = match.end() + 1
+
+
+def _hours(age: str) -> int | None:
+    match = _AGE.fullmatch(age.strip())
+    if match is None or not int(match[1]):
+        return None
+    return int(match[1]) * _HOURS[match[2][0].lower()]
+
+
+def _literal(kind: str, at: datetime) -> str:
+    """A time as single-value JSON."""
+    if kind == "date":
+        return at.date().isoformat()
+    text = at.replace(tzinfo=None).isoformat(timespec="microseconds")
+    return f"{text}+00:00" if kind.startswith("timestamptz") else text

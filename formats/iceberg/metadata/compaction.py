@@ -1,0 +1,47 @@
+"""What a compaction considers worth a rewrite: the server that proposes it and the client that does it agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+
+COMPACTED_BY = "compacted-by"
+"""A key of the summary of a compaction's snapshot."""
+MIN_FILES, MIN_FILES_DEFAULT = "seamark.compaction.min-files", 5
+"""The number of small files of a partition from which on they are merged."""
+SMALL, SMALL_SORTED = 0.75, 0.1
+"""A file below this part of the target size is small. In a table with a sort order the writer ends a file when its
+sorted rows fill a buffer in memory, and their Parquet file is several times smaller than that."""
+REPLACEMENTS_UNDONE = "seamark.replacements-undone"
+"""A key of the summary of an engine's snapshot: the snapshots that it undoes, because they overtook it, the newest
+first."""
+UNDONE = "undone-snapshot-id"
+"""A key of the summary of a snapshot that undoes another: the id of that snapshot."""
+_UNDONE_KEYS = {name: name.encode() for name in (UNDONE, REPLACEMENTS_UNDONE)}
+UNDONE_KEPT_MS = 3_600_000
+DELETED = 0.1
+"""Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
+
+
+def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
+    """The snapshots that were undone in the last hour, by an undo or by a commit of an engine that they had overtaken.
+    They stay in the table for that time.
+
+    An expiration by an engine that has read the table before the undo, and commits its removals after it, then finds
+    the undone snapshot among those that remain, and keeps the files that it had removed and that are back."""
+    found: set[int] = set()
+    for snapshot in snapshots:
+        if snapshot.timestamp_ms <= now_ms - UNDONE_KEPT_MS:
+            continue
+        text = bytes(snapshot.summary)
+        for name in [name for name, key in _UNDONE_KEYS.items() if key in text]:
+            undone = snapshot.summary_map().get(name, "").split(",")
+            found.update(int(one) for one in undone if one.isascii() and one.isdecimal() and len(one) < 20)
+    return frozenset(found)
+
+
+def small_below(metadata: TableMetadata) -> float:
+    """The part of the target size below which a file of the table is small."""
+    return SMALL_SORTED if metadata.default_sort_order_id else SMALL

@@ -1,0 +1,157 @@
+"""Table metadata, format versions 1 to 3, as one immutable value (Iceberg spec: "Table Metadata").
+
+Older fields of version 1 (`schema`, `partition-spec`, missing ids) exist only in JSON: `table_json` converts them, and
+all other code uses one form. Nothing is modified in place, including the mappings.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from seamark.formats.iceberg.metadata import properties as props
+from seamark.formats.iceberg.metadata.partition import PartitionSpec
+from seamark.formats.iceberg.metadata.snapshot import (
+    MAIN,
+    EncryptedKey,
+    MetadataLogEntry,
+    PartitionStatisticsFile,
+    Snapshot,
+    SnapshotLogEntry,
+    SnapshotRef,
+    StatisticsFile,
+)
+from seamark.formats.iceberg.metadata.sort_order import SortOrder
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import computed_once
+
+FORMAT_VERSION_DEFAULT = 2
+FORMAT_VERSION_MAX = 3
+ROW_LINEAGE_MIN_FORMAT_VERSION = 3
+
+CLOCK_SKEW_MS = 60_000
+"""How far logged times may step back before Java rejects the metadata."""
+
+
+class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
+    """Times are milliseconds since the epoch. `current_snapshot_id` is None where JSON may have -1."""
+
+    format_version: int
+    table_uuid: str | None
+    """None only in version 1 metadata of old writers."""
+    location: str
+    last_updated_ms: int
+    last_column_id: int
+    schemas: tuple[Schema, ...]
+    current_schema_id: int
+    partition_specs: tuple[PartitionSpec, ...]
+    default_spec_id: int
+    last_partition_id: int
+    sort_orders: tuple[SortOrder, ...]
+    default_sort_order_id: int
+    last_sequence_number: int = 0
+    properties: dict[str, str] = msgspec.field(default_factory=dict)
+    current_snapshot_id: int | None = None
+    snapshots: tuple[Snapshot, ...] = ()
+    snapshot_log: tuple[SnapshotLogEntry, ...] = ()
+    metadata_log: tuple[MetadataLogEntry, ...] = ()
+    refs: dict[str, SnapshotRef] = msgspec.field(default_factory=dict)
+    statistics: tuple[StatisticsFile, ...] = ()
+    partition_statistics: tuple[PartitionStatisticsFile, ...] = ()
+    next_row_id: int = 0
+    encryption_keys: tuple[EncryptedKey, ...] = ()
+
+    @computed_once
+    def snapshots_by_id(self) -> dict[int, Snapshot]:
+        return {snapshot.snapshot_id: snapshot for snapshot in self.snapshots}
+
+    def snapshot(self, snapshot_id: int) -> Snapshot | None:
+        return self.snapshots_by_id.get(snapshot_id)
+
+    @property
+    def current_snapshot(self) -> Snapshot | None:
+        return None if self.current_snapshot_id is None else self.snapshots_by_id.get(self.current_snapshot_id)
+
+    def schema(self, schema_id: int) -> Schema | None:
+        return next((schema for schema in self.schemas if schema.id == schema_id), None)
+
+    def spec(self, spec_id: int) -> PartitionSpec | None:
+        return next((spec for spec in self.partition_specs if spec.spec_id == spec_id), None)
+
+    def sort_order(self, order_id: int) -> SortOrder | None:
+        return next((order for order in self.sort_orders if order.order_id == order_id), None)
+
+    @computed_once
+    def current_schema(self) -> Schema:
+        schema = self.schema(self.current_schema_id)
+        if schema is None:
+            raise BadRequest(f"Cannot find schema with current-schema-id={self.current_schema_id} from schemas")
+        return schema
+
+    @property
+    def default_spec(self) -> PartitionSpec:
+        spec = self.spec(self.default_spec_id)
+        if spec is None:
+            raise BadRequest(f"Cannot find partition spec with default-spec-id={self.default_spec_id}")
+        return spec
+
+
+def check_invariants(m: TableMetadata) -> None:
+    """BadRequest with the first contradiction between parts of the metadata; every writer and reader relies on
+    these.
+    """
+    if not 1 <= m.format_version <= FORMAT_VERSION_MAX:
+        raise BadRequest(f"Unsupported format version: v{m.format_version} (supported: v{FORMAT_VERSION_MAX})")
+    if m.table_uuid is None and m.format_version > 1:
+        raise BadRequest(f"UUID is required in format v{m.format_version}")
+    if m.format_version == 1 and m.last_sequence_number != 0:
+        raise BadRequest(f"Sequence number must be 0 in v1: {m.last_sequence_number}")
+    _ = m.current_schema, m.default_spec
+    if m.sort_order(m.default_sort_order_id) is None and m.default_sort_order_id != 0:
+        raise BadRequest(f"Cannot find sort order with default-sort-order-id={m.default_sort_order_id}")
+    for what, ids in (
+        ("schema", [schema.id for schema in m.schemas]),
+        ("partition spec", [spec.spec_id for spec in m.partition_specs]),
+        ("sort order", [order.order_id for order in m.sort_orders]),
+    ):
+        if len(set(ids)) != len(ids):
+            raise BadRequest(f"Multiple entries with the same {what} id: {ids}")
+    _check_snapshots(m)
+
+
+def _check_snapshots(m: TableMetadata) -> None:
+    known = m.snapshots_by_id
+    if len(known) != len(m.snapshots):
+        raise BadRequest("Multiple snapshots with the same id")
+    highest = max((snapshot.sequence_number for snapshot in m.snapshots), default=0)
+    if highest > m.last_sequence_number:
+        raise BadRequest(
+            f"Invalid snapshot with sequence number {highest} greater than last sequence number "
+            f"{m.last_sequence_number}"
+        )
+    if m.current_snapshot_id is not None and m.current_snapshot_id not in known:
+        raise BadRequest(f"Cannot find current snapshot {m.current_snapshot_id}")
+    for name, ref in m.refs.items():
+        if ref.snapshot_id not in known:
+            raise BadRequest(f"Snapshot {ref.snapshot_id} for reference {name} does not exist")
+    main = m.refs.get(MAIN)
+    if main is not None and main.snapshot_id != m.current_snapshot_id:
+        raise BadRequest(
+            f"Current snapshot ID does not match main branch ({m.current_snapshot_id} != {main.snapshot_id})"
+        )
+
+
+def with_previous_file(
+    m: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
+) -> tuple[TableMetadata, list[str]]:
+    """The metadata with its predecessor's file added to the metadata log, and the files removed from the log's start.
+
+    `previous_timestamp_ms` is the predecessor's `last_updated_ms`. The log has `max_entries`, by default the table's
+    property `write.metadata.previous-versions-max` (100), and at least one. The caller decides whether to delete the
+    removed files (`write.metadata.delete-after-commit.enabled`). BadRequest for a property that is not an integer.
+    """
+    if max_entries is None:
+        max_entries = props.as_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)
+    log = (*m.metadata_log, MetadataLogEntry(previous_timestamp_ms, previous_location))
+    cut = max(0, len(log) - max(1, max_entries))
+    return msgspec.structs.replace(m, metadata_log=log[cut:]), [entry.metadata_file for entry in log[:cut]]

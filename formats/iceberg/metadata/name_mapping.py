@@ -1,0 +1,67 @@
+"""Name mappings: which column of a file without field ids is which column of the table.
+
+The table's property `schema.name-mapping.default` contains the mapping (Iceberg spec: "Name Mapping Serialization").
+It applies only to files in which no column has a field id. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+from itertools import chain
+
+import msgspec
+
+from seamark.formats.runtime.decoding import from_json
+
+NAME_MAPPING = "schema.name-mapping.default"
+
+
+class MappedField(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
+    """A column with one of `names` has this field id; `fields` are the columns inside it."""
+
+    names: tuple[str, ...]
+    field_id: int | None = None
+    fields: tuple[MappedField, ...] = ()
+
+
+NameMapping = tuple[MappedField, ...]
+
+
+def parse_name_mapping(text: str) -> NameMapping:
+    """ValueError for an invalid name mapping."""
+    try:
+        return from_json(text, NameMapping)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"the table's name mapping is invalid: {error}") from None
+
+
+def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
+    """None if a table has no name mapping, or one that readers may understand in different ways."""
+    text = properties.get(NAME_MAPPING)
+    if text is None:
+        return None
+    try:
+        mapping = parse_name_mapping(text)
+    except ValueError:
+        return None
+    return mapping if _has_unique_names(mapping) else None
+
+
+def mapping_of_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
+    """The part that maps these columns, in canonical form: mappings with an equal part map them equally."""
+    return _restricted(mapping, frozenset(column_ids))
+
+
+def _restricted(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
+    kept = []
+    for entry in mapping:
+        fields = _restricted(entry.fields, column_ids)
+        field_id = entry.field_id if entry.field_id in column_ids else None
+        if fields or field_id is not None:
+            kept.append(MappedField(tuple(sorted(entry.names)), field_id, fields))
+    return tuple(sorted(kept, key=lambda entry: entry.names))
+
+
+def _has_unique_names(mapping: NameMapping) -> bool:
+    names = list(chain.from_iterable(entry.names for entry in mapping))
+    return len(names) == len(set(names)) and all(_has_unique_names(entry.fields) for entry in mapping)

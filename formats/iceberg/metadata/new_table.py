@@ -1,0 +1,113 @@
+"""Metadata of a new table, from a create request.
+
+All ids are assigned, as by Java's `TableMetadata.newTableMetadata`: for any ids of the client, the table starts at
+column 1, partition field 1000, schema 0, spec 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from seamark.formats.iceberg.metadata import partition, sort_order
+from seamark.formats.iceberg.metadata import properties as props
+from seamark.formats.iceberg.metadata.metadata import FORMAT_VERSION_DEFAULT, FORMAT_VERSION_MAX, TableMetadata
+from seamark.formats.iceberg.metadata.partition import PartitionSpec, PartitionSpecInput
+from seamark.formats.iceberg.metadata.sort_order import SortOrder
+from seamark.formats.iceberg.types import schema as schemas
+from seamark.formats.iceberg.types.reading import read
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.runtime.errors import BadRequest
+
+_SCHEMA_ID = 0
+_SPEC_ID = 0
+_SORT_ORDER_ID = 1
+
+
+def new_table(
+    *,
+    uuid: str,
+    location: str,
+    schema: object,
+    partition_spec: object = None,
+    sort_order: object = None,
+    properties: Mapping[str, str],
+    now_ms: int,
+    default_format_version: int = FORMAT_VERSION_DEFAULT,
+) -> TableMetadata:
+    """The first metadata of a table; `schema`, `partition_spec` and `sort_order` are the request's JSON values.
+
+    The property `format-version` selects the version and, like every reserved property, is not stored. New tables
+    default to Parquet with zstd. BadRequest for anything that the format forbids.
+    """
+    version = props.as_int(properties, props.FORMAT_VERSION, default_format_version)
+    if not 1 <= version <= FORMAT_VERSION_MAX:
+        raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
+    given = schemas.checked(read(schema, Schema, "schema"))
+    schemas.check_format_version(given, version)
+    stored = {props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES, **props.unreserved(properties)}
+    props.check_new_table(stored, given, version)
+    fresh, renumbered = schemas.fresh_ids(given, _SCHEMA_ID)
+    spec = _fresh_spec(partition_spec, given, fresh, renumbered)
+    order = _fresh_order(sort_order, given, renumbered)
+    return TableMetadata(
+        format_version=version,
+        table_uuid=uuid,
+        location=location.rstrip("/") if not location.endswith("://") else location,
+        last_updated_ms=now_ms,
+        last_column_id=fresh.highest_field_id,
+        schemas=(fresh,),
+        current_schema_id=_SCHEMA_ID,
+        partition_specs=(spec,),
+        default_spec_id=_SPEC_ID,
+        last_partition_id=spec.last_field_id,
+        sort_orders=(order,),
+        default_sort_order_id=order.order_id,
+        properties=stored,
+    )
+
+
+def _fresh_spec(value: object, given: Schema, fresh: Schema, renumbered: Mapping[int, int]) -> PartitionSpec:
+    if value is None:
+        return partition.UNPARTITIONED
+    spec = partition.checked(read(value, PartitionSpecInput, "partition spec"))
+    partition.check_names(spec, given)
+    partition.check_compatible(spec, given)
+    fields = tuple(
+        msgspec.structs.replace(
+            field,
+            source_id=None if field.source_id is None else _renumber(field.source_id, renumbered),
+            source_ids=tuple(_renumber(source_id, renumbered) for source_id in field.source_ids),
+            field_id=partition.FIELD_ID_START + position,
+        )
+        for position, field in enumerate(spec.fields)
+    )
+    result = PartitionSpec(_SPEC_ID, fields)
+    partition.check_names(result, fresh)
+    return result
+
+
+def _fresh_order(value: object, given: Schema, renumbered: Mapping[int, int]) -> SortOrder:
+    if value is None:
+        return sort_order.UNSORTED
+    order = sort_order.checked(read(value, SortOrder, "sort order"))
+    sort_order.check_compatible(order, given)
+    if not order.fields:
+        return sort_order.UNSORTED
+    fields = tuple(
+        msgspec.structs.replace(
+            field,
+            source_id=None if field.source_id is None else _renumber(field.source_id, renumbered),
+            source_ids=tuple(_renumber(source_id, renumbered) for source_id in field.source_ids),
+        )
+        for field in order.fields
+    )
+    return SortOrder(_SORT_ORDER_ID, fields)
+
+
+def _renumber(source_id: int, renumbered: Mapping[int, int]) -> int:
+    # only a void partition field may refer to a missing column, and a new table has no dropped columns
+    if source_id not in renumbered:
+        raise BadRequest(f"Cannot find source column {source_id} in schema")
+    return renumbered[source_id]

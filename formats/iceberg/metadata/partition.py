@@ -1,0 +1,197 @@
+"""Partition specs (Iceberg spec: "Partitioning"): their JSON structs, field ids and compatibility with a schema.
+
+A spec refers to columns by id. It is validated against a schema when it is added and when either becomes current; old
+specs are kept even without their source columns, so that old files can still be interpreted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property
+
+import msgspec
+
+from seamark.formats.iceberg.types.reading import Int32
+from seamark.formats.iceberg.types.schema import Schema, StructType, is_primitive, type_name
+from seamark.formats.iceberg.types.transforms import VOID, accepts, canonical, name_of
+from seamark.formats.runtime.errors import BadRequest
+
+FIELD_ID_START = 1000
+"""The first partition field id; an unpartitioned table's last-partition-id is one less."""
+
+
+class PartitionField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    name: str
+    transform: str
+    source_id: Int32 | None = None
+    source_ids: tuple[Int32, ...] = ()
+    """Version 3 transforms of several columns; a single source is always written as `source-id`."""
+    field_id: Int32 | None = None
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return self.source_ids if self.source_id is None else (self.source_id,)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether it has no value for any row, as where version 1 has dropped it."""
+        return self.transform.lower() == VOID
+
+    def describe(self) -> str:
+        sources = ", ".join(map(str, self.sources))
+        return f"{self.field_id}: {self.name}: {self.transform}({sources})"
+
+
+class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
+    spec_id: Int32
+    fields: tuple[PartitionField, ...]
+
+    @property
+    def last_field_id(self) -> int:
+        return max((field.field_id or 0 for field in self.fields), default=FIELD_ID_START - 1)
+
+    @property
+    def published_ids(self) -> frozenset[int]:
+        """The columns from which the partition values in manifests are derived."""
+        return frozenset(source for field in self.fields if not field.is_void for source in field.sources)
+
+    def fields_of(self, column_id: int) -> tuple[PartitionField, ...]:
+        """The fields that have an id and this column as their only source."""
+        return self._by_source.get(column_id, ())
+
+    @cached_property
+    def _by_source(self) -> dict[int, tuple[PartitionField, ...]]:
+        found: dict[int, tuple[PartitionField, ...]] = {}
+        for field in self.fields:
+            if field.field_id is not None and len(field.sources) == 1:
+                source = field.sources[0]
+                found[source] = (*found.get(source, ()), field)
+        return found
+
+    def same_fields(self, other: PartitionSpec) -> bool:
+        """Whether the specs are equal except for spec and field ids (spec: such a spec is not added twice)."""
+        own = [(field.sources, field.transform, field.name) for field in self.fields]
+        return own == [(field.sources, field.transform, field.name) for field in other.fields]
+
+
+class PartitionSpecInput(msgspec.Struct, frozen=True, rename="kebab"):
+    """A spec from a client: the server assigns missing ids."""
+
+    fields: tuple[PartitionField, ...]
+    spec_id: Int32 = 0
+
+
+UNPARTITIONED = PartitionSpec(0, ())
+
+
+def checked(spec: PartitionSpecInput) -> PartitionSpec:
+    """The client's spec in canonical form; field ids are all present or all absent. Raises BadRequest."""
+    fields = tuple(_checked_field(field) for field in spec.fields)
+    given = [field.field_id for field in fields if field.field_id is not None]
+    if given and len(given) != len(fields):
+        missing = len(fields) - len(given)
+        raise BadRequest(f"Cannot parse spec with missing field IDs: {missing} missing of {len(fields)} fields.")
+    if len(set(given)) != len(given):
+        raise BadRequest(f"Cannot use partition field id more than once: {given}")
+    return PartitionSpec(spec.spec_id, fields)
+
+
+def _checked_field(field: PartitionField) -> PartitionField:
+    sources = field.sources
+    if not sources:
+        raise BadRequest(f"Invalid partition field {field.name}: missing required field `source-id`")
+    single = len(sources) == 1
+    return PartitionField(
+        field.name,
+        canonical(field.transform),
+        sources[0] if single else None,
+        () if single else sources,
+        field.field_id,
+    )
+
+
+def numbered(spec: PartitionSpec) -> PartitionSpec:
+    """Field ids 1000, 1001, … for a spec without ids, as readers of old version 1 metadata assume."""
+    return with_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
+
+
+def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
+    """The spec with `ids` for the fields that have none."""
+    fields = (
+        field if field.field_id is not None else msgspec.structs.replace(field, field_id=field_id)
+        for field, field_id in zip(spec.fields, ids, strict=True)
+    )
+    return PartitionSpec(spec.spec_id, tuple(fields))
+
+
+def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
+    """Ids for a spec without ids: those of equal fields in `existing`, otherwise the next free ids (spec, version
+    2).
+    """
+    known = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
+    ids: list[int] = []
+    taken: set[int] = set()
+    for field in spec.fields:
+        field_id = known.get((field.sources, field.transform))
+        if field_id is None or field_id in taken:
+            last_field_id += 1
+            field_id = last_field_id
+        ids.append(field_id)
+        taken.add(field_id)
+    return with_field_ids(spec, ids)
+
+
+def has_sequential_ids(spec: PartitionSpec) -> bool:
+    return all(field.field_id == FIELD_ID_START + position for position, field in enumerate(spec.fields))
+
+
+def check_names(spec: PartitionSpec, schema: Schema) -> None:
+    """BadRequest for names that Java could not parse with the schema: empty, repeated or conflicting names."""
+    seen: set[str] = set()
+    for field in spec.fields:
+        if not field.name:
+            raise BadRequest("Cannot use empty partition name")
+        if field.name in seen:
+            raise BadRequest(f"Cannot use partition name more than once: {field.name}")
+        seen.add(field.name)
+        column = schema.column_named(field.name)
+        if column is not None and column.id not in field.sources and schema.column(field.sources[0]) is not None:
+            raise BadRequest(f"Cannot create identity partition sourced from different field in schema: {field.name}")
+
+
+def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
+    """BadRequest if a column's new type would change the partition values of its rows (Iceberg spec, "Schema
+    Evolution"): a timestamp has another hash than its date. Planners would not find the rows of stored files."""
+    for field in spec.fields:
+        if name_of(canonical(field.transform)) != "bucket":
+            continue
+        for source_id in field.sources:
+            before, after = old.column(source_id), new.column(source_id)
+            if before is not None and after is not None and before.type == "date" != after.type:
+                raise BadRequest(
+                    f"Cannot change type of column {after.name} from date to {type_name(after.type)}: "
+                    f"partition field {field.describe()} would have other values"
+                )
+
+
+def check_compatible(spec: PartitionSpec, schema: Schema) -> None:
+    """BadRequest unless each field can be computed from the schema's columns."""
+    for field in spec.fields:
+        if field.is_void:
+            # version 1 replaces a dropped field by it: its source may be missing
+            continue
+        for source_id in field.sources:
+            _check_source(field, source_id, schema)
+
+
+def _check_source(field: PartitionField, source_id: int, schema: Schema) -> None:
+    column = schema.column(source_id)
+    if column is None:
+        raise BadRequest(f"Cannot find source column for partition field: {field.describe()}")
+    if not is_primitive(column.type) or not isinstance(column.type, str):
+        raise BadRequest(f"Cannot partition by non-primitive source field: {type_name(column.type)}")
+    if not accepts(canonical(field.transform), column.type):
+        raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")
+    for parent in schema.ancestors(column):
+        if not isinstance(parent.type, StructType):
+            raise BadRequest(f"Invalid partition field parent: {type_name(parent.type)}")

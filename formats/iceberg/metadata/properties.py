@@ -1,0 +1,189 @@
+"""Table and view properties that the catalog reads, and Java's checks at table creation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.protocol.wire import fold_name
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
+
+FORMAT_VERSION = "format-version"
+TARGET_FILE_BYTES = "write.target-file-size-bytes"
+TARGET_FILE_BYTES_DEFAULT = 512 << 20
+PREVIOUS_VERSIONS_MAX = "write.metadata.previous-versions-max"
+PREVIOUS_VERSIONS_MAX_DEFAULT = 100
+METADATA_PATH = "write.metadata.path"
+PARQUET_COMPRESSION = "write.parquet.compression-codec"
+PARQUET_COMPRESSION_NEW_TABLES = "zstd"
+
+PROPERTY_NAME_CHARACTERS_MAX = 2_000
+
+RESERVED = frozenset(
+    {
+        FORMAT_VERSION,
+        "uuid",
+        "snapshot-count",
+        "current-snapshot-id",
+        "current-snapshot-summary",
+        "current-snapshot-timestamp-ms",
+        "current-schema",
+        "default-partition-spec",
+        "default-sort-order",
+    }
+)
+"""Names under which engines show metadata as properties; never stored as properties."""
+
+_CLIENT_FAMILIES = frozenset(
+    (
+        *("s3", "s3a", "s3n", "s3tables", "client", "aws", "glue", "dynamodb", "lakeformation", "kms", "sts"),
+        *("gcs", "gcp", "gs", "adls", "azure", "abfs", "abfss", "wasb", "wasbs", "oss", "aliyun", "dlf", "cos", "obs"),
+        *("adlfs", "ecs", "dell", "hf", "hdfs", "fs", "hadoop", "dfs", "hive", "jdbc", "bigquery"),
+        *("rest", "http", "https", "http-client", "proxy", "header", "headers", "ssl", "tls", "signer", "io"),
+        *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
+    )
+)
+"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores."""
+_CLIENT_PREFIXES = (
+    *("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms"),
+    *("parquet.crypto.", "parquet.encryption.kms.", "orc.key.provider", "orc.kms"),
+)
+_CLIENT_KEYS = frozenset(
+    ("uri", "url", "warehouse", "prefix", "scope", "audience", "resource", "botocore_session", "catalog-backend")
+)
+_CODE_SUFFIXES = ("-impl", ".impl", "_impl", "-factory", ".factory", "-class-name")
+_PER_COLUMN = re.compile(r"write\..*\.column\..*", re.DOTALL)
+
+_COMMIT = (
+    "commit.retry.num-retries",
+    "commit.retry.min-wait-ms",
+    "commit.retry.max-wait-ms",
+    "commit.retry.total-timeout-ms",
+)
+
+_METRICS_COLUMN = "write.metadata.metrics.column."
+_ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
+_INTEGER = re.compile(r"[+-]?\d{1,19}")
+
+
+@memoized(8192)
+def configures_client(name: str) -> bool:
+    """Whether a property of this name selects the host that a client connects to, where its secrets go, or code that it
+    loads. Case, surrounding spaces and full-width letters are ignored.
+
+    In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges catalog <
+    table < `config`), and PyIceberg and Java load the location provider that a table names. The prefixes are those of
+    PyIceberg's `io` and `catalog.rest`, and of Java's `*Properties` classes: whole prefixes, because releases add keys
+    to them.
+    """
+    key = fold_name(name)
+    if _PER_COLUMN.fullmatch(key):
+        return False  # the rest of such a key is a column name
+    return (
+        key in _CLIENT_KEYS
+        or key.partition(".")[0].strip() in _CLIENT_FAMILIES
+        or key.startswith(_CLIENT_PREFIXES)
+        or key.endswith(_CODE_SUFFIXES)
+    )
+
+
+def check_client_properties(properties: Mapping[str, str], what: str) -> None:
+    """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog, and for names
+    that are too long."""
+    longest = max(properties, key=len, default="")
+    if len(longest) > PROPERTY_NAME_CHARACTERS_MAX:
+        raise BadRequest(
+            f"{what} may not have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the limit "
+            f"is {PROPERTY_NAME_CHARACTERS_MAX:,} characters"
+        )
+    refused = sorted(key for key in properties if configures_client(key))
+    if refused:
+        raise BadRequest(
+            f"{what} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides which "
+            "host a client talks to, where its secrets go or which code it loads; set it in the configuration of the "
+            "client's catalog instead"
+        )
+
+
+def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties to return to clients, for properties stored by older versions or other catalogs."""
+    return {key: value for key, value in properties.items() if not configures_client(key)}
+
+
+def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in properties.items() if key not in RESERVED}
+
+
+def count_of(values: Mapping[str, str], name: str, default: int) -> int:
+    """A number of a summary or of properties; the default if it is absent or no number of up to 19 digits."""
+    text = values.get(name, "")
+    return int(text) if text.isdecimal() and len(text) < 20 else default
+
+
+def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
+    """The property as a 32-bit integer. BadRequest for another value."""
+    return _integer(properties, name, default, 32)
+
+
+def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
+    """The property as a 64-bit integer. BadRequest for another value."""
+    return _integer(properties, name, default, 64)
+
+
+def _integer(properties: Mapping[str, str], name: str, default: int, bits: int) -> int:
+    value = properties.get(name)
+    if value is None:
+        return default
+    limit = 1 << (bits - 1)
+    if len(value) > 20 or _INTEGER.fullmatch(value) is None or not -limit <= int(value) < limit:
+        raise BadRequest(f"Property {name} must have an integer value, but is set to {value[:100]!r}")
+    return int(value)
+
+
+def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
+    """As Java parses it: "true" in any case is true, everything else is false."""
+    value = properties.get(name)
+    return default if value is None else value.lower() == "true"
+
+
+def as_names(
+    properties: Mapping[str, str], name: str, what: str, *, least: int = 0, most: int = 1 << 31
+) -> tuple[str, ...]:
+    """Different names, separated by commas or as a JSON list; () without the property. BadRequest for another value,
+    or fewer or more names, with `what` it must name."""
+    text = properties.get(name, "").strip()
+    if not text:
+        return ()
+    try:
+        found = from_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
+    except msgspec.MsgspecError:
+        found = ("",)
+    if not least <= len(found) <= most or len(set(found)) < len(found) or not all(found):
+        raise BadRequest(
+            f"{name} is {text[:200]!r}; it must name {what}, separated by commas, or be a JSON list of names"
+        )
+    return found
+
+
+def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
+    """The folder of metadata files of a table or view."""
+    return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
+
+
+def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
+    """Checks at creation only, so that existing tables stay usable. Raises BadRequest."""
+    for name in properties:
+        if name.startswith(_METRICS_COLUMN):
+            column = name.removeprefix(_METRICS_COLUMN)
+            if schema.column_named(column) is None:
+                raise BadRequest(f"Invalid metrics config, could not find column {column} from table prop {name}")
+    for name in _COMMIT:
+        if as_int(properties, name, 0) < 0:
+            raise BadRequest(f"Table property {name} must have non negative integer value")
+    if format_version < 3 and (found := sorted(_ENCRYPTION & properties.keys())):
+        raise BadRequest(f"Invalid properties for v{format_version}: {found}")

@@ -1,0 +1,57 @@
+"""Snapshots of the operation `replace`: they have the rows of their parent in other files (Iceberg spec, "Snapshots").
+
+Any client can write the operation into a summary. Iceberg's libraries compare no numbers of rows, and a program can
+replace files by files with other rows through Java's `RewriteFiles` or Go's `ReplaceFiles`. Such a snapshot is not
+refused: a rewrite can look the same, because some engines record -1 or no number as the rows of imported Avro files.
+But where its own counts say that it adds more rows than it removes, it is read as a change of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamark.formats.iceberg.metadata.compaction import UNDONE
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+
+REPLACE = "replace"
+_UNKNOWN = -1
+
+
+def is_replace(snapshot: Snapshot) -> bool:
+    """Whether the snapshot has the rows of its parent, in other files or manifests."""
+    summary = snapshot.summary_map()
+    return summary.get("operation") == REPLACE and not _adds_rows(summary)
+
+
+def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
+    """Why the rows of a `replace` snapshot cannot be those of its parent, by the counts of both. None if they may be.
+
+    Its new files have no more rows than the files that it removes. They have as many, without those that delete files
+    of the parent delete; how many rows equality deletes delete is unknown."""
+    summary = snapshot.summary_map()
+    if summary.get("operation") != REPLACE:
+        return None
+    added, removed = count_of(summary, "added-records", 0), _removed(summary)
+    if _adds_rows(summary):
+        return f"it adds {added:,} rows and removes {removed:,}"
+    before = {} if parent is None else parent.summary_map()
+    deleted = count_of(before, "total-position-deletes", _UNKNOWN)
+    if deleted == _UNKNOWN or before.get("total-equality-deletes") != "0" or removed - added <= deleted:
+        return None
+    return f"it removes {removed:,} rows and adds {added:,}, and {deleted:,} of the table were deleted before"
+
+
+def _adds_rows(summary: Mapping[str, str]) -> bool:
+    """Whether it adds more rows than it removes. An undo of a rewrite adds the rows again that were deleted before."""
+    removed = _removed(summary)
+    if removed == _UNKNOWN or UNDONE in summary or count_of(summary, "added-equality-deletes", 0):
+        return False
+    deleted = count_of(summary, "added-position-deletes", 0)
+    return count_of(summary, "added-records", 0) - deleted > removed
+
+
+def _removed(summary: Mapping[str, str]) -> int:
+    """Writers leave out a number that is 0 and, some of them, one that they do not know."""
+    without = _UNKNOWN if count_of(summary, "deleted-data-files", 0) else 0
+    return count_of(summary, "deleted-records", without)

@@ -1,0 +1,135 @@
+"""Requirements of the REST spec (`TableRequirement`, `ViewRequirement`): conditions for applying a commit.
+
+The messages are Java's (`UpdateRequirement`), because clients and their tests match them. A failed requirement is a
+`CommitConflict`: the client refreshes and decides. A malformed requirement is a `BadRequest`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.reading import Int32, Int64, read
+from seamark.formats.runtime.errors import BadRequest, CommitConflict
+
+
+def _failed(message: str) -> CommitConflict:
+    return CommitConflict(f"Requirement failed: {message}")
+
+
+class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
+    """Base of the requirement structs."""
+
+    def check(self, metadata: TableMetadata) -> None:
+        """CommitConflict unless the table meets it."""
+        raise NotImplementedError
+
+
+class AssertCreate(Requirement, frozen=True):
+    def check(self, metadata: TableMetadata) -> None:
+        raise _failed("table already exists")
+
+
+class AssertUuid(Requirement, frozen=True):
+    uuid: str
+
+    def check(self, metadata: TableMetadata) -> None:
+        if metadata.table_uuid is None or metadata.table_uuid.lower() != self.uuid.lower():
+            raise _failed(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
+
+
+class AssertRefSnapshotId(Requirement, frozen=True):
+    ref: str
+    snapshot_id: Int64 | None = None
+    """None: the reference must not exist."""
+
+    def check(self, metadata: TableMetadata) -> None:
+        ref = metadata.refs.get(self.ref)
+        if ref is None:
+            if self.snapshot_id is not None:
+                raise _failed(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
+            return
+        kind = "branch" if ref.is_branch else "tag"
+        if self.snapshot_id is None:
+            raise _failed(f"{kind} {self.ref} was created concurrently")
+        if self.snapshot_id != ref.snapshot_id:
+            raise _failed(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
+
+
+def _assert_id(field: str, actual: str, what: str) -> type[Requirement]:
+    """A requirement whose integer `field` equals the attribute `actual` of the metadata."""
+
+    def check(self: Requirement, metadata: TableMetadata) -> None:
+        expected, found = getattr(self, field), getattr(metadata, actual)
+        if expected != found:
+            raise _failed(f"{what} changed: expected id {expected} != {found}")
+
+    made: Any = msgspec.defstruct(
+        f"Assert_{field}", [(field, Int32)], bases=(Requirement,), frozen=True, namespace={"check": check}
+    )
+    return cast(type[Requirement], made)
+
+
+TABLE_REQUIREMENTS: dict[str, type[Requirement]] = {
+    "assert-create": AssertCreate,
+    "assert-table-uuid": AssertUuid,
+    "assert-ref-snapshot-id": AssertRefSnapshotId,
+    "assert-last-assigned-field-id": _assert_id("last_assigned_field_id", "last_column_id", "last assigned field id"),
+    "assert-current-schema-id": _assert_id("current_schema_id", "current_schema_id", "current schema"),
+    "assert-last-assigned-partition-id": _assert_id(
+        "last_assigned_partition_id", "last_partition_id", "last assigned partition id"
+    ),
+    "assert-default-spec-id": _assert_id("default_spec_id", "default_spec_id", "default partition spec"),
+    "assert-default-sort-order-id": _assert_id("default_sort_order_id", "default_sort_order_id", "default sort order"),
+}
+
+VIEW_REQUIREMENTS: dict[str, type[Requirement]] = {"assert-view-uuid": AssertUuid}
+
+
+class _Tagged(msgspec.Struct, frozen=True):
+    type: str
+
+
+def _name(raw: object) -> str:
+    return read(raw, _Tagged, "update requirement").type.lower()
+
+
+def check_requirements(m: TableMetadata | None, requirements: Sequence[object]) -> None:
+    """CommitConflict for the first requirement that fails; `m` is None if there is no table.
+
+    BadRequest for one that is unknown, malformed, for views, or beside `assert-create`, which must be alone.
+    """
+    parsed: list[Requirement] = []
+    for raw in requirements:
+        name = _name(raw)
+        kind = TABLE_REQUIREMENTS.get(name)
+        if kind is None:
+            if name in VIEW_REQUIREMENTS:
+                raise BadRequest(f"Cannot validate {name} against a table")
+            raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(TABLE_REQUIREMENTS)})")
+        parsed.append(read(raw, kind, f"{name} requirement"))
+    others = [requirement for requirement in parsed if not isinstance(requirement, AssertCreate)]
+    if others and len(others) != len(parsed):
+        raise BadRequest("Invalid create requirements: assert-create cannot be combined with other requirements")
+    if m is None:
+        if others:
+            raise _failed("table does not exist")
+        return
+    for requirement in parsed:
+        requirement.check(m)
+
+
+def check_view_requirements(view_uuid: str, requirements: Sequence[object]) -> None:
+    """CommitConflict unless each holds for the view with this UUID; BadRequest for a malformed one."""
+    for raw in requirements:
+        name = _name(raw)
+        if name not in VIEW_REQUIREMENTS:
+            if name in TABLE_REQUIREMENTS:
+                raise BadRequest(f"Cannot validate {name} against a view")
+            raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(VIEW_REQUIREMENTS)})")
+        asserted = read(raw, AssertUuid, f"{name} requirement")
+        if asserted.uuid.lower() != view_uuid.lower():
+            raise _failed(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")

@@ -1,0 +1,81 @@
+"""Sort orders (Iceberg spec: "Sorting"): their JSON structs and compatibility with a schema.
+
+Order id 0 is the unsorted order; every other order has at least one field.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from seamark.formats.iceberg.types.reading import Int32
+from seamark.formats.iceberg.types.schema import Schema, is_primitive, type_name
+from seamark.formats.iceberg.types.transforms import accepts, canonical
+from seamark.formats.runtime.errors import BadRequest
+
+
+class SortField(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    transform: str
+    direction: str
+    null_order: str
+    source_id: Int32 | None = None
+    source_ids: tuple[Int32, ...] = ()
+
+    @property
+    def sources(self) -> tuple[int, ...]:
+        return self.source_ids if self.source_id is None else (self.source_id,)
+
+    def describe(self) -> str:
+        sources = ", ".join(map(str, self.sources))
+        nulls = self.null_order.upper().replace("-", " ")
+        return f"{self.transform}({sources}) {self.direction.upper()} {nulls}"
+
+
+class SortOrder(msgspec.Struct, frozen=True, rename="kebab"):
+    order_id: Int32
+    fields: tuple[SortField, ...]
+
+    @property
+    def column_ids(self) -> frozenset[int]:
+        """The columns that decide the order of rows."""
+        return frozenset(source for field in self.fields for source in field.sources)
+
+
+UNSORTED = SortOrder(0, ())
+
+
+def checked(order: SortOrder) -> SortOrder:
+    """The client's order in canonical form. Raises BadRequest."""
+    if not order.fields:
+        if order.order_id != 0:
+            raise BadRequest("Unsorted order ID must be 0")
+        return UNSORTED
+    if order.order_id == 0:
+        raise BadRequest("Sort order ID 0 is reserved for unsorted order")
+    return SortOrder(order.order_id, tuple(_checked_field(field) for field in order.fields))
+
+
+def _checked_field(field: SortField) -> SortField:
+    direction, null_order, sources = field.direction.lower(), field.null_order.lower(), field.sources
+    if direction not in ("asc", "desc"):
+        raise BadRequest(f"Invalid sort direction: {field.direction} (asc or desc)")
+    if null_order not in ("nulls-first", "nulls-last"):
+        raise BadRequest(f"Unexpected null order: {field.null_order} (nulls-first or nulls-last)")
+    if not sources:
+        raise BadRequest("Invalid sort field: missing required field `source-id`")
+    single = len(sources) == 1
+    return SortField(
+        canonical(field.transform), direction, null_order, sources[0] if single else None, () if single else sources
+    )
+
+
+def check_compatible(order: SortOrder, schema: Schema) -> None:
+    """BadRequest unless each field can be computed from the schema's columns."""
+    for field in order.fields:
+        for source_id in field.sources:
+            column = schema.column(source_id)
+            if column is None:
+                raise BadRequest(f"Cannot find source column for sort field: {field.describe()}")
+            if not is_primitive(column.type) or not isinstance(column.type, str):
+                raise BadRequest(f"Cannot sort by non-primitive source field: {type_name(column.type)}")
+            if not accepts(canonical(field.transform), column.type):
+                raise BadRequest(f"Invalid source type {column.type} for transform: {field.transform}")

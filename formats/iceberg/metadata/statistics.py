@@ -1,0 +1,143 @@
+"""The statistics of a table: which snapshot has them, what has changed since, and the policy that keeps them fresh.
+
+The metadata names statistics files with the numbers of distinct values. They are of one snapshot; later snapshots add
+and remove rows, which their summaries count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_int, as_names, count_of
+from seamark.formats.iceberg.metadata.replacement import is_replace
+from seamark.formats.iceberg.metadata.snapshot import BlobMetadata, Snapshot, StatisticsFile
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.runtime.errors import BadRequest
+
+COLUMNS = "seamark.statistics.columns"
+CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT = "seamark.statistics.changed-percent", 10
+THETA = "apache-datasketches-theta-v1"
+NDV, REMOVED = "ndv", "seamark.removed-records"
+"""Properties of a blob: the number of distinct values, which engines read; and the rows that were removed since the
+column was last read whole, whose values the sketch still counts."""
+_UNKNOWN_TYPES = frozenset({"unknown", "variant", "geometry", "geography"})
+_ADDED = ("added-records",)
+_GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
+
+
+@dataclass(frozen=True)
+class StatisticsPolicy:
+    """`columns`: by name; empty: all. `changed_percent`: of the rows, from which on statistics are computed again."""
+
+    columns: tuple[str, ...] = ()
+    changed_percent: int = CHANGED_PERCENT_DEFAULT
+
+    @staticmethod
+    def of(properties: Mapping[str, str]) -> StatisticsPolicy:
+        """BadRequest for an invalid value."""
+        percent = as_int(properties, CHANGED_PERCENT, CHANGED_PERCENT_DEFAULT)
+        if not 1 <= percent <= 100:
+            raise BadRequest(f"{CHANGED_PERCENT} is {percent}; it must be 1 to 100")
+        return StatisticsPolicy(as_names(properties, COLUMNS, "different columns"), percent)
+
+    def column_types(self, schema: Schema) -> dict[int, str]:
+        """The types of the chosen columns by id: those outside of structs, lists and maps. Names that the schema lacks
+        are left out: a column of the policy may have been dropped."""
+        return {
+            field.id: field.type
+            for field in schema.fields
+            if isinstance(field.type, str)
+            and base_name(field.type) not in _UNKNOWN_TYPES
+            and (not self.columns or field.name in self.columns)
+        }
+
+
+@dataclass(frozen=True)
+class KnownStatistics:
+    """What is known of a snapshot. `file`: the statistics of the newest of its ancestors, or its own, that have a
+    number of distinct values; None: no ancestor has. `since`: the snapshots after that ancestor, the newest first, or
+    all whose ancestors are known."""
+
+    snapshot: Snapshot
+    file: StatisticsFile | None
+    since: tuple[Snapshot, ...]
+
+    @property
+    def added(self) -> int:
+        """Rows that snapshots since have added."""
+        return sum(_count(snapshot, _ADDED) for snapshot in self.since)
+
+    @property
+    def removed(self) -> int:
+        return sum(_count(snapshot, _GONE) for snapshot in self.since)
+
+    @property
+    def rows(self) -> int:
+        return count_of(self.snapshot.summary_map(), "total-records", 0)
+
+    def blobs(self, metadata: TableMetadata) -> dict[int, BlobMetadata]:
+        """By column, without columns whose type has changed since: a wider type changes the hashes."""
+        if self.file is None:
+            return {}
+        found = {}
+        for blob in self.file.blob_metadata:
+            if blob.type != THETA or len(blob.fields) != 1:
+                continue
+            computed = metadata.snapshot(blob.snapshot_id)
+            schema_id = None if computed is None else computed.schema_id
+            schema = None if schema_id is None else metadata.schema(schema_id)
+            then = None if schema is None else schema.column(blob.fields[0])
+            now = metadata.current_schema.column(blob.fields[0])
+            if then is not None and now is not None and then.type == now.type:
+                found[blob.fields[0]] = blob
+        return found
+
+    def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
+        """Whether they are to be computed again: a column lacks them, much has changed, or the newest commits have only
+        rewritten files, so that the same numbers hold for the snapshot, of which Spark reads them."""
+        if self.rows == 0:
+            return False
+        if not policy.column_types(metadata.current_schema).keys() <= self.blobs(metadata).keys():
+            return True
+        changed = self.added + self.removed
+        return bool(self.since) and (changed == 0 or changed * 100 >= policy.changed_percent * self.rows)
+
+    @property
+    def uncounted(self) -> frozenset[int]:
+        """The snapshots since whose files may have rows that the statistics do not count. Files of a replacement have
+        rows that its parent has: they are counted as long as no snapshot before has added rows."""
+        found, adds = set(), False
+        for snapshot in reversed(self.since):
+            summary = snapshot.summary_map()
+            if is_replace(snapshot):
+                if adds:
+                    found.add(snapshot.snapshot_id)
+                continue
+            found.add(snapshot.snapshot_id)
+            # Writers leave out counts that are 0.
+            adds |= "total-records" not in summary or _count(snapshot, _ADDED) > 0
+        return frozenset(found)
+
+
+def known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
+    by_snapshot = {
+        file.snapshot_id: file
+        for file in metadata.statistics
+        if any(blob.type == THETA and NDV in (blob.properties or {}) for blob in file.blob_metadata)
+    }
+    since: list[Snapshot] = []
+    at: Snapshot | None = snapshot
+    while at is not None:
+        if (file := by_snapshot.get(at.snapshot_id)) is not None:
+            return KnownStatistics(snapshot, file, tuple(since))
+        since.append(at)
+        at = None if at.parent_snapshot_id is None else metadata.snapshot(at.parent_snapshot_id)
+    return KnownStatistics(snapshot, None, tuple(since))
+
+
+def _count(snapshot: Snapshot, names: tuple[str, ...]) -> int:
+    summary = snapshot.summary_map()
+    return 0 if is_replace(snapshot) else sum(count_of(summary, name, 0) for name in names)

@@ -1,0 +1,244 @@
+"""Conversion of table metadata from and to JSON (Iceberg spec, appendix C), for each format version.
+
+The output follows Java's TableMetadataParser, which every engine is tested against: version 1 repeats the current
+schema and spec under their old names and has no sequence number; "no current snapshot" is -1 up to version 2 and null
+in version 3; version 3 always has `next-row-id`. Gzip is detected by its first bytes, not by the file name. Every
+stored file is validated when it is read: a contradiction is `Corrupt`, with the file's location.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TypeVar
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import FORMAT_VERSION_MAX, TableMetadata, check_invariants
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec, numbered
+from seamark.formats.iceberg.metadata.snapshot import (
+    MAIN,
+    EncryptedKey,
+    MetadataLogEntry,
+    PartitionStatisticsFile,
+    Snapshot,
+    SnapshotLogEntry,
+    SnapshotRef,
+    StatisticsFile,
+)
+from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortOrder
+from seamark.formats.iceberg.types.reading import Int32, Int64
+from seamark.formats.iceberg.types.schema import Schema, with_id
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, Corrupt
+
+_UNPACKED_MIN, _UNPACKED_RATIO_MAX = 16 << 20, 64
+"""Any file may inflate to this size, and beyond it to this multiple of its size: metadata compress ten to thirty
+times.
+"""
+UNPACKED_BYTES_MAX = 1 << 28
+"""The limit for a gzipped file: a small file can contain more than the machine's memory."""
+_GZIP_MAGIC = b"\x1f\x8b"
+_NO_SNAPSHOT = -1
+_NULL_SNAPSHOT_MIN_FORMAT_VERSION = 3
+
+UNSET = msgspec.UNSET
+UnsetType = msgspec.UnsetType
+T = TypeVar("T")
+
+
+class _Table(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The JSON object. Unset fields are omitted."""
+
+    format_version: Int32
+    table_uuid: str | UnsetType | None = UNSET
+    location: str
+    last_sequence_number: Int64 | UnsetType = UNSET
+    last_updated_ms: Int64
+    last_column_id: Int32
+    schema: Schema | UnsetType = UNSET
+    current_schema_id: Int32 | UnsetType = UNSET
+    schemas: tuple[Schema, ...] | UnsetType = UNSET
+    partition_spec: tuple[PartitionField, ...] | UnsetType = UNSET
+    default_spec_id: Int32 | UnsetType = UNSET
+    partition_specs: tuple[PartitionSpec, ...] | UnsetType = UNSET
+    last_partition_id: Int32 | UnsetType | None = UNSET
+    default_sort_order_id: Int32 | UnsetType = UNSET
+    sort_orders: tuple[SortOrder, ...] | UnsetType = UNSET
+    properties: dict[str, str] | UnsetType | None = UNSET
+    current_snapshot_id: Int64 | UnsetType | None = UNSET
+    next_row_id: Int64 | UnsetType = UNSET
+    encryption_keys: tuple[EncryptedKey, ...] | UnsetType | None = UNSET
+    refs: dict[str, SnapshotRef] | UnsetType | None = UNSET
+    snapshots: tuple[Snapshot, ...] | UnsetType | None = UNSET
+    statistics: tuple[StatisticsFile, ...] | UnsetType | None = UNSET
+    partition_statistics: tuple[PartitionStatisticsFile, ...] | UnsetType | None = UNSET
+    snapshot_log: tuple[SnapshotLogEntry, ...] | UnsetType | None = UNSET
+    metadata_log: tuple[MetadataLogEntry, ...] | UnsetType | None = UNSET
+
+
+_ENCODER = msgspec.json.Encoder()
+
+
+def decode_table(data: bytes, source: str) -> TableMetadata:
+    """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
+    try:
+        return _from_json(from_json(gunzip(data), _Table))
+    except RecursionError:
+        raise Corrupt(f"{source} is not valid table metadata: it is nested too deeply") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, BadRequest) as error:
+        raise Corrupt(f"{source} is not valid table metadata: {error}") from error
+
+
+def gunzip(data: bytes) -> bytes:
+    """The content of a gzip file, or `data` if it is not one. Raises zlib.error."""
+    if not data.startswith(_GZIP_MAGIC):
+        return data
+    unpacker = zlib.decompressobj(wbits=31)
+    most = min(UNPACKED_BYTES_MAX, _UNPACKED_MIN + _UNPACKED_RATIO_MAX * len(data))
+    content = unpacker.decompress(data, most)
+    if not unpacker.eof:
+        raise zlib.error(f"the gzip stream is truncated, or contains more than {most} bytes")
+    return content
+
+
+def encode_table(m: TableMetadata) -> bytes:
+    """The metadata as UTF-8 JSON, for a metadata file or a REST response."""
+    return _ENCODER.encode(_to_json(m))
+
+
+def refs_view(m: TableMetadata) -> bytes:
+    """The metadata as JSON with only the snapshots of branches and tags, and their statistics.
+
+    The answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients request the other
+    snapshots. Not a metadata file: writing it back would lose history.
+    """
+    referenced = {ref.snapshot_id for ref in m.refs.values()}
+    known = m.snapshots_by_id
+    # in table order without visiting the whole history: sequence numbers ascend along it
+    snapshots = sorted(
+        (known[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
+    )
+    return encode_table(
+        msgspec.structs.replace(
+            m,
+            snapshots=tuple(snapshots),
+            statistics=tuple(file for file in m.statistics if file.snapshot_id in referenced),
+            partition_statistics=tuple(file for file in m.partition_statistics if file.snapshot_id in referenced),
+        )
+    )
+
+
+def _from_json(table: _Table) -> TableMetadata:
+    version = table.format_version
+    if not 1 <= version <= FORMAT_VERSION_MAX:
+        raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
+    schemas, current_schema_id = _schemas(table)
+    specs, default_spec_id = _specs(table)
+    last_partition_id = _required(table.last_partition_id, "last-partition-id", version, None)
+    if last_partition_id is None:
+        last_partition_id = max(spec.last_field_id for spec in specs)
+    orders = _required(table.sort_orders, "sort-orders", version, ()) or (UNSORTED,)
+    current_id = _optional(table.current_snapshot_id, None)
+    if current_id == _NO_SNAPSHOT:
+        current_id = None
+    refs = _optional(table.refs, {})
+    if current_id is not None and MAIN not in refs:
+        # spec: main always refers to the current snapshot, even if the map is missing
+        refs = {**refs, MAIN: SnapshotRef(current_id, "branch")}
+    if version >= 3 and table.next_row_id is UNSET:
+        raise BadRequest("next-row-id must exist in format v3")
+    m = TableMetadata(
+        format_version=version,
+        table_uuid=_optional(table.table_uuid, None),
+        location=table.location,
+        last_sequence_number=0 if version == 1 else _required(table.last_sequence_number, "last-sequence-number", 2, 0),
+        last_updated_ms=table.last_updated_ms,
+        last_column_id=table.last_column_id,
+        schemas=schemas,
+        current_schema_id=current_schema_id,
+        partition_specs=specs,
+        default_spec_id=default_spec_id,
+        last_partition_id=last_partition_id,
+        sort_orders=orders,
+        default_sort_order_id=_required(table.default_sort_order_id, "default-sort-order-id", version, 0),
+        properties=_optional(table.properties, {}),
+        current_snapshot_id=current_id,
+        snapshots=_optional(table.snapshots, ()),
+        snapshot_log=_optional(table.snapshot_log, ()),
+        metadata_log=_optional(table.metadata_log, ()),
+        refs=refs,
+        statistics=_optional(table.statistics, ()),
+        partition_statistics=_optional(table.partition_statistics, ()),
+        next_row_id=_optional(table.next_row_id, 0) if version >= 3 else 0,
+        encryption_keys=_optional(table.encryption_keys, ()),
+    )
+    check_invariants(m)
+    return m
+
+
+def _schemas(table: _Table) -> tuple[tuple[Schema, ...], int]:
+    if table.schemas is not UNSET and table.schemas:
+        current = table.current_schema_id
+        if current is UNSET:
+            raise BadRequest("current-schema-id must exist beside schemas")
+        return tuple(with_id(schema, schema.id) for schema in table.schemas), current
+    if table.format_version > 1 or table.schema is UNSET:
+        raise BadRequest(f"schemas must exist in format v{table.format_version}")
+    return (with_id(table.schema, table.schema.id),), table.schema.id
+
+
+def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
+    if table.partition_specs is not UNSET and table.partition_specs:
+        default = table.default_spec_id
+        if default is UNSET:
+            raise BadRequest("default-spec-id must exist beside partition-specs")
+        return tuple(numbered(spec) for spec in table.partition_specs), default
+    if table.format_version > 1:
+        raise BadRequest(f"partition-specs must exist in format v{table.format_version}")
+    fields = () if table.partition_spec is UNSET else table.partition_spec
+    return (numbered(PartitionSpec(0, fields)),), 0
+
+
+def _required(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
+    """The value, or version 1's default of a field that only later versions require."""
+    if value is not UNSET:
+        return value
+    if format_version > 1:
+        raise BadRequest(f"{name} must exist in format v{format_version}")
+    return default
+
+
+def _optional(value: T | UnsetType | None, default: T) -> T:
+    return default if value is UNSET or value is None else value
+
+
+def _to_json(m: TableMetadata) -> _Table:
+    version = m.format_version
+    no_snapshot = None if version >= _NULL_SNAPSHOT_MIN_FORMAT_VERSION else _NO_SNAPSHOT
+    return _Table(
+        format_version=version,
+        table_uuid=m.table_uuid if m.table_uuid is not None else UNSET,
+        location=m.location,
+        last_sequence_number=m.last_sequence_number if version > 1 else UNSET,
+        last_updated_ms=m.last_updated_ms,
+        last_column_id=m.last_column_id,
+        schema=m.current_schema if version == 1 else UNSET,
+        current_schema_id=m.current_schema_id,
+        schemas=m.schemas,
+        partition_spec=m.default_spec.fields if version == 1 else UNSET,
+        default_spec_id=m.default_spec_id,
+        partition_specs=m.partition_specs,
+        last_partition_id=m.last_partition_id,
+        default_sort_order_id=m.default_sort_order_id,
+        sort_orders=m.sort_orders,
+        properties=m.properties,
+        current_snapshot_id=m.current_snapshot_id if m.current_snapshot_id is not None else no_snapshot,
+        next_row_id=m.next_row_id if version >= 3 else UNSET,
+        encryption_keys=m.encryption_keys or UNSET,
+        refs=m.refs,
+        snapshots=m.snapshots,
+        statistics=m.statistics,
+        partition_statistics=m.partition_statistics,
+        snapshot_log=m.snapshot_log,
+        metadata_log=m.metadata_log,
+    )

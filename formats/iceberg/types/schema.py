@@ -1,0 +1,301 @@
+"""Schemas (Iceberg spec: "Schemas and Data Types"): structs as in metadata JSON, an index, and validation.
+
+A schema is validated once, when a client sends it; a stored schema is not validated, so that irregular tables of
+engines stay readable. Types are names or nested structs; two schemas are the same if their canonical forms are equal,
+including identifier fields and without the schema id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import msgspec
+
+from seamark.formats.iceberg.types.reading import Int32
+from seamark.formats.iceberg.types.types import base_name, canonical_primitive, check_default, min_format_version
+from seamark.formats.runtime.errors import BadRequest
+
+NAMES_MAX = 16 << 20
+"""Characters of all full names of a schema: the name of a struct is part of the name of each field inside it."""
+DEPTH_MAX = 100
+"""Maximum nesting of a schema; Java's JSON parser stops slightly above 300."""
+
+DEFAULTS_MIN_FORMAT_VERSION = 3
+
+
+class Field(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab"):
+    id: Int32
+    name: str
+    required: bool
+    type: str | StructType | ListType | MapType
+    doc: str | None = None
+    initial_default: Any = None
+    write_default: Any = None
+
+
+class StructType(msgspec.Struct, frozen=True, tag="struct", tag_field="type"):
+    fields: tuple[Field, ...]
+
+
+class ListType(msgspec.Struct, frozen=True, tag="list", tag_field="type", rename="kebab"):
+    element_id: Int32
+    element: str | StructType | ListType | MapType
+    element_required: bool
+
+
+class MapType(msgspec.Struct, frozen=True, tag="map", tag_field="type", rename="kebab"):
+    key_id: Int32
+    key: str | StructType | ListType | MapType
+    value_id: Int32
+    value: str | StructType | ListType | MapType
+    value_required: bool
+
+
+Type = str | StructType | ListType | MapType
+
+
+class Column(NamedTuple):
+    """A field anywhere in a schema, including list elements and map keys and values."""
+
+    id: int
+    name: str
+    """Full name: the path from the root, joined by dots."""
+    type: Type
+    required: bool
+    parent: int | None
+    initial_default: object
+    write_default: object
+
+
+class SchemaIndex(NamedTuple):
+    by_id: dict[int, Column]
+    by_name: dict[str, int]
+    """Full names, and short names that omit `element` and `value` before a struct where these do not conflict."""
+
+
+class Schema(
+    msgspec.Struct, frozen=True, dict=True, omit_defaults=True, tag="struct", tag_field="type", rename="kebab"
+):
+    fields: tuple[Field, ...]
+    schema_id: Int32 | None = None
+    identifier_field_ids: tuple[Int32, ...] = ()
+
+    @property
+    def id(self) -> int:
+        """The schema's id; version 1 metadata may omit it, which means 0."""
+        return self.schema_id or 0
+
+    @cached_property
+    def index(self) -> SchemaIndex:
+        """BadRequest if two fields share an id or a full name."""
+        return _index(self)
+
+    def column(self, column_id: int) -> Column | None:
+        return self.index.by_id.get(column_id)
+
+    def ancestors(self, column: Column) -> Iterator[Column]:
+        """The structs, lists and maps that contain the column, from the innermost."""
+        while column.parent is not None:
+            column = self.index.by_id[column.parent]
+            yield column
+
+    def column_named(self, name: str) -> Column | None:
+        column_id = self.index.by_name.get(name)
+        return None if column_id is None else self.index.by_id[column_id]
+
+    @property
+    def highest_field_id(self) -> int:
+        return max(self.index.by_id, default=0)
+
+    @cached_property
+    def canonical(self) -> tuple[tuple[Field, ...], frozenset[int]]:
+        """The parts that are equal in equal schemas. BadRequest for an unknown type."""
+        return _canonical_fields(self.fields, 0), frozenset(self.identifier_field_ids)
+
+    def same_as(self, other: Schema) -> bool:
+        try:
+            return self.canonical == other.canonical
+        except BadRequest:
+            # a stored schema may have a type of a later format version
+            return False
+
+
+def checked(schema: Schema, schema_id: int | None = None) -> Schema:
+    """The schema in canonical form, with `schema_id` (its own by default). BadRequest if it is invalid."""
+    fields, identifiers = schema.canonical
+    result = Schema(fields, schema.id if schema_id is None else schema_id, tuple(sorted(identifiers)))
+    for column in result.index.by_id.values():
+        _check_column(column)
+    for field_id in result.identifier_field_ids:
+        _check_identifier(field_id, result.index.by_id)
+    return result
+
+
+def with_id(schema: Schema, schema_id: int) -> Schema:
+    return schema if schema.schema_id == schema_id else Schema(schema.fields, schema_id, schema.identifier_field_ids)
+
+
+def check_format_version(schema: Schema, format_version: int) -> None:
+    """BadRequest with each type and default that the table's format version does not support."""
+    problems: dict[int, str] = {}
+    for column in schema.index.by_id.values():
+        if isinstance(column.type, str) and format_version < (needed := min_format_version(column.type)):
+            problems[column.id] = f"Invalid type for {column.name}: {column.type} is not supported until v{needed}"
+        for what, value in (("initial", column.initial_default), ("write", column.write_default)):
+            if value is not None and format_version < DEFAULTS_MIN_FORMAT_VERSION:
+                problems[column.id] = (
+                    f"Invalid {what} default for {column.name}: non-null default ({value}) is not supported "
+                    f"until v{DEFAULTS_MIN_FORMAT_VERSION}"
+                )
+    if problems:
+        lines = "\n- ".join(problem for _, problem in sorted(problems.items()))
+        raise BadRequest(f"Invalid schema for v{format_version}:\n- {lines}")
+
+
+def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
+    """The schema with column ids 1, 2, …, and the map from old to new ids.
+
+    The order is that of Java (`AssignFreshIds`) and PyIceberg: the fields of a struct first, then the fields inside
+    each.
+    """
+    renumbered: dict[int, int] = {}
+
+    def next_id(old: int) -> int:
+        renumbered[old] = len(renumbered) + 1
+        return renumbered[old]
+
+    fields = _renumber_fields(schema.fields, next_id)
+    identifiers = tuple(sorted(renumbered[old] for old in schema.identifier_field_ids))
+    return Schema(fields, schema_id, identifiers), renumbered
+
+
+def is_primitive(kind: Type) -> bool:
+    """Whether it is a leaf type; variant is not (spec: "semi-structured")."""
+    return isinstance(kind, str) and base_name(kind) != "variant"
+
+
+def type_name(kind: Type) -> str:
+    """The type's name in error messages."""
+    if isinstance(kind, str):
+        return kind
+    return {StructType: "struct", ListType: "list", MapType: "map"}[type(kind)]
+
+
+def _index(schema: Schema) -> SchemaIndex:
+    by_id: dict[int, Column] = {}
+    full: dict[str, int] = {}
+    short: dict[str, int] = {}
+    left = NAMES_MAX
+
+    def add(field: Field, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
+        nonlocal left
+        left -= sum(map(len, path)) + len(path) + len(field.name)
+        if left < 0:
+            raise BadRequest(f"Invalid schema: the full names of its fields have more than {NAMES_MAX:,} characters")
+        name = ".".join((*path, field.name))
+        if field.id in by_id:
+            raise BadRequest(f"Invalid schema: multiple fields for id {field.id}: {by_id[field.id].name} and {name}")
+        if name in full:
+            raise BadRequest(f"Invalid schema: multiple fields for name {name}: {full[name]} and {field.id}")
+        by_id[field.id] = Column(
+            field.id, name, field.type, field.required, parent, field.initial_default, field.write_default
+        )
+        full[name] = field.id
+        short.setdefault(".".join((*short_path, field.name)), field.id)
+
+    def walk(kind: Type, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
+        if len(path) > DEPTH_MAX:
+            raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
+        for field, skipped in _children(kind):
+            add(field, path, short_path, parent)
+            inner = short_path if skipped and isinstance(field.type, StructType) else (*short_path, field.name)
+            walk(field.type, (*path, field.name), inner, field.id)
+
+    walk(StructType(schema.fields), (), (), None)
+    return SchemaIndex(by_id, {**short, **full})
+
+
+def _children(kind: Type) -> list[tuple[Field, bool]]:
+    """The direct children of a type as fields, and whether short names may omit the child's name."""
+    if isinstance(kind, StructType):
+        return [(field, False) for field in kind.fields]
+    if isinstance(kind, ListType):
+        return [(Field(kind.element_id, "element", kind.element_required, kind.element), True)]
+    if isinstance(kind, MapType):
+        return [
+            (Field(kind.key_id, "key", True, kind.key), False),
+            (Field(kind.value_id, "value", kind.value_required, kind.value), True),
+        ]
+    return []
+
+
+def _canonical_type(kind: Type, depth: int) -> Type:
+    if depth > DEPTH_MAX:
+        raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
+    if isinstance(kind, str):
+        return canonical_primitive(kind)
+    if isinstance(kind, StructType):
+        return StructType(_canonical_fields(kind.fields, depth))
+    if isinstance(kind, ListType):
+        return ListType(kind.element_id, _canonical_type(kind.element, depth + 1), kind.element_required)
+    key, value = _canonical_type(kind.key, depth + 1), _canonical_type(kind.value, depth + 1)
+    return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
+
+
+def _canonical_fields(fields: tuple[Field, ...], depth: int) -> tuple[Field, ...]:
+    return tuple(msgspec.structs.replace(field, type=_canonical_type(field.type, depth + 1)) for field in fields)
+
+
+def _renumber_fields(fields: tuple[Field, ...], next_id: Callable[[int], int]) -> tuple[Field, ...]:
+    ids = [next_id(field.id) for field in fields]
+    return tuple(
+        msgspec.structs.replace(field, id=new_id, type=_renumber_type(field.type, next_id))
+        for field, new_id in zip(fields, ids, strict=True)
+    )
+
+
+def _renumber_type(kind: Type, next_id: Callable[[int], int]) -> Type:
+    if isinstance(kind, StructType):
+        return StructType(_renumber_fields(kind.fields, next_id))
+    if isinstance(kind, ListType):
+        element_id = next_id(kind.element_id)
+        return ListType(element_id, _renumber_type(kind.element, next_id), kind.element_required)
+    if isinstance(kind, MapType):
+        key_id, value_id = next_id(kind.key_id), next_id(kind.value_id)
+        key, value = _renumber_type(kind.key, next_id), _renumber_type(kind.value, next_id)
+        return MapType(key_id, key, value_id, value, kind.value_required)
+    return kind
+
+
+def _check_column(column: Column) -> None:
+    if column.type == "unknown" and column.required:
+        raise BadRequest(f"Cannot create required field with unknown type: {column.name}")
+    for value in (column.initial_default, column.write_default):
+        if value is None:
+            continue
+        if not isinstance(column.type, str):
+            kind = type_name(column.type)
+            raise BadRequest(f"Invalid default value for {column.name}: a {kind} can only default to null")
+        check_default(column.type, value, column.name)
+
+
+def _check_identifier(field_id: int, by_id: dict[int, Column]) -> None:
+    column = by_id.get(field_id)
+    if column is None:
+        raise BadRequest(f"Cannot add fieldId {field_id} as an identifier field: field does not exist")
+    refusal = f"Cannot add field {column.name} as an identifier field: "
+    if not is_primitive(column.type):
+        raise BadRequest(refusal + "not a primitive type field")
+    if not column.required:
+        raise BadRequest(refusal + "not a required field")
+    if column.type in ("float", "double"):
+        raise BadRequest(refusal + "must not be float or double field")
+    parent = None if column.parent is None else by_id[column.parent]
+    while parent is not None:
+        if not isinstance(parent.type, StructType):
+            raise BadRequest(refusal + f"must not be nested in {parent.name}")
+        if not parent.required:
+            raise BadRequest(refusal + f"must not be nested in an optional field {parent.name}")
+        parent = None if parent.parent is None else by_id[parent.parent]

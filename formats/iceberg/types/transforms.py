@@ -1,0 +1,204 @@
+"""Transforms (Iceberg spec: "Partition Transforms"): their names, the types that they accept, and their results.
+
+An unknown transform is valid (spec: readers must ignore it, writers must not use it): it is kept and accepts any type,
+but cannot be applied. Values are in the form of `expression.py`. Results equal those of Java's writers, including
+integer overflow, because they are compared with the partition values that writers stored. The exception is ints
+truncated to a width above 2^30, about which writers differ (`ranges.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from typing import Any
+
+import mmh3
+
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import Value
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
+
+IDENTITY = "identity"
+VOID = "void"
+
+_WIDTH = re.compile(r"(bucket|truncate)\[(\d+)\]", re.ASCII | re.IGNORECASE)
+_PLAIN = frozenset({IDENTITY, "year", "month", "day", "hour", VOID})
+_WIDTH_MAX = 2**31 - 1
+
+_TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+_DATES = _TIMESTAMPS | {"date"}
+_SOURCES: dict[str, frozenset[str]] = {
+    "year": _DATES,
+    "month": _DATES,
+    "day": _DATES,
+    "hour": _TIMESTAMPS,
+    "bucket": _DATES | {"int", "long", "time", "string", "binary", "fixed", "decimal", "uuid"},
+    "truncate": frozenset({"int", "long", "string", "binary", "decimal"}),
+}
+
+
+@memoized(1024)
+def canonical(transform: str) -> str:
+    """The canonical form. BadRequest for a width that is zero or over 32 bits."""
+    if match := _WIDTH.fullmatch(transform):
+        width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
+        if not 0 < width <= _WIDTH_MAX:
+            raise BadRequest(f"Invalid transform {transform}: the width must be between 1 and {_WIDTH_MAX}")
+        return f"{match[1].lower()}[{width}]"
+    lower = transform.lower()
+    return lower if lower in _PLAIN else transform
+
+
+def accepts(transform: str, source_type: str) -> bool:
+    """Whether the (canonical) transform can be applied to a primitive type."""
+    kind = base_name(source_type)
+    name = transform.partition("[")[0]
+    if name == IDENTITY:
+        return kind not in ("variant", "geometry", "geography")
+    return name not in _SOURCES or kind in _SOURCES[name]
+
+
+def name_of(transform: str) -> str:
+    """The transform without its width: `bucket[4]` is `bucket`."""
+    return transform.partition("[")[0]
+
+
+def width_of(transform: str) -> int:
+    """The N of a (canonical) `bucket[N]` or `truncate[N]`."""
+    return int(transform.partition("[")[2].removesuffix("]"))
+
+
+def is_known(transform: str) -> bool:
+    """Whether the spec defines the (canonical) transform."""
+    return transform in _PLAIN or _WIDTH.fullmatch(transform) is not None
+
+
+def result_type(transform: str, kind: str) -> str:
+    """The result type of the (canonical) transform for a primitive type; `string` if it is unknown, as in Java."""
+    if not is_known(transform):
+        return "string"
+    name = name_of(transform)
+    if name in (IDENTITY, VOID, "truncate"):
+        return kind
+    return "date" if name == "day" else "int"
+
+
+@memoized(1024)
+def values_type(transform: str, kind: str) -> str:
+    """The same as `result_type`, for a transform in any form."""
+    return result_type(canonical(transform), kind)
+
+
+def apply(transform: str, kind: str, value: Value | None) -> Value | None:
+    """The result of the (canonical) transform for a value of type `kind`; None is null, whose result is null.
+
+    BadRequest if the transform is unknown or does not accept the type.
+    """
+    return None if value is None else function(transform, kind)(value)
+
+
+@memoized(1024)
+def function(transform: str, kind: str) -> Callable[..., Value | None]:
+    """`apply` for many values that are not null. Raises BadRequest as it does."""
+    if not is_known(transform) or not accepts(transform, kind):
+        raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
+    name = name_of(transform)
+    if name == VOID:
+        return lambda _: None
+    if name == "bucket":
+        hashed, width = _HASHED[base_name(kind)], width_of(transform)
+        return lambda value: (mmh3.hash(hashed(value), signed=False) & 0x7FFFFFFF) % width
+    exact = monotone(transform, kind)
+    bits = INTEGER_BITS.get(result_type(transform, kind))
+    if bits is None or name == IDENTITY:
+        return exact
+    return lambda value: wrapped(exact(value), bits)
+
+
+def monotone(transform: str, kind: str) -> Callable[..., Any]:
+    """An order-preserving transform in unbounded integers: its result before truncation to the result type's bits."""
+    name = name_of(transform)
+    if name == "truncate":
+        width = width_of(transform)
+        if base_name(kind) in ("string", "binary"):
+            return lambda value: value[:width]
+        # in Python too, the remainder of a negative number is not negative
+        return lambda value: value - value % width
+    if name == IDENTITY or (name == "day" and kind == "date"):
+        return lambda value: value
+    if name == "hour":
+        hour = UNITS_PER_DAY[kind] // 24
+        return lambda value: value // hour
+    day = UNITS_PER_DAY[kind]
+    if name == "day":
+        return lambda value: value // day
+    if name == "month":
+        return lambda value: _month(value // day)
+    return lambda value: _month(value // day) // 12
+
+
+UNITS_PER_DAY = {
+    "date": 1,
+    "timestamp": 86_400_000_000,
+    "timestamptz": 86_400_000_000,
+    "timestamp_ns": 86_400_000_000_000,
+    "timestamptz_ns": 86_400_000_000_000,
+}
+
+INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_TIMESTAMPS, 64)
+
+
+def wrapped(value: int, bits: int) -> int:
+    """The signed number in the lowest `bits` of `value`: what Java stores if a result overflows."""
+    half = 1 << bits - 1
+    return (value + half) % (2 * half) - half
+
+
+_DAYS_BEFORE_EPOCH = date(1970, 1, 1).toordinal() - 1
+_DAYS_PER_400_YEARS = 146_097
+
+
+def _month(days: int) -> int:
+    """Months from 1970-01 to the month of a day since 1970-01-01."""
+    # dates repeat every 400 years, and the standard library's end in the year 9999
+    cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
+    shifted = date.fromordinal(day + 1)
+    return (shifted.year + 400 * cycles - 1970) * 12 + shifted.month - 1
+
+
+def first_day(month: int) -> int:
+    """The day since 1970-01-01 on which a month since 1970-01 begins."""
+    years, month_of_year = divmod(month, 12)
+    cycles, year = divmod(1970 + years - 1, 400)
+    day = date(year + 1, month_of_year + 1, 1).toordinal() - 1
+    return day + cycles * _DAYS_PER_400_YEARS - _DAYS_BEFORE_EPOCH
+
+
+def _hashed_long(value: int) -> bytes:
+    return value.to_bytes(8, "little", signed=True)
+
+
+def _hashed_nanoseconds(value: int) -> bytes:
+    return _hashed_long(value // 1000)
+
+
+def _hashed_decimal(value: int) -> bytes:
+    """The minimum number of bytes for the unscaled value in two's complement."""
+    magnitude = value if value >= 0 else ~value
+    return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _hashed_string(value: str) -> bytes:
+    # a lone surrogate has no UTF-8; Java hashes a question mark
+    return value.encode("utf-8", errors="replace")
+
+
+_HASHED: dict[str, Callable[..., bytes]] = {
+    **dict.fromkeys(("int", "long", "date", "time", "timestamp", "timestamptz"), _hashed_long),
+    **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), _hashed_nanoseconds),
+    **dict.fromkeys(("uuid", "fixed", "binary"), bytes),
+    "decimal": _hashed_decimal,
+    "string": _hashed_string,
+}

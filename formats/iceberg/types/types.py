@@ -1,0 +1,173 @@
+"""Primitive type names and default values of Iceberg (spec: "Primitive Types", "Single-value serialization").
+
+A type is its canonical name, as Java prints it, so that all forms of a type compare equal and engines can read it.
+Defaults are validated as strictly as Java parses them, because Java could not read the table otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
+from math import isfinite
+from uuid import UUID
+
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
+
+_PLAIN = frozenset(
+    [
+        "boolean",
+        "int",
+        "long",
+        "float",
+        "double",
+        "date",
+        "time",
+        "timestamp",
+        "timestamptz",
+        "timestamp_ns",
+        "timestamptz_ns",
+        "string",
+        "uuid",
+        "binary",
+        "unknown",
+        "variant",
+        "geometry",
+        "geography",
+    ]
+)
+
+_DECIMAL = re.compile(r"decimal\(\s*(\d{1,9})\s*,\s*(\d{1,9})\s*\)", re.ASCII)
+_FIXED = re.compile(r"fixed\[\s*(\d{1,9})\s*\]", re.ASCII)
+# Possessive: with backtracking, 5,000 blanks would take hours, in which no other thread runs.
+_GEOMETRY = re.compile(r"geometry\s*+\(([^)]*+)\)", re.IGNORECASE)
+_GEOGRAPHY = re.compile(r"geography\s*+\(([^,)]*+)(?:,([^)]*+))?\)", re.IGNORECASE)
+_EDGE_ALGORITHMS = frozenset({"spherical", "vincenty", "thomas", "andoyer", "karney"})
+_DEFAULT_CRS = "OGC:CRS84"
+_DECIMAL_PRECISION_MAX = 38
+_NAME_MAX = 1000
+"""Characters of a type: a coordinate reference system has a short name, or that of a property."""
+
+_SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "geometry", "geography"})
+_NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
+
+
+@memoized(1024)
+def base_name(name: str) -> str:
+    """The type without its parameters: `decimal(9, 2)` is `decimal`."""
+    return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
+
+
+def min_format_version(name: str) -> int:
+    """The lowest table format version with the primitive type."""
+    return 3 if base_name(name) in _SINCE_V3 else 1
+
+
+@memoized(1024)
+def canonical_primitive(name: str) -> str:
+    """The canonical name of a primitive (or variant) type. BadRequest for an unknown one."""
+    if len(name) > _NAME_MAX:
+        raise BadRequest(f"A type has {len(name):,} characters; the limit is {_NAME_MAX:,}: {name[:40]}")
+    lower = name.lower()
+    if lower in _PLAIN:
+        return lower
+    if match := _DECIMAL.fullmatch(lower):
+        precision, scale = int(match[1]), int(match[2])
+        if precision > _DECIMAL_PRECISION_MAX:
+            raise BadRequest(f"Decimals with precision larger than 38 are not supported: {precision}")
+        return f"decimal({precision}, {scale})"
+    if match := _FIXED.fullmatch(lower):
+        return f"fixed[{int(match[1])}]"
+    if match := _GEOMETRY.fullmatch(name):
+        crs = match[1].strip()
+        return "geometry" if crs in ("", _DEFAULT_CRS) else f"geometry({crs})"
+    if match := _GEOGRAPHY.fullmatch(name):
+        return _geography(match[1].strip(), None if match[2] is None else match[2].strip())
+    raise BadRequest(f"Cannot parse type string to primitive: {name}")
+
+
+def _geography(crs: str, algorithm: str | None) -> str:
+    if algorithm is None:
+        return "geography" if crs in ("", _DEFAULT_CRS) else f"geography({crs})"
+    if algorithm.lower() not in _EDGE_ALGORITHMS:
+        raise BadRequest(f"Invalid edge interpolation algorithm: {algorithm}")
+    return f"geography({crs or _DEFAULT_CRS}, {algorithm.lower()})"
+
+
+def check_default(type_name: str, value: object, column: str) -> None:
+    """BadRequest unless `value` is a JSON single value of the (canonical) primitive type."""
+    kind = base_name(type_name)
+    if kind in _NEVER_DEFAULTED:
+        raise BadRequest(f"Invalid default value for {column}: {type_name} columns can only default to null")
+    try:
+        valid = _CHECKS[kind](value, type_name)
+    except (ValueError, InvalidOperation):
+        valid = False
+    if not valid:
+        raise BadRequest(f"Cannot parse default of {column} as a {type_name} value: {value!r}")
+
+
+def _is_int(value: object, bits: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(1 << bits - 1) <= value < 1 << bits - 1
+
+
+def _is_decimal(value: object, type_name: str) -> bool:
+    if not isinstance(value, str):
+        return False
+    exponent = Decimal(value).as_tuple().exponent
+    return isinstance(exponent, int) and -exponent == int(type_name.rstrip(")").split(",")[1])
+
+
+def _is_date(value: object, _: str) -> bool:
+    return isinstance(value, str) and date.fromisoformat(value) is not None
+
+
+def _is_time(value: object, _: str) -> bool:
+    return isinstance(value, str) and time.fromisoformat(_to_micros(value)).tzinfo is None
+
+
+def _is_timestamp(value: object, type_name: str) -> bool:
+    if not isinstance(value, str) or "T" not in value:
+        return False
+    parsed = datetime.fromisoformat(_to_micros(value))
+    if "timestamptz" in type_name:
+        return value.endswith(("+00:00", "Z")) and parsed.tzinfo is not None
+    return parsed.tzinfo is None
+
+
+def _to_micros(value: str) -> str:
+    # Python parses at most six fractional digits; nanosecond types have nine
+    return re.sub(r"(\.\d{6})\d{1,3}", r"\1", value)
+
+
+def _is_uuid(value: object, _: str) -> bool:
+    return isinstance(value, str) and len(value) == 36 and UUID(value) is not None
+
+
+def _is_hex(value: object, type_name: str) -> bool:
+    if not isinstance(value, str) or re.fullmatch(r"(?:[0-9a-fA-F]{2})*", value) is None:
+        return False
+    return not type_name.startswith("fixed") or len(value) == 2 * int(type_name[6:-1])
+
+
+_CHECKS: dict[str, Callable[[object, str], bool]] = {
+    "boolean": lambda value, _: isinstance(value, bool),
+    "int": lambda value, _: _is_int(value, 32),
+    "long": lambda value, _: _is_int(value, 64),
+    # Java rejects an integer here, so `1` would make the metadata unreadable and `1.0` would not
+    "float": lambda value, _: isinstance(value, float) and isfinite(value),
+    "double": lambda value, _: isinstance(value, float) and isfinite(value),
+    "decimal": _is_decimal,
+    "string": lambda value, _: isinstance(value, str),
+    "date": _is_date,
+    "time": _is_time,
+    "timestamp": _is_timestamp,
+    "timestamptz": _is_timestamp,
+    "timestamp_ns": _is_timestamp,
+    "timestamptz_ns": _is_timestamp,
+    "uuid": _is_uuid,
+    "fixed": _is_hex,
+    "binary": _is_hex,
+}

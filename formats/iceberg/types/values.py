@@ -1,0 +1,407 @@
+"""Single values in bytes and in JSON (Iceberg spec, appendix D), in the form of `expression.py`.
+
+Bytes are the bounds of manifests. They have no type, and promotion does not rewrite them, so the length determines what
+was written (spec: "Schema Evolution"): four bytes for a long are an int, for a double a float, for a timestamp a date.
+JSON is the form of partitions and residuals in REST answers, as in Iceberg's Java library. Invalid input is a
+ValueError, to which the caller adds the file.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from math import copysign, isfinite, isnan
+from typing import TypeAlias
+from uuid import UUID
+
+from seamark.formats.iceberg.types.types import base_name
+
+Value: TypeAlias = bool | int | float | str | bytes
+"""A value of a predicate or a partition; `expressions/expression.py` lists its form by Iceberg type."""
+
+MICROS_PER_DAY = 86_400_000_000
+NANOS_PER_MICRO = 1000
+NANOS_PER_DAY = MICROS_PER_DAY * NANOS_PER_MICRO
+INT_MIN, INT_MAX = -(2**31), 2**31 - 1
+LONG_MIN, LONG_MAX = -(2**63), 2**63 - 1
+
+INTS = frozenset({"int", "date"})
+LONGS = frozenset({"long", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+TIMESTAMPS = frozenset({"timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+FLOATS = frozenset({"float", "double"})
+
+
+_INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(form) for form in ("<i", "<q", "<f", "<d"))
+_DECIMAL_BYTES_MAX = 16
+"""38 digits, the format's limit, fit 127 bits."""
+
+_SHIFT_MAX = 2 * 38
+
+_NOT_FINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+_EPOCH = date(1970, 1, 1).toordinal()
+_DAYS_PER_400_YEARS = 146_097
+_DATETIME_EPOCH = datetime(1970, 1, 1)
+_DATETIME_FIRST, _DATETIME_LAST = (
+    (at - _DATETIME_EPOCH) // timedelta(microseconds=1) for at in (datetime.min, datetime.max)
+)
+"""The range of the standard library, in microseconds since the epoch."""
+
+_DECIMAL = re.compile(r"[+-]?(?:\d++(?:\.\d*+)?+|\.\d++)(?:E[+-]?\d++)?", re.ASCII | re.IGNORECASE)
+"""Its repetitions keep what they have matched: with backtracking, the time grows with the square of the digits."""
+DECIMAL_CHARACTERS_MAX = 1_200
+"""More than all digits of a double, of which there are up to 1,075."""
+_DATE = r"([+-]?\d{4,9})-(\d\d)-(\d\d)"
+_TIME = r"(\d\d):(\d\d)(?::(\d\d)(?:\.(\d{1,9}))?)?"
+_ISO_DATE = re.compile(_DATE, re.ASCII)
+_ISO_TIME = re.compile(_TIME, re.ASCII)
+_UTC = frozenset({"Z", "z", "+00:00", "-00:00"})
+_ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCII | re.IGNORECASE)
+
+
+def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
+    """A key that is equal for partitions of one spec that Iceberg treats as the same."""
+    return tuple(map(value_key, partition))
+
+
+def value_key(value: Value | None) -> object:
+    """A key that is equal for partition values that Iceberg treats as equal (spec: "Scan Planning", note 3): floats by
+    their bits, so that the zeros differ, except that all NaNs are equal.
+    """
+    if isinstance(value, float):
+        return "NaN" if isnan(value) else (value, copysign(1.0, value))
+    return value
+
+
+@lru_cache(maxsize=256)
+def decimal_scale(kind: str) -> int:
+    """S of `decimal(P, S)`."""
+    return int(kind.rstrip(")").rpartition(",")[2])
+
+
+@lru_cache(maxsize=256)
+def decimal_precision(kind: str) -> int:
+    """P of `decimal(P, S)`."""
+    return int(kind.partition("(")[2].partition(",")[0])
+
+
+@lru_cache(maxsize=256)
+def fixed_length(kind: str) -> int:
+    """L of `fixed[L]`."""
+    return int(kind.partition("[")[2].rstrip("]"))
+
+
+def decode(kind: str, data: bytes) -> Value:
+    """One value of the type from its bytes. ValueError for bytes that no writer could produce."""
+    name = base_name(kind)
+    size = len(data)
+    match name:
+        case "boolean" if size == 1:
+            return data != b"\x00"
+        case "int" | "date" if size == 4:
+            return int(_INT.unpack(data)[0])
+        case _ if name in LONGS and size == 8:
+            return int(_LONG.unpack(data)[0])
+        case "long" if size == 4:
+            return int(_INT.unpack(data)[0])
+        case "timestamp" if size == 4:
+            return _promoted_date(data, MICROS_PER_DAY)
+        case "timestamp_ns" if size == 4:
+            return _promoted_date(data, NANOS_PER_DAY)
+        case "float" | "double" if size == 4:
+            return float(_FLOAT.unpack(data)[0])
+        case "double" if size == 8:
+            return float(_DOUBLE.unpack(data)[0])
+        case "decimal" if 0 < size <= _DECIMAL_BYTES_MAX:
+            return int.from_bytes(data, "big", signed=True)
+        case "string":
+            return str(data, "utf-8")
+        case "uuid" if size == 16:
+            return bytes(data)
+        # bounds of fixed columns may be truncated like those of binary columns
+        case "fixed" if size <= fixed_length(kind):
+            return bytes(data)
+        case "binary":
+            return bytes(data)
+    raise ValueError(f"{size} bytes are not a value of type {kind}")
+
+
+def decode_bound(kind: str, data: bytes) -> Value:
+    """One bound of a column. ValueError for bytes that are no value of the type, and for NaN, which is no bound."""
+    value = decode(kind, data)
+    name = base_name(kind)
+    if value != value:
+        raise ValueError("NaN is not a valid bound")
+    if name == "decimal" and abs(int(value)) >= 10 ** decimal_precision(kind):
+        raise ValueError(f"the value has more digits than the type {kind}")
+    if name == "time" and not 0 <= int(value) < MICROS_PER_DAY:
+        raise ValueError("the time is outside of a day")
+    return value
+
+
+def promoted(stored: str, kind: str, value: Value) -> Value:
+    """A value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
+    if stored == "date" and kind in ("timestamp", "timestamp_ns"):
+        assert isinstance(value, int)
+        return value * (NANOS_PER_DAY if kind == "timestamp_ns" else MICROS_PER_DAY)
+    return value
+
+
+def _promoted_date(data: bytes, units_per_day: int) -> int:
+    promoted = int(_INT.unpack(data)[0]) * units_per_day
+    if not LONG_MIN <= promoted <= LONG_MAX:
+        raise ValueError("the date is outside the range of type timestamp")
+    return promoted
+
+
+def encode(kind: str, value: Value) -> bytes:
+    """The bytes of one value of the type. ValueError for a value outside the type."""
+    try:
+        return _ENCODERS[base_name(kind)](value)
+    except (KeyError, TypeError, AttributeError, OverflowError, struct.error):
+        raise ValueError(f"{value!r} cannot be written as a value of type {kind}") from None
+
+
+def _encode_decimal(value: int) -> bytes:
+    # one more bit for the sign; -128 needs no second byte, 128 does
+    bits = (value if value >= 0 else ~value).bit_length() + 1
+    return value.to_bytes((bits + 7) // 8, "big", signed=True)
+
+
+def _encode_raw(value: Value) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    raise TypeError("not bytes")
+
+
+_ENCODERS: dict[str, Callable[..., bytes]] = {
+    "boolean": lambda value: b"\x01" if value else b"\x00",
+    **dict.fromkeys(INTS, _INT.pack),
+    **dict.fromkeys(LONGS, _LONG.pack),
+    "float": _FLOAT.pack,
+    "double": _DOUBLE.pack,
+    "decimal": _encode_decimal,
+    "string": lambda value: value.encode(),
+    **dict.fromkeys(("uuid", "fixed", "binary"), _encode_raw),
+}
+
+
+def encode_json(kind: str, value: Value | None) -> object:
+    """One value as JSON; None is null. ValueError for a type without a JSON form here.
+
+    NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another meaning.
+    """
+    if value is None:
+        return None
+    name = base_name(kind)
+    match value:
+        case bool() | str() if name in ("boolean", "string"):
+            return value
+        case int() if name in ("int", "long"):
+            return value
+        case int() | float() if name in FLOATS:
+            value = float(value)
+            return value if isfinite(value) else "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        case int() if name == "decimal":
+            return decimal_text(value, decimal_scale(kind))
+        case int() if name == "date":
+            return iso_date(value)
+        case int() if name == "time":
+            return iso_time(value * NANOS_PER_MICRO)
+        case int() if name in TIMESTAMPS:
+            nanos = value if name.endswith("_ns") else value * NANOS_PER_MICRO
+            return iso_timestamp(nanos) + ("+00:00" if "tz" in name else "")
+        case bytes() if name == "uuid":
+            return str(UUID(bytes=value))
+        case bytes() if name in ("fixed", "binary"):
+            return value.hex().upper()
+    raise ValueError(f"{value!r} cannot be written as JSON of type {kind}")
+
+
+def decode_json(kind: str, json: object) -> Value | None:
+    """One value from the JSON of `encode_json`. ValueError for other JSON."""
+    if json is None:
+        return None
+    name = base_name(kind)
+    match json:
+        case bool():
+            if name == "boolean":
+                return json
+        case int() if name in ("int", "long"):
+            if (INT_MIN if name == "int" else LONG_MIN) <= json <= (INT_MAX if name == "int" else LONG_MAX):
+                return json
+        case int() | float() if name in FLOATS:
+            return round_to(kind, _double(json, kind))
+        case str():
+            return _decode_text(name, kind, json)
+    raise ValueError(f"{json!r} is not a value of type {kind}")
+
+
+def _double(number: float, kind: str) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        raise ValueError(f"the integer is outside the range of {kind}") from None
+
+
+def _decode_text(name: str, kind: str, text: str) -> Value:
+    match name:
+        case "string":
+            return text
+        case "float" | "double" if text in _NOT_FINITE:
+            return _NOT_FINITE[text]
+        case "decimal":
+            return _exact_unscaled(text, decimal_scale(kind))
+        case "date":
+            return parse_iso_date(text)
+        case "time":
+            return _whole_micros(parse_iso_time(text))
+        case "uuid" if len(text) == 36:
+            return UUID(text).bytes
+        case "fixed" if len(text) == 2 * fixed_length(kind):
+            return bytes.fromhex(text)
+        case "binary":
+            return bytes.fromhex(text)
+        case _ if name in TIMESTAMPS:
+            nanos, offset = parse_iso_timestamp(text)
+            if ("tz" in name) == (offset is not None) and not offset:
+                return nanos if name.endswith("_ns") else _whole_micros(nanos)
+    raise ValueError(f"{text!r} is not a value of type {kind}")
+
+
+def _exact_unscaled(text: str, scale: int) -> int:
+    unscaled, exact = unscaled_floor(parse_decimal(text), scale)
+    if not exact:
+        raise ValueError(f"{text!r} is not a decimal of scale {scale}")
+    return unscaled
+
+
+def parse_decimal(text: str) -> Decimal:
+    """A finite decimal number with all of its digits. Raises ValueError."""
+    if len(text) > DECIMAL_CHARACTERS_MAX:
+        raise ValueError(f"a decimal number has {len(text)} characters; the limit is {DECIMAL_CHARACTERS_MAX}")
+    if _DECIMAL.fullmatch(text) is None:
+        raise ValueError(f"{text!r} is not a decimal number")
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise ValueError(f"{text!r} has an exponent that is too large") from None
+
+
+def unscaled_floor(number: Decimal, scale: int) -> tuple[int, bool]:
+    """The floor of `number` · 10^`scale`, and whether it is exact.
+
+    In integers, because decimal arithmetic rounds to its context. A huge exponent is reduced to one that still exceeds
+    every decimal type, so that a short text cannot produce gigabytes of digits.
+    """
+    sign, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int)
+    coefficient = int("".join(map(str, digits))) * (-1 if sign else 1)
+    shift = exponent + scale
+    if shift >= 0:
+        return coefficient * 10 ** min(shift, _SHIFT_MAX), True
+    floor, rest = divmod(coefficient, 10 ** min(-shift, len(digits) + 1))
+    return floor, rest == 0
+
+
+def _whole_micros(nanos: int) -> int:
+    micros, rest = divmod(nanos, NANOS_PER_MICRO)
+    if rest:
+        raise ValueError("the type holds microseconds, not nanoseconds")
+    return micros
+
+
+def round_to(kind: str, number: float) -> float:
+    """A double as the nearest value of the type. ValueError for a finite one outside the range of floats."""
+    if kind == "double":
+        return number
+    try:
+        return float(_FLOAT.unpack(_FLOAT.pack(number))[0])
+    except OverflowError:
+        raise ValueError(f"{number} is beyond the range of floats") from None
+
+
+def decimal_text(unscaled: int, scale: int) -> str:
+    """Plain digits with `scale` of them after the point."""
+    if scale == 0:
+        return str(unscaled)
+    digits = str(abs(unscaled)).rjust(scale + 1, "0")
+    return f"{'-' if unscaled < 0 else ''}{digits[:-scale]}.{digits[-scale:]}"
+
+
+def iso_date(days: int) -> str:
+    """Days since the epoch as Java prints them: years past 9999 carry a sign."""
+    # python's dates end with the year 9999; the calendar repeats every 400 years
+    cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
+    within = date.fromordinal(day + 1)
+    year = within.year + 400 * cycles
+    text = f"{year:04d}" if 0 <= year <= 9999 else f"+{year}" if year > 0 else f"-{-year:04d}"
+    return f"{text}-{within.month:02d}-{within.day:02d}"
+
+
+def iso_time(nanos: int) -> str:
+    """Nanoseconds since midnight; no fraction, or six digits of it, or nine."""
+    seconds, fraction = divmod(nanos, 1_000_000_000)
+    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    if fraction % NANOS_PER_MICRO:
+        return f"{text}.{fraction:09d}"
+    return f"{text}.{fraction // NANOS_PER_MICRO:06d}" if fraction else text
+
+
+def iso_timestamp(nanos: int) -> str:
+    """Nanoseconds since the epoch, without an offset."""
+    micros, rest = divmod(nanos, NANOS_PER_MICRO)
+    if not rest and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
+        return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
+    days, within = divmod(nanos, NANOS_PER_DAY)
+    return f"{iso_date(days)}T{iso_time(within)}"
+
+
+def parse_iso_date(text: str) -> int:
+    """Days since the epoch. Raises ValueError."""
+    match = _ISO_DATE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no date like 2024-01-31")
+    return _days(*match.groups())
+
+
+def parse_iso_time(text: str) -> int:
+    """Nanoseconds since midnight. Raises ValueError."""
+    match = _ISO_TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no time like 23:59:59.123456")
+    return _nanos(*match.groups())
+
+
+def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
+    """Nanoseconds since the epoch (in UTC where there is an offset), and the offset in seconds. Raises ValueError."""
+    match = _ISO_TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is no timestamp like 2024-01-31T23:59:59.123456 or …+00:00")
+    year, month, day, hour, minute, second, fraction, offset = match.groups()
+    nanos = _days(year, month, day) * NANOS_PER_DAY + _nanos(hour, minute, second, fraction)
+    if offset is None:
+        return nanos, None
+    if offset in _UTC:
+        return nanos, 0
+    seconds = int(offset[1:3]) * 3600 + int(offset[4:6]) * 60
+    if int(offset[4:6]) > 59 or seconds > 18 * 3600:
+        raise ValueError(f"{text!r} has no possible offset")
+    seconds = -seconds if offset[0] == "-" else seconds
+    return nanos - seconds * 1_000_000_000, seconds
+
+
+def _days(year: str, month: str, day: str) -> int:
+    cycles, within = divmod(int(year) - 1, 400)
+    return date(within + 1, int(month), int(day)).toordinal() + cycles * _DAYS_PER_400_YEARS - _EPOCH
+
+
+def _nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
+    hours, minutes, seconds = int(hour), int(minute), int(second or 0)
+    if hours > 23 or minutes > 59 or seconds > 59:
+        raise ValueError("the time of day has no such hour, minute or second")
+    return (hours * 3600 + minutes * 60 + seconds) * 1_000_000_000 + int((fraction or "").ljust(9, "0"))

@@ -1,0 +1,268 @@
+"""Changes to views: creation, and the update actions of the REST spec for views (`ViewUpdate`).
+
+Pure, like `updates`. The rules are those of Java's `ViewMetadata.Builder`: a version equal to an existing one is not
+added again, versions beyond `version.history.num-entries` are removed, and a replacement keeps every SQL dialect unless
+`replace.drop-dialect.allowed` is set. More lenient in one case: adding an existing item makes it the "last added" item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from seamark.formats.iceberg.metadata import properties as props
+from seamark.formats.iceberg.metadata.updates import (
+    TABLE_ACTIONS,
+    AddSchema,
+    AssignUuid,
+    RemoveProperties,
+    SetProperties,
+    Update,
+    UpgradeFormatVersion,
+    parse_update,
+    simple_action,
+)
+from seamark.formats.iceberg.metadata.work import Work
+from seamark.formats.iceberg.types import schema as schemas
+from seamark.formats.iceberg.types.reading import Int32, read
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.views.view import (
+    FORMAT_VERSION,
+    Representation,
+    ViewLogEntry,
+    ViewMetadata,
+    ViewVersion,
+    check_view_invariants,
+)
+from seamark.formats.runtime.errors import BadRequest, InvalidArgument
+
+HISTORY_SIZE = "version.history.num-entries"
+HISTORY_SIZE_DEFAULT = 10
+DROP_DIALECT_ALLOWED = "replace.drop-dialect.allowed"
+LAST_ADDED = -1
+
+
+class AddViewVersion(Update, frozen=True):
+    view_version: ViewVersion
+
+    def apply(self, builder: _ViewBuilder) -> None:
+        builder.add_version(self.view_version)
+
+
+class _ViewBuilder:
+    """The working copy to which the updates of one commit are applied."""
+
+    def __init__(self, base: ViewMetadata | None, now_ms: int) -> None:
+        self.base = base
+        self.now_ms = now_ms
+        self.changed = base is None
+        self.uuid = None if base is None else base.view_uuid
+        self.location = None if base is None else base.location
+        self.properties = {} if base is None else dict(base.properties)
+        self.schemas = {} if base is None else {schema.id: schema for schema in base.schemas}
+        self.versions = {} if base is None else dict(base.versions_by_id)
+        self.current_version_id = None if base is None else base.current_version_id
+        self.log_entry: ViewLogEntry | None = None
+        self.added_versions: set[int] = set()
+        self.last_schema_id: int | None = None
+        self.last_version_id: int | None = None
+        self._work = Work()
+
+    def assign_uuid(self, uuid: str) -> None:
+        if self.uuid is not None and self.uuid.lower() != uuid.lower():
+            raise BadRequest("Cannot reassign uuid")
+        if self.uuid is None:
+            self.uuid, self.changed = uuid, True
+
+    def upgrade_format_version(self, version: int) -> None:
+        if version < FORMAT_VERSION:
+            raise BadRequest(f"Cannot downgrade v{FORMAT_VERSION} view to v{version}")
+        if version > FORMAT_VERSION:
+            raise BadRequest(f"Unsupported format version: {version}")
+
+    def set_location(self, location: str) -> None:
+        if not location:
+            raise BadRequest("Invalid view location: empty")
+        if location != self.location:
+            self.location, self.changed = location, True
+
+    def set_properties(self, updates: Mapping[str, str]) -> None:
+        if updates:
+            self.properties.update(updates)
+            self.changed = True
+
+    def remove_properties(self, removals: Sequence[str]) -> None:
+        for name in removals:
+            self.changed = True
+            self.properties.pop(name, None)
+
+    def add_schema(self, added: Schema) -> None:
+        schema = schemas.checked(added)
+        self._work.compare(len(self.schemas), len(schema.index.by_id))
+        known = next((old.id for old in self.schemas.values() if old.same_as(schema)), None)
+        if known is None:
+            known = max(self.schemas, default=-1) + 1
+            self.schemas[known] = schemas.with_id(schema, known)
+            self.changed = True
+        self.last_schema_id = known
+
+    def add_version(self, added: ViewVersion) -> None:
+        version = self._with_schema(added)
+        _check_representations(version.representations)
+        self._work.compare(len(self.versions), len(version.representations))
+        known = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
+        if known is None:
+            known = max(version.version_id, max(self.versions, default=version.version_id - 1) + 1)
+            self.versions[known] = msgspec.structs.replace(version, version_id=known)
+            self.added_versions.add(known)
+            self.changed = True
+        self.last_version_id = known
+
+    def _with_schema(self, version: ViewVersion) -> ViewVersion:
+        if version.schema_id == LAST_ADDED:
+            if self.last_schema_id is None:
+                raise BadRequest("Cannot set last added schema: no schema has been added")
+            return msgspec.structs.replace(version, schema_id=self.last_schema_id)
+        if version.schema_id not in self.schemas:
+            raise BadRequest(f"Cannot add version with unknown schema: {version.schema_id}")
+        return version
+
+    def set_current_version(self, version_id: int) -> None:
+        if version_id == LAST_ADDED:
+            if self.last_version_id is None:
+                raise BadRequest("Cannot set last version id: no current version id has been set")
+            version_id = self.last_version_id
+        version = self.versions.get(version_id)
+        if version is None:
+            raise BadRequest(f"Cannot set current version to unknown version: {version_id}")
+        if version_id == self.current_version_id:
+            return
+        # an old version becomes current now, not when it was created
+        when = version.timestamp_ms if version_id in self.added_versions else self.now_ms
+        self.log_entry = ViewLogEntry(when, version_id)
+        self.current_version_id, self.changed = version_id, True
+
+    def build(self) -> ViewMetadata:
+        if self.base is not None and not self.changed:
+            return self.base
+        if self.location is None:
+            raise BadRequest("Invalid location: null")
+        if self.uuid is None:
+            raise BadRequest("Invalid view: no uuid was assigned")
+        if self.current_version_id is None:
+            raise BadRequest("Invalid view: no versions were added and set as current")
+        current = self.versions[self.current_version_id]
+        if self.base is not None and not props.as_bool(self.properties, DROP_DIALECT_ALLOWED, False):
+            _check_dialects(self.base.current_version, current)
+        log = () if self.base is None else self.base.version_log
+        if self.log_entry is not None:
+            log = (*log, self.log_entry)
+        versions, log = self._retained(current, log)
+        result = ViewMetadata(
+            view_uuid=self.uuid,
+            format_version=FORMAT_VERSION,
+            location=self.location,
+            properties=self.properties,
+            schemas=tuple(self.schemas.values()),
+            current_version_id=self.current_version_id,
+            versions=versions,
+            version_log=log,
+        )
+        check_view_invariants(result)
+        return result
+
+    def _retained(
+        self, current: ViewVersion, log: tuple[ViewLogEntry, ...]
+    ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
+        """(the versions within the history's size, including all of this commit and the current one; their log)."""
+        size = props.as_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
+        if size <= 0:
+            raise BadRequest(f"{HISTORY_SIZE} must be positive but was {size}")
+        keep = max(size, len(self.added_versions | {current.version_id}))
+        if len(self.versions) <= keep:
+            return tuple(self.versions.values()), log
+        newest = sorted(self.versions.keys() - {current.version_id}, reverse=True)[: keep - 1]
+        versions = (current, *(self.versions[version_id] for version_id in newest))
+        kept_ids = {version.version_id for version in versions}
+        retained: list[ViewLogEntry] = []
+        for entry in log:
+            if entry.version_id in kept_ids:
+                retained.append(entry)
+            else:
+                # history before a gap would show a wrong current version
+                retained.clear()
+        return versions, tuple(retained)
+
+
+def _check_representations(representations: tuple[Representation, ...]) -> None:
+    if not representations:
+        raise BadRequest("Invalid view version: it has no representations")
+    seen: set[str] = set()
+    for item in representations:
+        if item.type.lower() != "sql":
+            raise BadRequest(f"Found unsupported view representations: [{item.type}]")
+        if item.sql is None or item.dialect is None:
+            raise BadRequest("Invalid SQL view representation: `sql` and `dialect` are required")
+        dialect = item.dialect.lower()
+        if dialect in seen:
+            raise InvalidArgument(f"Invalid view version: Cannot add multiple queries for dialect {dialect}")
+        seen.add(dialect)
+
+
+def _check_dialects(previous: ViewVersion, current: ViewVersion) -> None:
+    if not previous.dialects <= current.dialects:
+        raise BadRequest(
+            f"Cannot replace view due to loss of view dialects ({DROP_DIALECT_ALLOWED}=false):\n"
+            f"Previous dialects: [{', '.join(sorted(previous.dialects))}]\n"
+            f"New dialects: [{', '.join(sorted(current.dialects))}]"
+        )
+
+
+VIEW_ACTIONS: dict[str, type[Update]] = {
+    "assign-uuid": AssignUuid,
+    "upgrade-format-version": UpgradeFormatVersion,
+    "add-schema": AddSchema,
+    "set-location": simple_action(_ViewBuilder.set_location, "location", str),
+    "set-properties": SetProperties,
+    "remove-properties": RemoveProperties,
+    "add-view-version": AddViewVersion,
+    "set-current-view-version": simple_action(_ViewBuilder.set_current_version, "view_version_id", Int32),
+}
+
+
+def new_view(
+    *,
+    uuid: str,
+    location: str,
+    schema: object,
+    view_version: object,
+    properties: Mapping[str, str],
+    now_ms: int,
+) -> ViewMetadata:
+    """The first metadata of a view; `schema` and `view_version` are the create request's JSON values.
+
+    The version's own `schema-id` is ignored: it uses the request's schema. Raises BadRequest.
+    """
+    builder = _ViewBuilder(None, now_ms)
+    builder.uuid = uuid
+    builder.set_location(location)
+    builder.set_properties(properties)
+    builder.add_schema(read(schema, Schema, "schema"))
+    version = read(view_version, ViewVersion, "view version")
+    builder.add_version(msgspec.structs.replace(version, schema_id=LAST_ADDED))
+    builder.set_current_version(LAST_ADDED)
+    return builder.build()
+
+
+def apply_view_updates(
+    base: ViewMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
+) -> ViewMetadata:
+    """The metadata after all updates, in order; `base` if they change nothing. Raises BadRequest."""
+    foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
+    builder = _ViewBuilder(base, now_ms)
+    for raw in updates:
+        parse_update(raw, VIEW_ACTIONS, foreign, "view").apply(builder)
+    if builder.uuid is None:
+        builder.uuid = new_uuid
+    return builder.build()

@@ -1,0 +1,1 @@
+"""Index kinds, their keys and kernels, definitions, and the format of index files."""

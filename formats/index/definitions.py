@@ -1,0 +1,343 @@
+"""Index definitions: the indexes of a table, stored only in its properties.
+
+The property `seamark.index.<name>` contains JSON, as the catalog writes it:
+
+    {"kind": "bloom", "columns": ["user_id"], "field-ids": [3], "fpp": 0.001, "state": "paused"}
+
+or a short form that users set through any engine: `bloom(user_id, fpp=0.001)`, `bitmap(lower(name))`,
+`record(a, bucket[16](b))`. Field ids, if present, identify the columns; otherwise names do. Definitions are checked
+before they are written. Any engine may set the property, so an invalid value is reported as a problem and defines no
+index; it makes no plan fail.
+
+A definition's id consists of its content (kind, terms by field id, parameters) without its name: an index that is
+dropped and created again uses the index files that were built for it, which contain the id. The names by which the
+table's name mapping finds the columns in files without field ids are a part of the content, so a mapping that changes
+them makes another index. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.name_mapping import (
+    NameMapping,
+    mapping_of_columns,
+    name_mapping_of,
+    parse_name_mapping,
+)
+from seamark.formats.iceberg.types.schema import Schema
+from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
+from seamark.formats.index.keys.keys import family
+from seamark.formats.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+from seamark.formats.index.kinds.kind import IndexKind, IndexParameter
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.index.kinds.record import COLUMNS_MAX
+from seamark.formats.runtime.errors import BadRequest
+
+PREFIX = "seamark.index."
+ENABLED, PAUSED = "enabled", "paused"
+STATES = (ENABLED, PAUSED)
+BUCKET = "bucket"
+BUCKET_PREFIX = "bucket:"
+"""Prefix of the names of indexes that a partition spec defines; other names contain no colon."""
+_MAPPING = "name-mapping"
+_MAPPING_MAX = 4096
+"""Maximum length of a name mapping in a definition; with a longer one, files without field ids are not indexed."""
+DEFINITIONS_MAX = 256
+"""Maximum definitions of a table; further properties are not read."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+_SHORT = re.compile(r"\s*([A-Za-z]+)\s*\((.*)\)\s*", re.DOTALL)
+_OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
+
+
+@dataclass(frozen=True)
+class IndexDefinition:
+    """`parameters`: the parameters of the kind, by name. `mapping`: the table's name mapping of the columns."""
+
+    name: str
+    kind: str
+    terms: tuple[Term, ...]
+    parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
+    state: str = ENABLED
+    mapping: NameMapping | None = None
+
+    @cached_property
+    def id(self) -> str:
+        """Canonical JSON with field ids; it is stored in index files and identifies the definition in the registry."""
+        terms = [{"field-id": term.column_id, "transform": term.transform, "keys": _keys(term)} for term in self.terms]
+        content = {"kind": self.kind, "terms": terms, **dict(sorted(self.parameters.items()))}
+        if self.mapping is not None:
+            content[_MAPPING] = self.mapping
+        return msgspec.json.encode(content).decode()
+
+    @property
+    def enabled(self) -> bool:
+        return self.state == ENABLED
+
+    @property
+    def text(self) -> str:
+        """The short form."""
+        options = [f"{name}={value:g}" for name, value in sorted(self.parameters.items())]
+        return f"{self.kind}({', '.join([*(term.text for term in self.terms), *options])})"
+
+    @property
+    def property_text(self) -> str:
+        """The value of the table's property `seamark.index.<name>`."""
+        content: dict[str, Any] = {
+            "kind": self.kind,
+            "columns": [term.text for term in self.terms],
+            "field-ids": [term.column_id for term in self.terms],
+            **self.parameters,
+        }
+        if not self.enabled:
+            content["state"] = self.state
+        return msgspec.json.encode(content).decode()
+
+
+@dataclass(frozen=True)
+class Definitions:
+    """The indexes that a table's properties define, by name. `problems`: why the other properties are invalid."""
+
+    by_name: Mapping[str, IndexDefinition]
+    problems: Mapping[str, str]
+
+    @property
+    def enabled(self) -> tuple[IndexDefinition, ...]:
+        """The indexes that are built and that plans use; of several with the same id, the first."""
+        enabled: dict[str, IndexDefinition] = {}
+        for definition in self.by_name.values():
+            if definition.enabled:
+                enabled.setdefault(definition.id, definition)
+        return tuple(enabled.values())
+
+
+_NONE = Definitions({}, {})
+
+
+def _keys(term: Term) -> str:
+    """The type that determines the term's keys. If a column is promoted to a type with other keys, the index is another
+    index: beyond its family, or, for a transform, to any other type, because the bucket of a date differs from the
+    bucket of the timestamp."""
+    return family(term.kind) if term.transform in (IDENTITY, LOWER) else term.source
+
+
+def read_definitions(metadata: TableMetadata) -> Definitions:
+    """The definitions of a table. Never raises."""
+    names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
+    if not names:
+        return _NONE
+    mapping = name_mapping_of(metadata.properties)
+    by_name: dict[str, IndexDefinition] = {}
+    problems = dict.fromkeys(names[DEFINITIONS_MAX:], f"a table has at most {DEFINITIONS_MAX} indexes")
+    for name in names[:DEFINITIONS_MAX]:
+        try:
+            check_name(name)
+            definition = _read(name, metadata.properties[PREFIX + name], metadata.current_schema, metadata.schemas)
+            by_name[name] = _with_mapping(definition, mapping)
+        except BadRequest as error:
+            problems[name] = error.message
+    return Definitions(by_name, problems)
+
+
+def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
+    """The definition as an index of this table."""
+    return _with_mapping(definition, name_mapping_of(metadata.properties))
+
+
+def _with_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> IndexDefinition:
+    if mapping is None:
+        return definition
+    part = mapping_of_columns(mapping, (term.column_id for term in definition.terms))
+    return replace(definition, mapping=part) if len(msgspec.json.encode(part)) <= _MAPPING_MAX else definition
+
+
+def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
+    """The indexes that partition specs define: one for each `bucket` of a column. Plans use them without index
+    files."""
+    definitions: dict[str, IndexDefinition] = {}
+    for spec in metadata.partition_specs:
+        for partition_field in spec.fields:
+            if name_of(partition_field.transform) != BUCKET or len(partition_field.sources) != 1:
+                continue
+            try:
+                term = resolve_id(
+                    partition_field.transform, partition_field.sources[0], metadata.current_schema, metadata.schemas
+                )
+            except BadRequest:  # a column of a type that this server does not know
+                continue
+            name = BUCKET_PREFIX + partition_field.name
+            if name in definitions and definitions[name].terms != (term,):
+                name = f"{BUCKET_PREFIX}{partition_field.name}:{spec.spec_id}"
+            definitions.setdefault(name, IndexDefinition(name, BUCKET, (term,)))
+    return tuple(definitions.values())
+
+
+def define(
+    name: str,
+    kind: str,
+    columns: Collection[str | Term],
+    schema: Schema,
+    *,
+    parameters: Mapping[str, Any] | None = None,
+    state: str = ENABLED,
+) -> IndexDefinition:
+    """A checked definition to write. Columns are terms, or texts that are resolved in the current schema. BadRequest if
+    it is invalid."""
+    check_name(name)
+    if len(columns) > COLUMNS_MAX:
+        raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
+    terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
+    return _defined(name, kind, terms, parameters or {}, state)
+
+
+def check_name(name: str) -> str:
+    """BadRequest if the name is invalid for an index."""
+    if name.startswith(BUCKET_PREFIX):
+        raise BadRequest(f"{name[:100]!r} is an index that the table's partition spec makes; change the spec instead")
+    if not _NAME.fullmatch(name):
+        raise BadRequest(
+            f"{name[:100]!r} cannot name an index: up to 128 letters, digits, '_', '-' and '.', not '-' or '.' first"
+        )
+    return name
+
+
+def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = "") -> IndexDefinition:
+    """The definition with the id in an index file. BadRequest if it is not a definition for this table."""
+    content = _object(definition_id)
+    terms = content.pop("terms", None)
+    kind = content.pop("kind", None)
+    mapping = content.pop(_MAPPING, None)
+    if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
+        raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
+    resolved = [resolve_id(item["transform"], item["field-id"], schema, older) for item in terms]
+    definition = _defined(name, kind, resolved, content, ENABLED)
+    if mapping is not None:
+        try:
+            definition = replace(definition, mapping=parse_name_mapping(msgspec.json.encode(mapping).decode()))
+        except ValueError as error:
+            raise BadRequest(f"The definition has an invalid name mapping: {error}") from None
+    if definition.id != definition_id:
+        raise BadRequest(f"The definition is not spelled as {definition.id}")
+    return definition
+
+
+def _is_term(item: Any) -> bool:
+    return (
+        isinstance(item, dict)
+        and isinstance(item.get("field-id"), int)
+        and isinstance(item.get("transform"), str)
+        and isinstance(item.get("keys"), str)
+        and len(item) == 3
+    )
+
+
+def _defined(name: str, kind: Any, terms: list[Term], parameters: Mapping[str, Any], state: Any) -> IndexDefinition:
+    known = KINDS.get(kind) if isinstance(kind, str) else None
+    if known is None:
+        hint = "; the table's partition spec makes those" if kind == BUCKET else ""
+        raise BadRequest(f"There is no index of kind {_shown(kind)}: it is {', '.join(KINDS)}{hint}")
+    _check_terms(known, terms)
+    if state not in STATES:
+        raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_shown(state)}")
+    return IndexDefinition(name, known.name, tuple(terms), _parameters(known, parameters), state)
+
+
+def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
+    if not terms:
+        raise BadRequest(f"A {kind.name} index needs a column")
+    if len(terms) > kind.columns_max == 1:
+        raise BadRequest(f"A {kind.name} index is on one column, not on {len(terms)}; define one for each")
+    if len(terms) > kind.columns_max or len({(term.column_id, term.transform) for term in terms}) < len(terms):
+        raise BadRequest(f"A {kind.name} index is on at most {kind.columns_max} columns, each named once")
+    for term in terms:
+        if not kind.supports_type(term.kind):
+            raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
+
+
+def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str, float]:
+    known = [parameter.name for parameter in kind.parameters]
+    unknown = sorted(str(name) for name in given if name not in known)
+    if unknown:
+        accepted = ", ".join(known) or "no parameters"
+        raise BadRequest(f"A {kind.name} index accepts {accepted} besides its columns, not {_shown(unknown[0])}")
+    return {
+        parameter.name: _number(parameter, given.get(parameter.name, parameter.default))
+        for parameter in kind.parameters
+    }
+
+
+def _number(parameter: IndexParameter, value: Any) -> float:
+    least, most = parameter.least, parameter.most
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise BadRequest(f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_shown(value)}")
+    return float(value)
+
+
+def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+    if len(text) > TEXT_MAX:
+        raise BadRequest(f"{len(text)} characters are too long for a definition; {TEXT_MAX} are the most")
+    if not text.lstrip().startswith("{"):
+        return _read_short(name, text, schema, schemas)
+    content = _object(text)
+    kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
+    state = content.pop("state", ENABLED)
+    if not isinstance(columns, list) or not all(isinstance(column, str) for column in columns):
+        raise BadRequest('columns is to be a list of texts, as in {"kind": "bitmap", "columns": ["c"]}')
+    if ids is None:
+        terms = [resolve(column, schema, schemas) for column in columns]
+    elif isinstance(ids, list) and len(ids) == len(columns) and all(isinstance(number, int) for number in ids):
+        # By id, because another column may have the name now.
+        terms = [
+            resolve_id(parse_term(column)[0], number, schema, schemas)
+            for column, number in zip(columns, ids, strict=True)
+        ]
+    else:
+        raise BadRequest(f"field-ids is to be a list of {len(columns)} numbers, one for each of columns")
+    return _defined(name, kind, terms, content, state)
+
+
+def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
+    call = _SHORT.fullmatch(text)
+    if call is None:
+        raise BadRequest(f"{text[:100]!r} defines no index: write bitmap(c), bloom(c, fpp=0.01), record(a, b), or JSON")
+    terms: list[Term] = []
+    options: dict[str, Any] = {}
+    for part in split_arguments(call[2]):
+        option = _OPTION.fullmatch(part)
+        if option is None:
+            terms.append(resolve(part, schema, schemas))
+        elif option[1] in options:
+            raise BadRequest(f"{option[1]} is said twice")
+        else:
+            options[option[1].lower()] = _option(option[2])
+    state = options.pop("state", ENABLED)
+    return _defined(name, call[1].lower(), terms, options, state)
+
+
+def _option(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        content = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"The definition is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadRequest("The definition is to be a JSON object")
+    return content
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:100]

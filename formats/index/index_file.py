@@ -1,0 +1,323 @@
+"""An index file: the entries of an index for some data files, in a self-describing Puffin file.
+
+Blob 0 is the files table: the data files, in the order of blob 1. Blob 1 has the format of the index kind
+(`index/kinds`). Properties contain the table and the definition, so the list of index files in the pointer store can be
+rebuilt from the files.
+
+The footer and the files table are checked against their checksums and lengths; a violation is Corrupt, with the file's
+location. The kind's blob has its own checks. An unknown version, written by a newer server, is not damage and has a
+separate error. `docs/reference/index-format.md` specifies every byte. Pure.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from isal import isal_zlib
+
+from seamark.formats.iceberg.files.puffin import (
+    MAGIC,
+    Blob,
+    Footer,
+    Part,
+    PuffinBlobMetadata,
+    footer_size_bytes,
+    read_footer,
+    write_puffin,
+)
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.runtime.errors import Corrupt
+
+Words = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+
+FILES_TYPE = "seamark-files-v1"
+PATHS_LIMIT_BYTES = 1 << 30
+"""Maximum size of a files table, decompressed."""
+
+_CREATED_BY = "created-by"
+_TABLE_UUID, _DEFINITION = "seamark.table-uuid", "seamark.definition"
+_LEVEL, _ROWS, _FILES = "seamark.level", "seamark.rows", "seamark.files"
+_CHECKSUM = "seamark.checksum"
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
+_TYPE = re.compile(r"seamark-([a-z]+)-v([0-9]+)")
+_HEAD = struct.Struct("<QQQQII16x")
+"""Files, rows, bytes of the paths decompressed and stored, CRC-32 of the arrays and of the stored paths, zeros."""
+_CHECK = struct.Struct("<I")
+"""CRC-32 of the head before it. With the file's magic the head fills a cache line, so that the arrays are aligned."""
+_HEAD_BYTES = _HEAD.size + _CHECK.size
+
+
+class UnknownVersion(ValueError):
+    """Written by a newer server: the file is valid but cannot be read, so its data files are not pruned."""
+
+
+@dataclass(frozen=True, eq=False)
+class FilesTable:
+    """Data files in the order of the kind's blob: `ids` uint64[n, 2] (`hashing.file_ids`), `records` uint64[n] row
+    counts, `sizes` uint64[n] in bytes, and the paths, which are decompressed at the first access."""
+
+    ids: Words
+    records: Words
+    sizes: Words
+    stored_paths: memoryview
+    """One zstd frame with uint32[n] lengths and the UTF-8 of all paths."""
+    paths_bytes: int
+    """Decompressed size."""
+    location: str
+    """Location of the index file, for messages."""
+
+    @staticmethod
+    def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
+        """A table of these data files. ValueError if the lengths differ."""
+        raw = [path.encode() for path in paths]
+        lengths = np.array([len(path) for path in raw], dtype="<u4")
+        heap = lengths.tobytes() + b"".join(raw)
+        stored = memoryview(pa.Codec("zstd").compress(heap, asbytes=True))
+        table = FilesTable(
+            np.ascontiguousarray(ids, dtype="<u8").reshape(-1, 2),
+            np.ascontiguousarray(records, dtype="<u8"),
+            np.ascontiguousarray(sizes, dtype="<u8"),
+            stored,
+            len(heap),
+            "a new index file",
+        )
+        if not len(table.ids) == len(table.records) == len(table.sizes) == len(raw):
+            raise ValueError(
+                f"{len(table.ids)} ids, {len(table.records)} record counts, {len(table.sizes)} sizes and {len(raw)}"
+                " paths are not of the same data files"
+            )
+        return table
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    @property
+    def rows(self) -> int:
+        return int(self.records.sum())
+
+    @cached_property
+    def paths(self) -> list[str]:
+        """Corrupt if the decompressed data contradict the table."""
+        try:
+            heap = memoryview(pa.Codec("zstd").decompress(self.stored_paths, self.paths_bytes, asbytes=True))
+            lengths = np.frombuffer(heap, dtype="<u4", count=len(self))
+            ends = (4 * len(self) + np.cumsum(lengths, dtype=np.int64)).tolist()
+            if len(heap) != (ends[-1] if ends else 0):
+                raise ValueError(f"{len(heap)} bytes where the lengths say {ends[-1] if ends else 0}")
+            starts = [4 * len(self), *ends]
+            return [str(heap[start:end], "utf-8") for start, end in zip(starts, ends, strict=False)]
+        except (OSError, ValueError) as error:
+            raise Corrupt(f"{self.location}: the paths of the files table cannot be read: {error}") from None
+
+    @staticmethod
+    def merged(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
+        """The kept files of each table, in order; `keep` is bool[n]."""
+        kept = [(table, np.flatnonzero(keep)) for table, keep in parts]
+        none = np.empty(0, dtype="<u8")
+        return FilesTable.of(
+            np.concatenate([none.reshape(0, 2), *(table.ids[rows] for table, rows in kept)]),
+            np.concatenate([none, *(table.records[rows] for table, rows in kept)]),
+            np.concatenate([none, *(table.sizes[rows] for table, rows in kept)]),
+            [table.paths[number] for table, rows in kept for number in rows.tolist()],
+        )
+
+    def encode(self, alignment: int) -> list[Part]:
+        """Blob 0. It is zero-padded, so that the next blob begins at a multiple of `alignment` in the file."""
+        arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
+        checksum = 0
+        for array in arrays:
+            checksum = isal_zlib.crc32(array, checksum)
+        stored_sum = isal_zlib.crc32(self.stored_paths)
+        head = _HEAD.pack(len(self), self.rows, self.paths_bytes, len(self.stored_paths), checksum, stored_sum)
+        head += _CHECK.pack(isal_zlib.crc32(head))
+        size = len(MAGIC) + len(head) + sum(map(len, arrays)) + len(self.stored_paths)
+        return [head, *arrays, self.stored_paths, bytes(-size % alignment)]
+
+    @staticmethod
+    def decode(blob: Part, location: str) -> FilesTable:
+        """From the bytes of blob 0, which the table keeps alive. Corrupt for a wrong length or checksum."""
+        data = memoryview(blob)
+        if len(data) < _HEAD_BYTES:
+            raise Corrupt(f"{location}: {len(data)} bytes are no files table")
+        if _CHECK.unpack_from(data, _HEAD.size)[0] != isal_zlib.crc32(data[: _HEAD.size]):
+            raise Corrupt(f"{location}: the head of the files table does not match its checksum")
+        files, rows, paths_bytes, stored_bytes, arrays_sum, paths_sum = _HEAD.unpack_from(data)
+        ends = _HEAD_BYTES + 32 * files
+        if ends + stored_bytes > len(data) or paths_bytes > PATHS_LIMIT_BYTES:
+            raise Corrupt(f"{location}: a files table of {files} files does not fit into {len(data)} bytes")
+        stored = data[ends : ends + stored_bytes]
+        if isal_zlib.crc32(data[_HEAD_BYTES:ends]) != arrays_sum or isal_zlib.crc32(stored) != paths_sum:
+            raise Corrupt(f"{location}: the files table does not match its checksum")
+        words = np.frombuffer(data[_HEAD_BYTES:ends], dtype="<u8")
+        ids, records, sizes = words[: 2 * files].reshape(-1, 2), words[2 * files : 3 * files], words[3 * files :]
+        table = FilesTable(ids, records, sizes, stored, paths_bytes, location)
+        if table.rows != rows:
+            raise Corrupt(f"{location}: the files table has {table.rows} rows instead of {rows}")
+        return table
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The description of an index file, from its footer. Offsets and lengths are in bytes of the file."""
+
+    location: str
+    kind: str
+    table_uuid: str
+    definition: str
+    """The id of the definition (`definitions.py`)."""
+    field_ids: tuple[int, ...]
+    level: int
+    rows: int
+    files: int
+    created_by: str
+    size_bytes: int
+    """Size of the whole file."""
+    files_offset: int
+    files_length: int
+    offset: int
+    """Position of the kind's blob."""
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFile:
+    header: IndexHeader
+    files: FilesTable
+    blob: memoryview
+    """The kind's blob, a slice of the opened memory, at `header.offset` of the file."""
+
+
+def assemble(
+    definition: str,
+    kind: str,
+    files: FilesTable,
+    blob: Iterable[Part],
+    *,
+    table_uuid: str,
+    field_ids: Sequence[int],
+    level: int = 0,
+) -> Iterator[Part]:
+    """The file in parts. `blob`: the parts of the kind's blob, which are consumed lazily."""
+    kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
+    properties = {
+        _CREATED_BY: _writer(),
+        _TABLE_UUID: table_uuid,
+        _DEFINITION: definition,
+        _LEVEL: str(level),
+        _ROWS: str(files.rows),
+        _FILES: str(len(files)),
+    }
+    properties[_CHECKSUM] = _checksum(properties, kind_type, fields)
+    blobs = (Blob(FILES_TYPE, files.encode(KINDS[kind].alignment), fields), Blob(kind_type, blob, fields))
+    return write_puffin(blobs, properties)
+
+
+@cache
+def _writer() -> str:
+    """To look the version up parses the distribution's metadata, which takes as long as to write a small file."""
+    return f"Seamark {importlib.metadata.version('seamark')}"
+
+
+def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...]) -> str:
+    """CRC-32, 8 hexadecimal digits, of the footer's content except offsets and lengths, which are checked by
+    themselves."""
+    values = [f"{key}={properties[key]}" for key in sorted(properties) if key != _CHECKSUM]
+    text = "\n".join([*values, kind_type, ",".join(map(str, fields))])
+    return f"{isal_zlib.crc32(text.encode()):08x}"
+
+
+def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
+    """From the last `puffin.footer_size_bytes` of a file, or more. Corrupt; UnknownVersion."""
+    footer = read_footer(tail, file_size, location)
+    if len(footer.blobs) != 2:
+        raise Corrupt(f"{location}: an index file has two blobs, not {len(footer.blobs)}")
+    table, blob = footer.blobs
+    kind = _kind_of(table, blob, location)
+    _check_layout(footer, file_size - footer_size_bytes(tail, location), location)
+    properties = footer.properties
+    missing = [
+        name for name in (_CREATED_BY, _TABLE_UUID, _DEFINITION, _LEVEL, _ROWS, _FILES) if name not in properties
+    ]
+    if missing:
+        raise Corrupt(f"{location}: the footer lacks {', '.join(missing)}")
+    if properties.get(_CHECKSUM) != _checksum(properties, blob.type, blob.fields):
+        raise Corrupt(f"{location}: the footer does not match its checksum")
+    return IndexHeader(
+        location=location,
+        kind=kind,
+        table_uuid=properties[_TABLE_UUID],
+        definition=properties[_DEFINITION],
+        field_ids=blob.fields,
+        level=_number(properties, _LEVEL, location),
+        rows=_number(properties, _ROWS, location),
+        files=_number(properties, _FILES, location),
+        created_by=properties[_CREATED_BY],
+        size_bytes=file_size,
+        files_offset=table.offset,
+        files_length=table.length,
+        offset=blob.offset,
+        length=blob.length,
+    )
+
+
+def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str) -> str:
+    for candidate in (table, blob):
+        match = _TYPE.fullmatch(candidate.type)
+        kind, version = (match[1], int(match[2])) if match else ("", 0)
+        known = 1 if candidate is table and kind == "files" else _version_of(kind) if candidate is blob else None
+        if known is None:
+            raise Corrupt(f"{location}: a blob of type {candidate.type!r} has no place in an index file")
+        if version != known:
+            raise UnknownVersion(
+                f"{location}: {candidate.type!r} is of version {version}; this server reads version {known}"
+            )
+    return kind
+
+
+def _version_of(kind: str) -> int | None:
+    """None for an unknown kind."""
+    return KINDS[kind].version if kind in KINDS else None
+
+
+def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
+    """Corrupt unless the two blobs fill the file from the magic to the footer, uncompressed and with equal fields."""
+    table, blob = footer.blobs
+    edges = (table.offset, table.offset + table.length, blob.offset + blob.length)
+    if edges != (len(MAGIC), blob.offset, footer_offset):
+        raise Corrupt(f"{location}: its blobs do not fill it from byte {len(MAGIC)} to the footer at {footer_offset}")
+    if table.compression_codec or blob.compression_codec or table.fields != blob.fields:
+        raise Corrupt(f"{location}: its blobs are compressed, or not of the same fields")
+
+
+def _number(properties: dict[str, str], name: str, location: str) -> int:
+    if not _NUMBER.fullmatch(properties[name]):
+        raise Corrupt(f"{location}: {name} is no number: {properties[name]!r}")
+    return int(properties[name])
+
+
+def read_files(blob: Part, header: IndexHeader) -> FilesTable:
+    """The files table from the bytes of blob 0, compared with the footer."""
+    table = FilesTable.decode(blob, header.location)
+    if (len(table), table.rows) != (header.files, header.rows):
+        counts = f"{len(table)} files of {table.rows} rows"
+        raise Corrupt(
+            f"{header.location}: the files table has {counts}, but the footer states {header.files} of {header.rows}"
+        )
+    return table
+
+
+def open_index_file(data: Part, location: str) -> IndexFile:
+    """A whole file, as bytes or memory-mapped; it is kept alive. Reads only the footer and the files table."""
+    memory = memoryview(data).cast("B")
+    header = read_header(memory, len(memory), location)
+    files = read_files(memory[header.files_offset : header.files_offset + header.files_length], header)
+    return IndexFile(header, files, memory[header.offset : header.offset + header.length])

@@ -1,0 +1,408 @@
+"""Loops of Bloom filters (`bloom.py`, which describes the layout): distinct hashes, filters, slices, probes, merges.
+
+A group is described by one row of an int64 table, `Group` below. The loops run without the GIL.
+"""
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from seamark.formats.index.kernels._bits cimport seamark_lowest
+from seamark.formats.index.kernels._xxh64 cimport xxh64
+
+cdef enum:
+    SUM = 4
+    BUCKET_BITS_MAX = 9
+    BUCKET_KEYS = 2048
+
+cdef struct Group:  # a row of the tables called geometry
+    int64_t filter_bits   # bits of each file's filter: rows of the group
+    int64_t files
+    int64_t stride        # bits from one row of a page to the next
+    int64_t page_shift    # a full page has 2^page_shift rows
+    int64_t page          # bytes of a full page, without its checksum
+    int64_t offset        # of the first page in the blob
+    int64_t first_page    # its number among all pages of the blob
+    int64_t first_member  # where the group's files begin in the list of all files
+
+
+def distinct(const uint64_t[::1] hashes):
+    """uint64[n]: each hash once, in an order that depends on nothing but the hashes' order.
+
+    Parted by their first bits into buckets that fit a processor's cache, then by a table of open addressing each.
+    """
+    cdef Py_ssize_t n = hashes.shape[0], i, b, at, kept = 0
+    cdef int bits = 0
+    while bits < BUCKET_BITS_MAX and (n >> bits) > BUCKET_KEYS:
+        bits += 1
+    cdef Py_ssize_t buckets = 1 << bits, largest = 0
+    cdef uint64_t slots = 4, mask, word, spot
+    cdef uint64_t* table
+    cdef bint zero
+    parted, ends = np.empty(n, dtype=np.uint64), np.zeros(buckets + 1, dtype=np.int64)
+    cdef uint64_t[::1] out = parted
+    cdef int64_t[::1] end = ends
+    with nogil:
+        for i in range(n):
+            end[bucket_of(hashes[i], bits) + 1] += 1
+        for b in range(buckets):
+            largest = max(largest, end[b + 1])
+            end[b + 1] += end[b]
+        for i in range(n):
+            b = bucket_of(hashes[i], bits)
+            out[end[b]] = hashes[i]
+            end[b] += 1
+        while slots < <uint64_t>(2 * largest):
+            slots *= 2
+    table = <uint64_t*>malloc(slots * sizeof(uint64_t))
+    if table == NULL:
+        raise MemoryError
+    with nogil:
+        mask = slots - 1
+        i = 0
+        for b in range(buckets):
+            # a filled bucket's end; zero marks a free slot, so the hash zero is kept apart
+            memset(table, 0, slots * sizeof(uint64_t))
+            zero = False
+            while i < end[b]:
+                word = out[i]
+                i += 1
+                if word == 0:
+                    if zero:
+                        continue
+                    zero = True
+                else:
+                    spot = (word * 0x9E3779B97F4A7C15ULL) >> 20 & mask
+                    while table[spot] != 0 and table[spot] != word:
+                        spot = (spot + 1) & mask
+                    if table[spot] == word:
+                        continue
+                    table[spot] = word
+                out[kept] = word
+                kept += 1
+    free(table)
+    return parted[:kept]
+
+
+cdef inline Py_ssize_t bucket_of(uint64_t hash_, int bits) noexcept nogil:
+    return <Py_ssize_t>(hash_ >> 32 >> (32 - bits))
+
+
+cdef inline uint64_t position(uint64_t hash_, int i, uint64_t filter_bits) noexcept nogil:
+    """The i-th bit of a hash: double hashing of its halves, mapped by a multiplication and a shift."""
+    cdef uint32_t step = <uint32_t>hash_ | 1
+    cdef uint32_t mixed = <uint32_t>(hash_ >> 32) + <uint32_t>i * step
+    return (<uint64_t>mixed * filter_bits) >> 32
+
+
+def fill(const uint64_t[::1] hashes, int64_t filter_bits, int hash_count):
+    """uint64[filter_bits / 64]: the filter of one file that holds keys with these hashes."""
+    cdef Py_ssize_t i, n = hashes.shape[0]
+    cdef int k
+    cdef uint64_t spot
+    filter_ = np.zeros(filter_bits // 64, dtype=np.uint64)
+    cdef uint64_t[::1] words = filter_
+    with nogil:
+        for i in range(n):
+            for k in range(hash_count):
+                spot = position(hashes[i], k, filter_bits)
+                words[spot >> 6] |= 1ULL << (spot & 63)
+    return filter_
+
+
+cdef inline uint64_t full_word(const uint8_t* data, int64_t bit) noexcept nogil:
+    """64 bits from `bit` on, all of them within `data`."""
+    cdef uint64_t word
+    cdef int shift = bit & 7
+    memcpy(&word, data + (bit >> 3), 8)
+    if shift:
+        word = (word >> shift) | (<uint64_t>data[(bit >> 3) + 8] << (64 - shift))
+    return word
+
+
+cdef inline uint64_t some_bits(const uint8_t* data, int64_t bit, int count, int64_t room) noexcept nogil:
+    """`count` bits, 0 to 64, from `bit` on; no byte of `data` at `room` or beyond is read."""
+    cdef uint64_t word = 0
+    cdef int shift = bit & 7
+    cdef int64_t first = bit >> 3
+    if count == 0:
+        return 0
+    if first + 8 <= room:
+        memcpy(&word, data + first, 8)
+    else:
+        memcpy(&word, data + first, room - first)
+    word >>= shift
+    if shift + count > 64:
+        word |= <uint64_t>data[first + 8] << (64 - shift)
+    return word if count == 64 else word & ((1ULL << count) - 1)
+
+
+cdef inline void add_bits(uint8_t* data, int64_t bit, uint64_t word, int count) noexcept nogil:
+    """Sets what `word` has of bits among the `count` from `bit` on; the byte of the first and 7 more can be written."""
+    cdef uint64_t there
+    cdef int shift = bit & 7
+    data += bit >> 3
+    memcpy(&there, data, 8)
+    there |= word << shift
+    memcpy(data, &there, 8)
+    if shift + count > 64:
+        data[8] |= <uint8_t>(word >> (64 - shift))
+
+
+cdef inline int64_t row_bit(const Group* group, int64_t row) noexcept nogil:
+    """Where a row begins, in bits from the group's first page."""
+    cdef int64_t page = row >> group.page_shift
+    return page * (group.page + SUM) * 8 + (row - (page << group.page_shift)) * group.stride
+
+
+cdef inline int64_t page_bytes(const Group* group, int64_t page) noexcept nogil:
+    """Bytes of a page without its checksum: the last page may have fewer rows."""
+    cdef int64_t rows = min(1 << group.page_shift, group.filter_bits - (page << group.page_shift))
+    return (rows * group.stride + 7) >> 3
+
+
+cdef inline int64_t pages_of(const Group* group) noexcept nogil:
+    return (group.filter_bits + (1 << group.page_shift) - 1) >> group.page_shift
+
+
+cdef inline int64_t extent(const Group* group) noexcept nogil:
+    """Bytes of all pages with their checksums."""
+    cdef int64_t last = pages_of(group) - 1
+    return last * (group.page + SUM) + page_bytes(group, last) + SUM
+
+
+cdef inline uint32_t page_sum(const uint8_t* page, int64_t size, int64_t offset) noexcept nogil:
+    """The seed is the offset of the page in the blob, so that another page does not have the same checksum."""
+    return <uint32_t>xxh64(page, size, offset)
+
+
+cdef inline bint is_sound(const uint8_t* page, int64_t size, int64_t offset) noexcept nogil:
+    cdef uint32_t said
+    memcpy(&said, page + size, SUM)
+    return said == page_sum(page, size, offset)
+
+
+cdef void transpose(uint64_t* words) noexcept nogil:
+    """Turns 64 × 64 bits about their diagonal: bit j of word i becomes bit i of word j (Hacker's Delight, 7-3)."""
+    cdef uint64_t mask = 0x00000000FFFFFFFFULL, moved
+    cdef int width = 32, i
+    while width:
+        i = 0
+        while i < 64:
+            moved = ((words[i] >> width) ^ words[i + width]) & mask
+            words[i] ^= moved << width
+            words[i + width] ^= moved
+            i = (i + width + 1) & ~width
+        width >>= 1
+        mask ^= mask << width
+
+
+def slice_filters(list filters, const int64_t[::1] geometry, int64_t first, uint8_t[::1] out):
+    """Sets rows of a group, 64 · first and after, from as many words of each file's filter, uint64[words] a file.
+
+    `out` has the group's pages, zero where these rows are, and 8 bytes to spare.
+    """
+    cdef const Group* group = <const Group*>&geometry[0]
+    cdef int64_t n = group.files, words = len(filters[0]), file, word, part
+    cdef int count, i
+    cdef uint64_t tile[64]
+    cdef const uint64_t[::1] held
+    cdef const uint64_t** columns = <const uint64_t**>malloc(n * sizeof(uint64_t*))
+    if columns == NULL:
+        raise MemoryError
+    try:
+        if len(filters) != n or (first + words) * 64 > group.filter_bits or out.shape[0] < extent(group) + 8:
+            raise ValueError(f"{len(filters)} filters of {words} words from {first} on are not of a group of {n} files")
+        for file in range(n):
+            held = filters[file]
+            if held.shape[0] != words:
+                raise ValueError(f"one filter has {held.shape[0]} words and another {words}")
+            columns[file] = &held[0]
+        with nogil:
+            if n == 1:
+                # its rows are its filter, and a page has a multiple of 64 of them
+                for word in range(words):
+                    add_bits(&out[0], row_bit(group, (first + word) * 64), columns[0][word], 64)
+            else:
+                # a tile of 64 files and a cache line of each: what is read and what is written stay in the cache
+                for part in range(0, words, 8):
+                    for file in range(0, n, 64):
+                        count = <int>min(64, n - file)
+                        for word in range(part, min(words, part + 8)):
+                            for i in range(count):
+                                tile[i] = columns[file + i][word]
+                            memset(&tile[count], 0, (64 - count) * sizeof(uint64_t))
+                            transpose(tile)
+                            for i in range(64):
+                                add_bits(&out[0], row_bit(group, (first + word) * 64 + i) + file, tile[i], count)
+    finally:
+        free(columns)
+
+
+def unslice(const uint8_t[::1] blob, const int64_t[::1] geometry, int64_t first, uint64_t[:, ::1] filters):
+    """The reverse: fills uint64[files, words] with words of each file's filter, `first` and after.
+
+    Each page that begins among these rows is checked: who goes through all rows in order uses none that was not.
+    Returns -1, or the offset of a damaged page.
+    """
+    cdef const Group* group = <const Group*>&geometry[0]
+    cdef int64_t words = filters.shape[1], part, file, word, row, start = -1, room = blob.shape[0]
+    cdef int64_t base = group.offset * 8, mask = (1 << group.page_shift) - 1
+    cdef int count, i
+    cdef uint64_t tile[64]
+    if filters.shape[0] != group.files or (first + words) * 64 > group.filter_bits or group.offset + extent(group) > room:
+        raise ValueError(f"{filters.shape[0]} filters of {words} words from {first} on are not of this group")
+    with nogil:
+        for row in range(first * 64, (first + words) * 64):
+            if row & mask == 0:
+                start = group.offset + (row >> group.page_shift) * (group.page + SUM)
+                if not is_sound(&blob[start], page_bytes(group, row >> group.page_shift), start):
+                    break
+        else:
+            start = -1
+        if start < 0:
+            for part in range(0, words, 8):
+                for file in range(0, group.files, 64):
+                    count = <int>min(64, group.files - file)
+                    for word in range(part, min(words, part + 8)):
+                        row = (first + word) * 64
+                        if group.files == 1:
+                            filters[0, word] = some_bits(&blob[0], base + row_bit(group, row), 64, room)
+                            continue
+                        for i in range(64):
+                            tile[i] = some_bits(&blob[0], base + row_bit(group, row + i) + file, count, room)
+                        transpose(tile)
+                        for i in range(count):
+                            filters[file + i, word] = tile[i]
+    return start
+
+
+def seal(const int64_t[::1] geometry, uint8_t[::1] out):
+    """Writes the checksum of each page of a group."""
+    cdef const Group* group = <const Group*>&geometry[0]
+    cdef int64_t page, start, size
+    cdef uint32_t found
+    with nogil:
+        for page in range(pages_of(group)):
+            start, size = page * (group.page + SUM), page_bytes(group, page)
+            found = page_sum(&out[start], size, group.offset + start)
+            memcpy(&out[start + size], &found, SUM)
+
+
+def damaged(const uint8_t[::1] blob, const int64_t[::1] geometry):
+    """The offset of the group's first page that does not match its checksum, or -1."""
+    cdef const Group* group = <const Group*>&geometry[0]
+    cdef int64_t page, start
+    with nogil:
+        for page in range(pages_of(group)):
+            start = group.offset + page * (group.page + SUM)
+            if not is_sound(&blob[start], page_bytes(group, page), start):
+                break
+        else:
+            start = -1
+    return start
+
+
+cdef struct Source:
+    const uint8_t* data
+    const int64_t* spans  # by three: offset in the blob, length, offset in `data`; ascending
+    Py_ssize_t count
+
+
+cdef inline const uint8_t* at_offset(const Source* source, int64_t offset, int64_t size) noexcept nogil:
+    """Where the source has these bytes of the blob, or NULL."""
+    cdef Py_ssize_t low = 0, high = source.count, middle
+    cdef const int64_t* span
+    while low < high:
+        middle = (low + high) >> 1
+        if source.spans[3 * middle] <= offset:
+            low = middle + 1
+        else:
+            high = middle
+    if low == 0:
+        return NULL
+    span = source.spans + 3 * (low - 1)
+    return source.data + span[2] + (offset - span[0]) if offset + size <= span[0] + span[1] else NULL
+
+
+def probe(const uint8_t[::1] data, const int64_t[:, ::1] spans, const int64_t[:, ::1] geometry,
+          const int32_t[::1] members, uint8_t[::1] checked, const uint64_t[::1] hashes, int hash_count,
+          uint8_t[::1] out):
+    """Sets out[file] to 1 for each file that may hold a key with one of the hashes.
+
+    `spans` int64[n, 3] says where in `data` which bytes of the blob are. `checked` uint8[pages] remembers which pages
+    were found sound; if it is empty each is checked each time. Returns -1, or the offset of a page that is damaged or
+    not there; then `out` means nothing.
+    """
+    cdef Source source
+    source.count = spans.shape[0]
+    source.data = &data[0] if data.shape[0] else NULL
+    source.spans = &spans[0, 0] if source.count else NULL
+    cdef uint8_t* seen = &checked[0] if checked.shape[0] else NULL
+    cdef const Group* group
+    cdef Py_ssize_t g, q
+    cdef int64_t widest = 0, bad = -1
+    for g in range(geometry.shape[0]):
+        widest = max(widest, geometry[g, 1])
+    cdef uint64_t* hits = <uint64_t*>malloc((widest + 64) // 64 * sizeof(uint64_t))
+    if hits == NULL:
+        raise MemoryError
+    with nogil:
+        for g in range(geometry.shape[0]):
+            group = <const Group*>&geometry[g, 0]
+            for q in range(hashes.shape[0]):
+                bad = and_rows(&source, group, seen, hashes[q], hash_count, hits)
+                if bad >= 0:
+                    break
+                mark(hits, group, &members[group.first_member], &out[0])
+            if bad >= 0:
+                break
+    free(hits)
+    return bad
+
+
+cdef int64_t and_rows(const Source* source, const Group* group, uint8_t* checked, uint64_t hash_, int hash_count,
+                      uint64_t* hits) noexcept nogil:
+    """The files of the group whose filters have all bits of the hash; -1, or the offset of a page that is damaged."""
+    cdef int64_t row, page, start, size, bit, word, words = group.files >> 6
+    cdef uint64_t one
+    cdef const uint8_t* data
+    cdef const uint8_t* aligned
+    cdef int i, left = group.files & 63
+    for i in range(hash_count):
+        row = position(hash_, i, group.filter_bits)
+        page = row >> group.page_shift
+        start, size = group.offset + page * (group.page + SUM), page_bytes(group, page)
+        data = at_offset(source, start, size + SUM)
+        if data == NULL:
+            return start
+        if checked == NULL or not checked[group.first_page + page]:
+            if not is_sound(data, size, start):
+                return start
+            if checked != NULL:
+                checked[group.first_page + page] = 1
+        bit = (row - (page << group.page_shift)) * group.stride
+        if i == 0:
+            memset(hits, 0xFF, (words + 1) * sizeof(uint64_t))
+        if bit & 7 == 0:
+            aligned = data + (bit >> 3)
+            for word in range(words):
+                memcpy(&one, aligned + 8 * word, 8)
+                hits[word] &= one
+        else:
+            for word in range(words):
+                hits[word] &= full_word(data, bit + 64 * word)
+        hits[words] &= some_bits(data, bit + 64 * words, left, size)
+    return -1
+
+
+cdef inline void mark(const uint64_t* hits, const Group* group, const int32_t* members, uint8_t* out) noexcept nogil:
+    cdef int64_t word
+    cdef uint64_t left
+    for word in range((group.files >> 6) + 1):
+        left = hits[word]
+        while left:
+            out[members[word * 64 + seamark_lowest(left)]] = 1
+            left &= left - 1

@@ -1,0 +1,537 @@
+"""From columns and spans of a decoded manifest to packed columns (`packing.py`): all of a manifest's in one call.
+
+Jobs are added first (`Packer.longs`, `bounds`, `column`, …). Then `pack` runs all of them into one growing buffer,
+without the GIL, so that threads pack concurrently; `packed` and `entry` return the places of columns.
+
+A span is (start, length) of a single-value binary (Iceberg spec, appendix D), length -1 where there is none. A span
+with an impossible length or outside of the heap counts as absent: a bound that cannot be read is not used.
+"""
+
+from libc.math cimport NAN
+from libc.stdint cimport UINT64_MAX, int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from isal.isal_zlib import crc32
+
+from seamark.formats.iceberg.manifests._memory cimport Memory, adopted, give, take
+from seamark.formats.index.kernels._codes cimport (
+    FAILED, FORM_FLOATS, FORM_STRINGS, MISSING, NONE, Output, Packed, pack_doubles, pack_longs, pack_spans,
+    seamark_big_endian,
+)
+
+cdef enum:
+    LONGS, DOUBLES, SPANS  # arrays of values
+    # Spans of single-value binaries:
+    NARROW  # little-endian integers of 1, 4 or 8 bytes
+    WIDE  # of 1 or 8: four bytes, which a promoted date left in a column of timestamps, count days
+    FLOATS  # IEEE, of 4 or 8 bytes
+    SHORT_DECIMALS  # big-endian two's complement, up to 18 digits
+    DECIMALS
+    NOTHING
+
+SOURCES = {
+    "spans": SPANS, "narrow": NARROW, "wide": WIDE, "floats": FLOATS, "short_decimals": SHORT_DECIMALS,
+    "decimals": DECIMALS,
+}
+
+cdef enum:
+    NO_ROWS, ALL_ROWS, SOME_ROWS  # `block.ColumnEntry`
+
+ctypedef struct Given:
+    int source
+    bint absent_low
+    int64_t rows
+    int64_t count  # of what is given
+    const int32_t* places  # its rows, ascending; NULL when it is one for each row
+    const int64_t* values  # numbers, bits of doubles, or starts of spans
+    const int32_t* lengths
+    const uint8_t* present  # NULL: MISSING or NaN is absent
+
+ctypedef struct Job:
+    Given given
+    Packed packed
+
+ctypedef struct Column:
+    Given counts[4]  # values, nulls, nans, sizes
+    Given lower
+    Given upper
+    int32_t record_count  # the job whose values these counts are likely to be, -1 for none
+    Packed packed[6]  # values, lower, upper, nulls, nans, sizes
+    int known[4]
+
+ctypedef struct Scratch:
+    int64_t rows
+    uint8_t* memory
+    int64_t* counts[4]
+    int64_t* values
+    int64_t* starts
+    int32_t* lengths
+    uint8_t* wide  # 16 bytes a row
+
+cdef void gather_longs(
+    const Given* given, const uint8_t* heap, int64_t room, bint upper, int64_t* values
+) noexcept nogil:
+    """The least long is MISSING itself. As a lower bound it excludes nothing; an upper bound is taken as one more,
+    which is true."""
+    cdef int64_t i, start, wide
+    cdef int32_t length, narrow
+    for i in range(given.count):
+        length = given.lengths[i]
+        start = given.values[i]
+        wide = MISSING
+        if length >= 1 and start >= 0 and start <= room - length:
+            if length == 8:
+                memcpy(&wide, heap + start, 8)
+                wide += wide == MISSING and upper
+            elif length == 4 and given.source == NARROW:
+                memcpy(&narrow, heap + start, 4)
+                wide = narrow
+            elif length == 1:
+                wide = heap[start] != 0
+        values[given.places[i] if given.places != NULL else i] = wide
+
+
+cdef void gather_doubles(const Given* given, const uint8_t* heap, int64_t room, double* values) noexcept nogil:
+    cdef int64_t i, start
+    cdef int32_t length
+    cdef float narrow
+    cdef double wide
+    for i in range(given.count):
+        length = given.lengths[i]
+        start = given.values[i]
+        wide = NAN
+        if length >= 1 and start >= 0 and start <= room - length:
+            if length == 8:
+                memcpy(&wide, heap + start, 8)
+            elif length == 4:
+                memcpy(&narrow, heap + start, 4)
+                wide = narrow
+        values[given.places[i] if given.places != NULL else i] = wide
+
+
+cdef bint read_decimal(const uint8_t* at, int32_t length, int64_t* high, uint64_t* low) noexcept nogil:
+    """A big-endian two's complement integer as 128 bits. More than 16 bytes must but repeat the sign."""
+    cdef uint8_t sign = 0xFF if at[0] & 0x80 else 0
+    cdef uint64_t upper = UINT64_MAX if sign else 0
+    cdef uint64_t lower = upper
+    cdef int32_t k
+    while length > 16:
+        if at[0] != sign or (at[1] & 0x80) != (sign & 0x80):
+            return False
+        at += 1
+        length -= 1
+    for k in range(length):
+        upper = (upper << 8) | (lower >> 56)
+        lower = (lower << 8) | at[k]
+    high[0] = <int64_t>upper
+    low[0] = lower
+    return True
+
+
+cdef void gather_decimals(const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch) noexcept nogil:
+    """SHORT_DECIMALS to `values`; what needs more was not written by this type's rules. Others to `wide`, biased so
+    that they order as bytes do, with their spans."""
+    cdef int64_t i, row, start, high = 0
+    cdef int32_t length
+    cdef uint64_t low = 0, word
+    cdef bint there, short = given.source == SHORT_DECIMALS
+    for i in range(given.count):
+        row = given.places[i] if given.places != NULL else i
+        length = given.lengths[i]
+        start = given.values[i]
+        there = length >= 1 and start >= 0 and start <= room - length
+        there = there and read_decimal(heap + start, length, &high, &low)
+        if short:
+            scratch.values[row] = <int64_t>low if there and high == <int64_t>low >> 63 else MISSING
+            continue
+        scratch.starts[row] = 16 * row
+        scratch.lengths[row] = 16 if there else -1
+        if there:
+            word = seamark_big_endian(<uint64_t>high ^ (<uint64_t>1 << 63))
+            memcpy(scratch.wide + 16 * row, &word, 8)
+            word = seamark_big_endian(low)
+            memcpy(scratch.wide + 16 * row + 8, &word, 8)
+
+
+cdef bint spans_are_whole(const Given* given, int64_t room) noexcept nogil:
+    """Whether there is one for each row, within the heap where it is not absent."""
+    cdef int64_t i
+    cdef bint whole = given.places == NULL
+    for i in range(given.count):
+        whole &= given.lengths[i] < 0 or (given.values[i] >= 0 and given.values[i] <= room - given.lengths[i])
+    return whole
+
+
+cdef void gather_spans(const Given* given, int64_t room, Scratch* scratch) noexcept nogil:
+    cdef int64_t i, row
+    cdef bint there
+    for i in range(given.count):
+        row = given.places[i] if given.places != NULL else i
+        there = given.values[i] >= 0 and given.values[i] <= room - given.lengths[i]
+        scratch.starts[row] = given.values[i]
+        scratch.lengths[row] = given.lengths[i] if there else -1
+
+
+cdef int pack_given(
+    Output* out, const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch, Packed* packed
+) noexcept nogil:
+    packed.start = out.used
+    cdef int failed = lay_given(out, given, heap, room, scratch, packed)
+    packed.end = out.used
+    return failed
+
+
+cdef int pack_counts(Output* out, const int64_t* values, int64_t n, Packed* packed) noexcept nogil:
+    packed.start = out.used
+    cdef int failed = pack_longs(out, values, NULL, n, True, packed)
+    packed.end = out.used
+    return failed
+
+
+cdef int lay_given(
+    Output* out, const Given* given, const uint8_t* heap, int64_t room, Scratch* scratch, Packed* packed
+) noexcept nogil:
+    cdef int64_t i
+    cdef int64_t n = given.rows
+    if given.source == NOTHING or n == 0:
+        return 0
+    if given.source == LONGS:
+        return pack_longs(out, given.values, given.present, n, given.absent_low, packed)
+    if given.source == DOUBLES:
+        return pack_doubles(out, <const double*>given.values, given.present, n, given.absent_low, packed)
+    if given.places != NULL:  # the other rows have none
+        for i in range(n):
+            scratch.values[i] = MISSING
+            scratch.lengths[i] = -1
+            if given.source == FLOATS:
+                (<double*>scratch.values)[i] = NAN
+    if given.source == NARROW or given.source == WIDE:
+        gather_longs(given, heap, room, not given.absent_low, scratch.values)
+        return pack_longs(out, scratch.values, NULL, n, given.absent_low, packed)
+    if given.source == FLOATS:
+        gather_doubles(given, heap, room, <double*>scratch.values)
+        return pack_doubles(out, <double*>scratch.values, NULL, n, given.absent_low, packed)
+    if given.source == SHORT_DECIMALS:
+        gather_decimals(given, heap, room, scratch)
+        return pack_longs(out, scratch.values, NULL, n, given.absent_low, packed)
+    if given.source == DECIMALS:
+        gather_decimals(given, heap, room, scratch)
+        return pack_spans(out, scratch.wide, scratch.starts, scratch.lengths, n, given.absent_low, packed)
+    if spans_are_whole(given, room):
+        return pack_spans(out, heap, given.values, given.lengths, n, given.absent_low, packed)
+    gather_spans(given, room, scratch)
+    return pack_spans(out, heap, scratch.starts, scratch.lengths, n, given.absent_low, packed)
+
+
+cdef void scatter(const Given* given, int64_t* values) noexcept nogil:
+    """One for each row; MISSING where none is given, or one that is negative, which no count can be."""
+    cdef int64_t i
+    if given.places != NULL:
+        for i in range(given.rows):
+            values[i] = MISSING
+        for i in range(given.count):
+            values[given.places[i]] = given.values[i] if given.values[i] >= 0 else MISSING
+    else:
+        for i in range(given.count):
+            values[i] = given.values[i] if given.values[i] >= 0 else MISSING
+
+
+cdef int how_many(int64_t count, int64_t rows) noexcept nogil:
+    return NO_ROWS if count == 0 else ALL_ROWS if count == rows else SOME_ROWS
+
+
+cdef void relate(
+    const int64_t* values, const int64_t* nulls, const int64_t* nans, int64_t n, int* known
+) noexcept nogil:
+    """Of how many rows it is known that they hold nulls only, NaNs only, no null, no NaN. What is NULL is unknown."""
+    cdef int64_t i, nulls_only = 0, nans_only = 0, no_nulls = 0, no_nans = 0
+    if nulls != NULL:
+        for i in range(n):
+            no_nulls += nulls[i] == 0
+            if values != NULL:
+                nulls_only += values[i] >= 0 and nulls[i] == values[i]
+    if nans != NULL:
+        for i in range(n):
+            no_nans += nans[i] == 0
+            if values != NULL:
+                nans_only += values[i] >= 0 and nans[i] == values[i]
+    known[0] = how_many(nulls_only, n)
+    known[1] = how_many(nans_only, n)
+    known[2] = how_many(no_nulls, n)
+    known[3] = how_many(no_nans, n)
+
+
+cdef int pack_bounds(
+    Output* out, Column* column, const uint8_t* heap, int64_t room, Scratch* scratch
+) noexcept nogil:
+    if pack_given(out, &column.lower, heap, room, scratch, &column.packed[1]) < 0:
+        return FAILED
+    return pack_given(out, &column.upper, heap, room, scratch, &column.packed[2])
+
+
+cdef int pack_column(Output* out, Column* column, const Job* jobs, Scratch* scratch) noexcept nogil:
+    """The column's counts."""
+    cdef const Job* record_count = &jobs[column.record_count] if column.record_count >= 0 else NULL
+    cdef int64_t* dense[4]
+    cdef int64_t n = scratch.rows
+    cdef int k, into
+    cdef bint same
+    for k in range(4):
+        dense[k] = NULL
+        if column.counts[k].source != NOTHING:
+            dense[k] = scratch.counts[k]
+            scatter(&column.counts[k], dense[k])
+    relate(dense[0], dense[1], dense[2], n, column.known)
+    for k in range(4):
+        if dense[k] == NULL:
+            continue
+        same = k == 0 and record_count != NULL and memcmp(dense[0], record_count.given.values, n * 8) == 0
+        into = k + 2 if k else 0
+        if same:  # so they are but inside lists and maps
+            column.packed[0] = record_count.packed
+        elif pack_counts(out, dense[k], n, &column.packed[into]) < 0:
+            return FAILED
+    return 0
+
+
+cdef int run(
+    Output* out, Job* jobs, int32_t jobs_used, Column* columns, int32_t columns_used, const uint8_t* heap, int64_t room,
+    Scratch* scratch
+) noexcept nogil:
+    cdef int32_t i
+    for i in range(jobs_used):
+        if pack_given(out, &jobs[i].given, heap, room, scratch, &jobs[i].packed) < 0:
+            return FAILED
+    # Bounds are stored next to each other: plans read them, and rarely counts. A system maps neighbours of a page that is
+    # read.
+    for i in range(columns_used):
+        if pack_bounds(out, &columns[i], heap, room, scratch) < 0:
+            return FAILED
+    for i in range(columns_used):
+        if pack_column(out, &columns[i], jobs, scratch) < 0:
+            return FAILED
+    return 0
+
+
+cdef class Packer:
+    """Packs columns of `rows` rows, with spans of `heap`. Arrays that are given must not change before `pack`.
+
+    The methods return numbers, with which `packed` and `entry` return the place of a column after `pack`. Jobs are
+    written in the given order, columns after them.
+    """
+
+    cdef const uint8_t[::1] heap
+    cdef int64_t rows
+    cdef list arrays
+    cdef Job* jobs
+    cdef int32_t jobs_used, jobs_room
+    cdef Column* columns
+    cdef int32_t columns_used, columns_room
+    cdef Output out
+    cdef Memory laid
+
+    def __cinit__(self, const uint8_t[::1] heap, int64_t rows):
+        self.heap = heap
+        self.rows = rows
+        self.arrays = []
+
+    def __dealloc__(self):
+        free(self.jobs)
+        free(self.columns)
+        give(self.out.data, self.out.room)
+
+    cdef int32_t job(self, Given given) except -1:
+        cdef void* moved
+        cdef int32_t room
+        if self.jobs_used == self.jobs_room:
+            room = 2 * self.jobs_room + 32
+            moved = realloc(self.jobs, room * sizeof(Job))
+            if moved == NULL:
+                raise MemoryError
+            self.jobs = <Job*>moved
+            self.jobs_room = room
+        self.jobs[self.jobs_used].given = given
+        clear(&self.jobs[self.jobs_used].packed)
+        self.jobs_used += 1
+        return self.jobs_used - 1
+
+    def longs(self, const int64_t[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
+        """Integers. Without `present` MISSING is absent. What is absent takes the least code, or else the greatest."""
+        cdef Given given = self.seen(LONGS, absent_low, values, None)
+        given.rows = given.count
+        if present is not None:
+            given.present = self.presence(present, given.count)
+        return self.job(given)
+
+    def doubles(self, const double[::1] values, const uint8_t[::1] present=None, *, bint absent_low):
+        """Floats. `present` distinguishes a NaN that is a value from an absent value; without it every NaN is absent."""
+        cdef Given given
+        memset(&given, 0, sizeof(Given))
+        given.source = DOUBLES
+        given.absent_low = absent_low
+        given.rows = given.count = values.shape[0]
+        if given.count:
+            given.values = <const int64_t*>&values[0]
+        self.arrays.append(values)
+        if present is not None:
+            given.present = self.presence(present, given.count)
+        return self.job(given)
+
+    def bounds(self, int source, const int64_t[::1] starts, const int32_t[::1] lengths, *, bint absent_low):
+        """Single-value binaries, one for each row; a source of SOURCES."""
+        cdef Given given = self.seen(source, absent_low, starts, lengths)
+        given.rows = given.count
+        if given.rows != self.rows:
+            raise ValueError("bounds are one for each row")
+        return self.job(given)
+
+    def column(self, int source, counts, lower, upper, int32_t record_count=-1):
+        """A column's statistics: `counts` are (rows, values) of value_counts, null_value_counts, nan_value_counts and
+        column_sizes, bounds (rows, starts, lengths), each None when there are none; rows ascend. `record_count` is the
+        job whose place value counts share when they are the same. With a negative `source` bounds have no order, and
+        are left out."""
+        cdef void* moved
+        cdef int32_t room
+        cdef int k
+        if self.columns_used == self.columns_room:
+            room = 2 * self.columns_room + 32
+            moved = realloc(self.columns, room * sizeof(Column))
+            if moved == NULL:
+                raise MemoryError
+            self.columns = <Column*>moved
+            self.columns_room = room
+        cdef Column* column = &self.columns[self.columns_used]
+        memset(column, 0, sizeof(Column))
+        if record_count >= self.jobs_used or (record_count >= 0 and self.jobs[record_count].given.rows != self.rows):
+            raise ValueError("no such job of as many rows")
+        column.record_count = record_count
+        for k in range(6):
+            clear(&column.packed[k])
+        for k in range(4):
+            column.counts[k] = self.placed(LONGS, True, counts[k])
+        column.lower = self.placed(source, True, lower)
+        column.upper = self.placed(source, False, upper)
+        self.columns_used += 1
+        return self.columns_used - 1
+
+    cdef const uint8_t* presence(self, const uint8_t[::1] present, int64_t count) except? NULL:
+        if present.shape[0] != count:
+            raise ValueError("presence is one for each value")
+        self.arrays.append(present)
+        return &present[0] if count else NULL
+
+    cdef Given seen(
+        self, int source, bint absent_low, const int64_t[::1] values, const int32_t[::1] lengths
+    ) except *:
+        cdef Given given
+        memset(&given, 0, sizeof(Given))
+        given.source = source
+        given.absent_low = absent_low
+        given.rows = self.rows
+        given.count = values.shape[0]
+        self.arrays.append(values)
+        if given.count:
+            given.values = &values[0]
+        if lengths is not None:
+            if lengths.shape[0] != given.count:
+                raise ValueError("spans have a start and a length each")
+            self.arrays.append(lengths)
+            if given.count:
+                given.lengths = &lengths[0]
+        return given
+
+    cdef Given placed(self, int source, bint absent_low, arrays) except *:
+        cdef Given given
+        cdef const int32_t[::1] places
+        if arrays is None or source < 0:
+            memset(&given, 0, sizeof(Given))
+            given.source = NOTHING
+            return given
+        given = self.seen(source, absent_low, arrays[1], arrays[2] if len(arrays) > 2 else None)
+        places = arrays[0]
+        if places.shape[0] != given.count or given.count > self.rows:
+            raise ValueError("each value has a row of its own")
+        if given.count == 0:
+            given.source = NOTHING
+        elif given.count < self.rows:
+            if places[0] < 0 or places[given.count - 1] >= self.rows:
+                raise ValueError("a row is beyond the others")
+            self.arrays.append(places)
+            given.places = &places[0]
+        return given
+
+    def pack(self):
+        """The packed columns in the layout of a block; to be called once. MemoryError."""
+        cdef Scratch scratch
+        cdef int64_t n = self.rows
+        cdef int k, failed
+        cdef const uint8_t* heap = &self.heap[0] if self.heap.shape[0] else NULL
+        cdef int64_t room = self.heap.shape[0]
+        # Four arrays of counts, values, starts and lengths, then 16 bytes for a decimal.
+        if self.laid is not None:
+            raise ValueError("packed already")
+        cdef Memory memory = Memory(n * (6 * sizeof(int64_t) + 16 + sizeof(int32_t)))
+        scratch.rows = n
+        scratch.memory = memory.data
+        for k in range(4):
+            scratch.counts[k] = <int64_t*>memory.data + k * n
+        scratch.values = <int64_t*>memory.data + 4 * n
+        scratch.starts = <int64_t*>memory.data + 5 * n
+        scratch.wide = memory.data + 6 * n * sizeof(int64_t)
+        scratch.lengths = <int32_t*>(scratch.wide + 16 * n)
+        self.out.room = 512 * n + 4096
+        self.out.data = <uint8_t*>take(self.out.room)
+        if self.out.data == NULL:
+            raise MemoryError
+        with nogil:
+            failed = run(
+                &self.out, self.jobs, self.jobs_used, self.columns, self.columns_used, heap, room, &scratch
+            )
+        if failed:
+            raise MemoryError
+        self.arrays.clear()
+        self.laid = adopted(self.out.data, self.out.room, self.out.used)
+        self.out.data = NULL
+        return self.laid
+
+    cdef object told(self, const Packed* packed):
+        cdef double low, high
+        cdef object lowest = packed.low, highest = packed.high, common = b""
+        if not packed.there:
+            return None
+        if packed.form == FORM_FLOATS:
+            memcpy(&low, &packed.low, 8)
+            memcpy(&high, &packed.high, 8)
+            lowest, highest = low, high
+        elif packed.form == FORM_STRINGS:
+            lowest, highest = <uint64_t>packed.low, <uint64_t>packed.high
+            common = self.laid.data[packed.common_at:packed.common_at + packed.common_size]
+        return (
+            packed.form, packed.width, packed.codes, packed.presence, lowest, highest, packed.base, common,
+            packed.common_at, packed.lengths, packed.lengths_width, packed.ends, packed.tails, packed.start,
+            packed.end - packed.start, crc32(memoryview(self.laid)[packed.start:packed.end]),
+        )
+
+    def packed(self, int32_t job):
+        """The fields of `packing.Packed`; None when no value is there."""
+        if not 0 <= job < self.jobs_used:
+            raise IndexError(job)
+        return self.told(&self.jobs[job].packed)
+
+    def entry(self, int32_t number):
+        """The fields of `block.ColumnEntry` after its type: bounds, counts, and what is known of how many rows."""
+        if not 0 <= number < self.columns_used:
+            raise IndexError(number)
+        cdef Column* column = &self.columns[number]
+        cdef Packed* packed = column.packed
+        return (
+            self.told(&packed[1]), self.told(&packed[2]),
+            (self.told(&packed[0]), self.told(&packed[3]), self.told(&packed[4]), self.told(&packed[5])),
+            column.known[0], column.known[1], column.known[2], column.known[3],
+        )
+
+
+cdef void clear(Packed* packed) noexcept:
+    memset(packed, 0, sizeof(Packed))
+    packed.codes = packed.presence = packed.common_at = packed.lengths = packed.ends = packed.tails = NONE

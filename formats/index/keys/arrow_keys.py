@@ -1,0 +1,290 @@
+"""The keys of Arrow arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.formats.iceberg.files.budget import expanded_bytes, has_shared_values
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, TIMESTAMPS, decimal_scale
+from seamark.formats.index.keys.keys import (
+    SIGN,
+    WIDE_DECIMAL,
+    Bits,
+    Bytes,
+    Codes,
+    Keys,
+    Longs,
+    Mask,
+    bits_of,
+    has_codes,
+)
+from seamark.formats.runtime.deferred import Deferred
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
+
+EXPANDED_MAX = 1 << 30
+"""Memory limit of shared values, such as a dictionary's, if each row had its own copy."""
+_VIEW_NUMBERS = 4
+"""Of 32 bits, in a view of a string: its length, its first bytes, and where the others are."""
+_UNITS_A_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+_SECONDS_A_DAY = 86_400
+
+
+class _Piece(NamedTuple):
+    """The keys of one contiguous array. `valid` and `nan` are bool[rows]."""
+
+    rows: int
+    codes: Codes | None
+    starts: Longs | None
+    heap: Bytes | None
+    valid: Mask | None
+    nan: Mask | None
+
+
+def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
+    """The keys of a column, row by row. ValueError if an array does not have values of the Iceberg type."""
+    chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+    convert = _coded if has_codes(kind) else _byte_keys
+    pieces = [convert(_plain(chunk), kind) for chunk in chunks]
+    pieces = pieces or [convert(pa.nulls(0), kind)]
+    rows = sum(piece.rows for piece in pieces)
+    return Keys(
+        kind,
+        rows,
+        _joined([piece.codes for piece in pieces]),
+        _joined_starts([piece.starts for piece in pieces]),
+        _joined([piece.heap for piece in pieces]),
+        _marked(pieces, [piece.valid for piece in pieces], True),
+        _marked(pieces, [piece.nan for piece in pieces], False),
+    )
+
+
+def _joined(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+    present = [part for part in parts if part is not None]
+    return present[0] if len(present) == 1 else np.concatenate(present) if present else None
+
+
+def _joined_starts(parts: Sequence[Longs | None]) -> Longs | None:
+    present = [part for part in parts if part is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    ends = np.cumsum([0] + [part[-1] for part in present])
+    return np.concatenate([*(part[:-1] + end for part, end in zip(present, ends[:-1], strict=True)), ends[-1:]])
+
+
+def _marked(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: bool) -> Bits | None:
+    if all(mark is None for mark in marks):
+        return None
+    filled = (
+        np.full(piece.rows, otherwise) if mark is None else mark for piece, mark in zip(pieces, marks, strict=True)
+    )
+    return bits_of(np.concatenate(list(filled)))
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """The array without extension type, dictionary, runs or views, which only affect storage."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if has_shared_values(array.type) and expanded_bytes(array) > EXPANDED_MAX:
+        raise ValueError(f"expanded to one value per row, they take more than {EXPANDED_MAX:,} bytes")
+    if pa.types.is_dictionary(array.type):
+        return _plain(array.dictionary_decode())
+    if pa.types.is_run_end_encoded(array.type):
+        return _plain(pc.run_end_decode(array))
+    if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
+        return _without_views_of_nulls(array).cast(pa.large_binary())
+    return array
+
+
+def _without_views_of_nulls(array: pa.Array) -> pa.Array:
+    """The array with empty views where it is null: Arrow validates only the views of values, and its cast copies those
+    of nulls, too, by lengths that may be negative."""
+    if array.null_count == 0:
+        return array
+    there = array.is_valid()
+    views = np.frombuffer(array.buffers()[1], dtype=np.int32).reshape(-1, _VIEW_NUMBERS)
+    views = views[array.offset : array.offset + len(array)].copy()
+    views[~there.to_numpy(zero_copy_only=False)] = 0
+    validity = pc.if_else(there, True, None).buffers()[0]
+    return pa.Array.from_buffers(array.type, len(array), [validity, pa.py_buffer(views), *array.buffers()[2:]])
+
+
+def _valid(array: pa.Array) -> Mask | None:
+    if array.null_count == 0:
+        return None
+    valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+def _none_valid(rows: int) -> Mask | None:
+    return np.zeros(rows, dtype=np.bool_) if rows else None
+
+
+def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
+    """The fixed-width values of an array in place, `width` items per row; undefined for nulls."""
+    values = np.dtype(dtype)
+    data = array.buffers()[1]
+    if len(array) == 0 or data is None:
+        return np.zeros(0, dtype=values)
+    return np.frombuffer(data, values, len(array) * width, array.offset * width * values.itemsize)
+
+
+def _coded(array: pa.Array, kind: str) -> _Piece:
+    rows, name = len(array), base_name(kind)
+    if pa.types.is_null(array.type):
+        return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _none_valid(rows), None)
+    valid, nan = _valid(array), None
+    if name in FLOATS and pa.types.is_floating(array.type):
+        codes, nan = _float_codes(array, name, valid)
+    elif name == "boolean" and pa.types.is_boolean(array.type):
+        codes = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
+    else:
+        codes = _integers(array, kind, name, valid).view(np.uint64) ^ np.uint64(SIGN)
+    if valid is not None:
+        codes[~valid] = 0
+    return _Piece(rows, codes, None, None, valid, nan)
+
+
+def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
+    numbers = _numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
+    with np.errstate(invalid="ignore", over="ignore"):  # of a signalling NaN, or a double beyond floats
+        doubles = numbers.astype(np.float64)
+        if name == "float" and numbers.itemsize > 4:
+            narrow = numbers.astype(np.float32)
+            _refuse((narrow != numbers) & (numbers == numbers), valid, array.type, name)
+    signs = (doubles.view(np.int64) >> 63).view(np.uint64)
+    codes = doubles.view(np.uint64) ^ (signs | np.uint64(SIGN))
+    nan = np.isnan(doubles)
+    if valid is not None:
+        nan &= valid
+    if not nan.any():
+        return codes, None
+    codes[nan] = 0
+    return codes, nan
+
+
+def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
+    """int64[rows] of a type with integer values; undefined for nulls. The array is new, or never written to."""
+    arrow = array.type
+    if name == "decimal" and pa.types.is_decimal(arrow):
+        high, low = _halves(array, kind, valid)
+        numbers = low.view(np.int64)
+        _refuse(high != numbers >> 63, valid, arrow, kind)
+        return numbers
+    if name in ("int", "long") and pa.types.is_integer(arrow):
+        numbers = _numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
+        if numbers.dtype.kind == "u" and numbers.itemsize >= 4:  # Java reads these as signed, or not at all
+            _refuse(numbers > np.iinfo(f"i{numbers.itemsize}").max, valid, arrow, kind)
+        return numbers.astype(np.int64)
+    if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
+        # a file from before a date was promoted to a timestamp (spec: "Schema Evolution")
+        have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
+        numbers = _numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
+        want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_unit(name)]
+        return _rescaled(numbers, have, want, valid, arrow, kind)
+    if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
+        if name in TIMESTAMPS and _unit(name) == "ns" and arrow.unit != "ns":
+            raise _no_values(arrow, kind)  # files with INT96 timestamps are read in microseconds
+        numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
+        return _rescaled(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
+    raise _no_values(arrow, kind)
+
+
+def _unit(name: str) -> str:
+    return "ns" if name.endswith("_ns") else "us"
+
+
+def _rescaled(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
+    """Converts counts of 1/`have` to counts of 1/`want`; one divides the other."""
+    if want > have:
+        factor = want // have
+        limit = (SIGN - 1) // factor
+        _refuse((numbers > limit) | (numbers < -limit), valid, arrow, kind)
+        return numbers * factor
+    if want < have:
+        whole, rest = np.divmod(numbers, have // want)
+        _refuse(rest != 0, valid, arrow, kind)
+        return whole
+    return numbers
+
+
+def _halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
+    """High and low 64 bits of the unscaled values of a decimal array of any width."""
+    if array.type.scale != decimal_scale(kind):
+        raise _no_values(array.type, kind)
+    width = array.type.bit_width // 8
+    if width <= 8:
+        narrow = _numbers(array, f"i{width}").astype(np.int64, copy=False)
+        return narrow >> 63, narrow.view(np.uint64)
+    words = _numbers(array, "u8", width // 8).reshape(-1, width // 8)
+    high = words[:, 1].view(np.int64)
+    for extra in range(2, width // 8):
+        _refuse(words[:, extra].view(np.int64) != high >> 63, valid, array.type, kind)
+    return high, words[:, 0]
+
+
+def _refuse(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> None:
+    """ValueError if a row that is not null is wrong."""
+    if (wrong if valid is None else wrong & valid).any():
+        raise _no_values(arrow, kind)
+
+
+def _no_values(arrow: pa.DataType, kind: str) -> ValueError:
+    return ValueError(f"a column of Arrow type {arrow} does not hold values of type {kind}")
+
+
+def _byte_keys(array: pa.Array, kind: str) -> _Piece:
+    rows, arrow = len(array), array.type
+    if pa.types.is_null(arrow):
+        nothing = np.zeros(0, dtype=np.uint8)
+        return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, _none_valid(rows), None)
+    valid = _valid(array)
+    if base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
+        high, low = _halves(array, kind, valid)
+        big = np.empty((rows, 2), dtype=">u8")
+        big[:, 0], big[:, 1] = high.view(np.uint64) ^ np.uint64(SIGN), low
+        starts, heap = _even_starts(rows, WIDE_DECIMAL), big.view(np.uint8).reshape(-1)
+    elif base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
+        starts, heap = _even_starts(rows, arrow.byte_width), _numbers(array, "u1", arrow.byte_width)
+    elif base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:
+        starts, heap = _variable(array, reader)
+    else:
+        raise _no_values(arrow, kind)
+    if valid is not None:
+        starts, heap = _without_nulls(starts, heap, valid)
+    return _Piece(rows, None, starts, heap, valid, None)
+
+
+_OFFSETS = {pa.string(): "i4", pa.binary(): "i4", pa.large_string(): "i8", pa.large_binary(): "i8"}
+
+
+def _even_starts(rows: int, width: int) -> Longs:
+    return np.arange(rows + 1, dtype=np.int64) * width
+
+
+def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
+    _, offsets, data = array.buffers()
+    if len(array) == 0 or offsets is None:
+        return np.zeros(len(array) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
+    spots = np.frombuffer(offsets, dtype, len(array) + 1, array.offset * int(dtype[1])).astype(np.int64, copy=False)
+    heap = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, dtype=np.uint8)
+    return spots - spots[0], heap[spots[0] : spots[-1]]
+
+
+def _without_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
+    """The bytes without those of nulls, which Arrow allows."""
+    lengths = np.diff(starts)
+    if not lengths[~valid].any():
+        return starts, heap
+    mask = np.repeat(valid, lengths)
+    lengths[~valid] = 0
+    return np.concatenate([[0], np.cumsum(lengths)]), heap[mask]

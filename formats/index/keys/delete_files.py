@@ -1,0 +1,226 @@
+"""Decodes delete files from their bytes: positions of rows, and keys of rows. Pure.
+
+A delete file is either decoded completely or `Unreadable`, with a reason, so that a row never counts as live because a
+file was too large, damaged, or of an unsupported format.
+
+Supported are Parquet files of positions and of keys (Iceberg spec, "Position Delete Files", "Equality Delete Files"),
+and deletion vectors (Puffin spec, `deletion-vector-v1`) at the positions of the manifest. Keys are stored as hashes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyroaring
+from isal import isal_zlib
+
+from seamark.formats.iceberg.files.budget import Budget, decoded_budget
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
+from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
+from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.hashing import Hashes, hash_halves
+from seamark.formats.index.keys.keys import Keys, Mask
+from seamark.formats.index.packing import MISSING, Longs
+
+EQUALITY = 2
+
+_VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
+_POSITION_BYTES = 40
+"""Memory for one deleted row while positions are sorted."""
+_VECTOR_ROW_BYTES = 24
+"""Memory for one row of a deletion vector while its rows are listed."""
+_ROARING_GROWTH = 16
+"""The maximum ratio of a roaring bitmap's memory to its bytes: each of many small containers is an allocation."""
+_LENGTH, _CHECK = struct.Struct(">I"), struct.Struct(">I")
+_ZERO, _NEGATIVE_ZERO = np.uint64(1 << 63), np.uint64((1 << 63) - 1)
+"""Codes of 0.0 and -0.0 (`keys.py`)."""
+
+Columns: TypeAlias = tuple[tuple[int, str], ...]
+"""(id, Iceberg type) of the columns of a key, by id."""
+
+
+class DeleteFile(NamedTuple):
+    """A delete file's manifest entry."""
+
+    path: str
+    format: str
+    content: int
+    size_bytes: int
+    records: int
+    referenced: str | None
+    offset: int
+    """Offset of a deletion vector in its Puffin file; MISSING for other files."""
+    length: int
+    columns: tuple[int, ...]
+    """Ids of the columns that equality deletes compare."""
+
+    @property
+    def is_vector(self) -> bool:
+        return self.format == "puffin"
+
+    @property
+    def read_bytes(self) -> int:
+        return self.length if self.is_vector else self.size_bytes
+
+
+@dataclass(frozen=True)
+class Positions:
+    """`positions`, int64[deletes], distinct and ascending within each data file, whose first index is in `starts`,
+    int64[files + 1].
+    """
+
+    files: Mapping[str, int]
+    starts: Longs
+    positions: Longs
+
+    def of(self, path: str) -> Longs:
+        """The positions of one data file, ascending."""
+        number = self.files.get(path)
+        return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
+
+
+class HashSet:
+    """A set of 128-bit hashes: uint64[n] high halves, ascending, and the low halves."""
+
+    def __init__(self, high: Hashes, low: Hashes) -> None:
+        order = np.argsort(high, kind="stable")
+        self._high, self._low = high[order], low[order]
+
+    def has(self, high: Hashes, low: Hashes) -> Mask:
+        """bool[n]: which of these hashes the set contains."""
+        mask = np.zeros(len(high), dtype=np.bool_)
+        at = np.searchsorted(self._high, high, side="left")
+        end = np.searchsorted(self._high, high, side="right")
+        candidates = np.flatnonzero(at < end)
+        # A second iteration occurs only if two hashes share the high half.
+        while len(candidates):
+            is_equal = self._low[at[candidates]] == low[candidates]
+            mask[candidates[is_equal]] = True
+            candidates = candidates[~is_equal]
+            at[candidates] += 1
+            candidates = candidates[at[candidates] < end[candidates]]
+        return mask
+
+
+@dataclass(frozen=True)
+class DeletedKeys:
+    """Keys of an equality delete file. `loose` treats both zeros as equal; None if no column has floats."""
+
+    exact: HashSet
+    loose: HashSet | None
+
+    @staticmethod
+    def of(columns: list[Keys]) -> DeletedKeys:
+        loose = merge_zeros(columns)
+        return DeletedKeys(HashSet(*hash_halves(columns)), None if loose is None else HashSet(*hash_halves(loose)))
+
+
+def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
+    """The columns with 0.0 in place of -0.0; None if no column has floats."""
+    if not any(column.kind in FLOATS for column in columns):
+        return None
+    return [_without_sign(column) if column.kind in FLOATS else column for column in columns]
+
+
+def _without_sign(column: Keys) -> Keys:
+    assert column.codes is not None
+    codes = np.where(column.codes == _NEGATIVE_ZERO, _ZERO, column.codes)
+    return Keys(column.kind, column.rows, codes, None, None, column.valid, column.nan)
+
+
+Content: TypeAlias = Positions | DeletedKeys
+
+
+def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
+    """The content of a delete file or a deletion vector. `columns`: those of an equality delete's keys.
+
+    Unreadable also if it needs more than `limit_bytes` of memory.
+    """
+    if file.format not in ("parquet", "puffin"):
+        raise Unreadable(file.path, f"delete files of format {file.format!r} are not supported")
+    if file.is_vector:
+        return _vector(data, file, limit_bytes)
+    budget = decoded_budget(limit_bytes)
+    return _keys(data, file, columns, budget) if file.content == EQUALITY else _positions(data, file, budget)
+
+
+def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Positions:
+    try:
+        opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
+        budget.take(_POSITION_BYTES * max(0, opened.rows), file.path)
+        column_paths = {DELETED_PATH: ("file_path",), DELETED_POSITION: ("pos",)}
+        columns = opened.columns(column_paths | find_columns(opened.schema, column_paths))
+        paths, spots = columns[DELETED_PATH].combine_chunks(), columns[DELETED_POSITION].combine_chunks()
+        if isinstance(paths, pa.ChunkedArray):  # without rows
+            return Positions({}, np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.int64))
+        if paths.null_count or spots.null_count:
+            raise Unreadable(file.path, "a path or a position in it is null")
+        if not pa.types.is_dictionary(paths.type):
+            paths = paths.dictionary_encode()
+        codes = paths.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        rows = spots.cast(pa.int64()).to_numpy(zero_copy_only=False)
+        names: list[str] = paths.dictionary.cast(pa.string()).to_pylist()
+    except AmbiguousColumn as error:
+        raise Unreadable(file.path, str(error)) from None
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
+    order = np.lexsort((rows, codes))
+    codes, rows = codes[order], rows[order]
+    # Each position once: merged files may repeat a position.
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = (codes[1:] != codes[:-1]) | (rows[1:] != rows[:-1])
+    codes, rows = codes[first], rows[first]
+    starts = np.searchsorted(codes, np.arange(len(names) + 1))
+    return Positions({name: number for number, name in enumerate(names)}, starts, rows)
+
+
+def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: Budget) -> DeletedKeys:
+    try:
+        opened = BoundedParquet(pa.BufferReader(data), file.path, budget)
+        column_paths = find_columns(opened.schema, [column_id for column_id, _ in columns])
+        absent = [column_id for column_id, _ in columns if column_id not in column_paths]
+        if absent:
+            raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
+        arrays = opened.plain_columns(column_paths)
+        return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
+    except AmbiguousColumn as error:
+        raise Unreadable(file.path, str(error)) from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
+
+
+def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
+    """Layout: length of what follows except the checksum, magic, 64-bit roaring bitmap, CRC-32 of magic and bitmap."""
+    head = _LENGTH.size + len(_VECTOR_MAGIC)
+    if file.offset == MISSING or file.referenced is None or len(data) != file.length or len(data) < head + _CHECK.size:
+        raise Unreadable(file.path, f"there is no deletion vector of {file.length} bytes at {file.offset}")
+    inside = memoryview(data)[_LENGTH.size : -_CHECK.size]
+    if _LENGTH.unpack_from(data)[0] != len(inside) or inside[:4] != _VECTOR_MAGIC:
+        raise Unreadable(file.path, f"the data at {file.offset} do not start with a deletion vector's magic bytes")
+    if _CHECK.unpack_from(data, len(data) - _CHECK.size)[0] != isal_zlib.crc32(inside):
+        raise Unreadable(file.path, f"the deletion vector at {file.offset} does not match its checksum")
+    if len(inside) * _ROARING_GROWTH > limit_bytes:
+        raise Unreadable(file.path, f"the deletion vector at {file.offset} is too long: {file.length:,} bytes")
+    try:
+        bitmap = pyroaring.BitMap64.deserialize(bytes(inside[4:]))
+    except ValueError as error:
+        raise Unreadable(file.path, f"the deletion vector at {file.offset} cannot be read: {error}") from None
+    if len(bitmap) != file.records:
+        raise Unreadable(
+            file.path, f"the vector at {file.offset} has {len(bitmap)} rows; its manifest states {file.records}"
+        )
+    if _VECTOR_ROW_BYTES * len(bitmap) > limit_bytes:
+        raise Unreadable(file.path, f"the vector at {file.offset} has {len(bitmap):,} rows, beyond the memory limit")
+    rows = np.asarray(bitmap.to_array(), dtype=np.uint64).astype(np.int64)
+    return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -1,0 +1,62 @@
+"""XXH64 hashes of keys, of rows and of data files, which indexes store instead of values and file paths.
+
+All hashes are XXH64 (xxHash specification 0.1.1) with the given seed. They are part of the file format, so the results
+must never change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.index.kernels import _hash
+from seamark.formats.index.keys.keys import Key, Keys
+
+Hashes = npt.NDArray[np.uint64]
+
+
+def hash_keys(keys: Keys, seed: int) -> Hashes:
+    """uint64[rows]: the hash of a code's 8 bytes, little-endian, or of a row's bytes. Undefined for null and NaN."""
+    if keys.codes is not None:
+        return _hash.hash_codes(keys.codes, seed)
+    assert keys.heap is not None
+    assert keys.starts is not None
+    return _hash.hash_spans(keys.heap, keys.starts, seed)
+
+
+def hash_key(key: Key, seed: int) -> int:
+    """The hash of one key, as `hash_keys`."""
+    return _hash.hash_word(key, seed) if isinstance(key, int) else _hash.hash_bytes(key, seed)
+
+
+def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
+    """uint64[rows] of composite keys: of each column its length (u32, little-endian) and bytes.
+
+    Null is the length 0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes. ValueError
+    if the columns differ in rows, or for a value of 4 GiB.
+    """
+    rows = {column.rows for column in columns}
+    if len(rows) != 1:
+        raise ValueError(f"the columns of a composite key have {sorted(rows)} rows; they must have the same number")
+    parts = [(column.codes, column.starts, column.heap, column.valid, column.nan) for column in columns]
+    return _hash.hash_rows(parts, rows.pop(), seed)
+
+
+def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
+    """(high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` with seeds 0 and 1."""
+    return hash_rows(columns, 0), hash_rows(columns, 1)
+
+
+def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
+    """The identities of immutable data files, uint64[files, 2]: a file replaced at the same path has another identity.
+
+    Hashes (seeds 0 and 1) of path (UTF-8), size in bytes and record count (u64, little-endian).
+    """
+    return _hash.hash_files(list(paths), np.asarray(sizes, dtype=np.uint64), np.asarray(records, dtype=np.uint64))
+
+
+def checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
+    """XXH64 of a section of a blob. A format that stores 4 bytes of it stores the low 4 bytes."""
+    return _hash.hash_bytes(data, seed)

@@ -1,0 +1,180 @@
+"""A set of many keys of one type: the keys of a dynamic filter (`planner/joins/joins.py`).
+
+The lists of a predicate are searched key by key. For a key set, the distinct keys of a file, or of all files together,
+are looked up in the set, so that the cost depends on the index, not on the size of the set. Codes in a small range are
+looked up in a table of bits; byte keys by hash, whose results are supersets. Pure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.types.values import INT_MAX, INT_MIN
+from seamark.formats.index.kernels import _bitmap
+from seamark.formats.index.keys.hashing import Hashes, hash_keys
+from seamark.formats.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRange, KeyRanges, Keys, has_codes
+from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct
+
+Words = npt.NDArray[np.uint64]
+
+_SIGN, _BIAS = 1 << 63, 1 << 127
+_WIDE_DECIMAL = 16
+"""Bytes of a decimal with many digits (`keys.py`)."""
+_SPAN_MAX = 1 << 27
+"""Maximum bits of a table of codes: 16 MiB,"""
+_SPAN_A_KEY = 1 << 12
+"""or this many per key; codes in a wider range are searched."""
+
+
+class KeySpan:
+    """All codes from `low` to `high`, inclusive."""
+
+    def __init__(self, kind: str, low: int, high: int) -> None:
+        self.kind = kind
+        self.table: tuple[Words | None, int, int] | None = (
+            (None, low, high - low + 1) if high - low < CODE_MAX else None
+        )
+        """As in `KeySet`."""
+        self._low, self._high = np.uint64(low), np.uint64(high)
+
+    def marks(self, distinct: Distinct) -> Bytes:
+        """As in `KeySet`."""
+        assert distinct.codes is not None
+        mask: Bytes = ((distinct.codes >= self._low) & (distinct.codes <= self._high)).view(np.uint8)
+        return mask
+
+
+WantedKeys: TypeAlias = "KeySet | KeySpan"
+
+
+class KeySet:
+    """`distinct`: the keys, ascending, of type `kind`. ValueError if a key is too long to be distinguished from
+    others.
+    """
+
+    def __init__(self, kind: str, distinct: Distinct) -> None:
+        if distinct.clipped:
+            raise ValueError(f"keys of {CLIPPED_BYTES} bytes and more cannot be distinguished")
+        self.kind = kind
+        self.distinct = distinct
+
+    def __len__(self) -> int:
+        return len(self.distinct)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory including caches."""
+        parts = (self.distinct.codes, self.distinct.starts, self.distinct.heap)
+        table = min(_SPAN_MAX, _SPAN_A_KEY * len(self)) // 8 if self.distinct.codes is not None else 0
+        return sum(part.nbytes for part in parts if part is not None) + 8 * len(self) + table + 1000
+
+    @cached_property
+    def digest(self) -> str:
+        """A digest of the type and the keys."""
+        digest = hashlib.sha256(self.kind.encode())
+        for part in (self.distinct.codes, self.distinct.starts, self.distinct.heap):
+            if part is not None:
+                digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
+
+    @cached_property
+    def keys(self) -> Keys:
+        distinct = self.distinct
+        return Keys(self.kind, len(distinct), distinct.codes, distinct.starts, distinct.heap, None, None)
+
+    @cached_property
+    def extremes(self) -> KeyRanges:
+        """The range of all keys; empty for an empty set."""
+        if not len(self):
+            return KeyRanges(self.kind, ())
+        low, high = self.at(0), self.at(len(self) - 1)
+        return KeyRanges(self.kind, (KeyRange(low, high),))
+
+    def at(self, index: int) -> int | bytes:
+        distinct = self.distinct
+        if distinct.codes is not None:
+            return int(distinct.codes[index])
+        assert distinct.starts is not None
+        assert distinct.heap is not None
+        return distinct.heap[distinct.starts[index] : distinct.starts[index + 1]].tobytes()
+
+    def of_kind(self, kind: str) -> KeySet:
+        """The same values as keys of another type, both integers or decimals of one scale; without those that it cannot
+        hold.
+        """
+        if self.kind == kind:
+            return self
+        codes = self.distinct.codes
+        if codes is None and not has_codes(kind):  # decimals with many digits, all of one length
+            return KeySet(kind, self.distinct)
+        if codes is not None and has_codes(kind):
+            if kind == "int":
+                codes = codes[(codes >= np.uint64(INT_MIN + _SIGN)) & (codes <= np.uint64(INT_MAX + _SIGN))]
+            return KeySet(kind, Distinct(codes))
+        if codes is not None:
+            spelled = b"".join(_wide(code - _SIGN) for code in codes.tolist())
+            starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL
+            return KeySet(kind, Distinct(None, starts, np.frombuffer(spelled, dtype=np.uint8)))
+        numbers = (_narrow(self.at(index)) for index in range(len(self)))
+        narrow = [number + _SIGN for number in numbers if -_SIGN <= number < _SIGN]
+        return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
+
+    def marks(self, distinct: Distinct) -> Bytes:
+        """uint8[n]: 1 if the set contains the key, for n ascending keys."""
+        if distinct.codes is not None:
+            return self._coded(distinct.codes)
+        assert distinct.starts is not None
+        assert distinct.heap is not None
+        hashes = hash_keys(Keys(self.kind, len(distinct), None, distinct.starts, distinct.heap, None, None), 0)
+        mask = _among(self._hashes, hashes)
+        # Truncated keys never match.
+        mask[np.diff(distinct.starts) >= CLIPPED_BYTES] = 0
+        return mask
+
+    def _coded(self, codes: Codes) -> Bytes:
+        table = self.table
+        if table is not None and table[0] is not None:
+            return _bitmap.marks_of(codes, table[0], *table[1:])
+        assert self.distinct.codes is not None
+        return _among(self.distinct.codes, codes)
+
+    @cached_property
+    def table(self) -> tuple[Words | None, int, int] | None:
+        """For codes: (bits of all codes from the minimum on, the minimum, their number); None if the range is too wide,
+        or the set is empty.
+        """
+        codes = self.distinct.codes
+        if codes is None or not len(codes):
+            return None
+        low, high = int(codes[0]), int(codes[-1])
+        span = min(high - low, CODE_MAX - 1) + 1
+        if span > min(_SPAN_MAX, _SPAN_A_KEY * len(codes)):
+            return None
+        return _bitmap.table_of(codes, low, span), low, span
+
+    @cached_property
+    def _hashes(self) -> Hashes:
+        hashes: Hashes = np.sort(hash_keys(self.keys, 0))
+        return hashes
+
+
+def _among(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> Bytes:
+    if not len(ascending):
+        return np.zeros(len(values), dtype=np.uint8)
+    at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
+    mask: Bytes = (ascending[at] == values).view(np.uint8)
+    return mask
+
+
+def _wide(unscaled: int) -> bytes:
+    return (unscaled + _BIAS).to_bytes(_WIDE_DECIMAL, "big")
+
+
+def _narrow(key: int | bytes) -> int:
+    assert isinstance(key, bytes)
+    return int.from_bytes(key, "big") - _BIAS

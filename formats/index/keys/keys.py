@@ -1,0 +1,256 @@
+"""Keys: the common form of values in all indexes, and predicates as ranges of keys.
+
+A value of up to 8 bytes is a *code*, an unsigned 64-bit number; any other is its bytes. Both keep the order of values,
+so indexes compare, hash and sort keys without knowing the type. By Iceberg type:
+
+    boolean                            0, 1
+    int, long, date, time, timestamps  value + 2^63
+    decimal of up to 18 digits         unscaled value + 2^63
+    float, double                      the bits of the double: inverted if it is negative, else with the sign bit set
+    string                             UTF-8
+    binary, fixed, uuid                unchanged
+    decimal of more digits             16 bytes, big-endian, of unscaled value + 2^127
+
+So -0.0 and 0.0 are adjacent and distinct: the caller decides whether they are equal. Null and NaN have no key, only a
+bit each. An array that does not match its type exactly (nanoseconds in a column of microseconds) is a ValueError,
+because readers differ about it, and a file without an index is kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import (
+    FLOATS,
+    INTS,
+    LONGS,
+    Value,
+    decimal_precision,
+    decimal_scale,
+)
+
+Key: TypeAlias = int | bytes
+Bits: TypeAlias = npt.NDArray[np.uint64]
+"""Row r is bit r % 64 of word r // 64; bits after the last row are zero."""
+Codes: TypeAlias = npt.NDArray[np.uint64]
+Longs: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+
+CODE_MAX = (1 << 64) - 1
+POINTS_MAX = 1024
+"""Keys of wider ranges that are listed one by one, in addition to any number of single keys."""
+
+_RAW = frozenset({"binary", "fixed", "uuid"})
+SIGN = 1 << 63
+_BIAS = 1 << 127
+_CODE_DIGITS_MAX, _DIGITS_MAX = 18, 38
+WIDE_DECIMAL = 16
+_DOUBLE, _WORD = struct.Struct("<d"), struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Keys:
+    """The values of a term in the rows of one file, in their physical order.
+
+    Either `codes`, uint64[rows], or `starts`, int64[rows + 1], into `heap`, uint8[]. The code of a null is 0 and its
+    bytes are empty; the code of a NaN is 0, and it is valid. `valid` and `nan` are None without nulls and NaNs.
+    """
+
+    kind: str
+    rows: int
+    codes: Codes | None
+    starts: Longs | None
+    heap: Bytes | None
+    valid: Bits | None
+    nan: Bits | None
+
+    @property
+    def present(self) -> Mask | None:
+        """bool[rows]: the rows with a key, neither null nor NaN; None for all."""
+        if self.valid is None and self.nan is None:
+            return None
+        present = np.ones(self.rows, dtype=np.bool_) if self.valid is None else mask_of(self.valid, self.rows)
+        return present if self.nan is None else present & ~mask_of(self.nan, self.rows)
+
+
+class KeyRange(NamedTuple):
+    """The keys between two bounds; None is unbounded. Null and NaN are in no range."""
+
+    low: Key | None
+    high: Key | None
+    low_open: bool = False
+    high_open: bool = False
+
+    def contains(self, key: Key) -> bool:
+        low: Any = self.low
+        high: Any = self.high
+        above = low is None or key > low or (key == low and not self.low_open)
+        return above and (high is None or key < high or (key == high and not self.high_open))
+
+
+@dataclass(frozen=True)
+class KeyRanges:
+    """The keys of a term that match a predicate: ascending, disjoint ranges, with flags for null and NaN.
+
+    ValueError if the ranges overlap or are unordered.
+    """
+
+    kind: str
+    ranges: tuple[KeyRange, ...]
+    nulls: bool = False
+    nans: bool = False
+
+    def __post_init__(self) -> None:
+        for before, after in pairwise(self.ranges):
+            if _overlap(before, after):
+                raise ValueError(f"ranges of keys overlap or are out of order: {before}, {after}")
+
+    def contains(self, key: Key) -> bool:
+        """Whether a row with this key matches."""
+        return any(key_range.contains(key) for key_range in self.ranges)
+
+    @cached_property
+    def closed(self) -> tuple[KeyRange, ...]:
+        """The same keys in ranges whose bounds are closed if the bound's key has a neighbour; ranges of codes always
+        are.
+        """
+        ranges = self.ranges
+        if has_codes(self.kind):
+            ranges = tuple(_bounded(key_range) for key_range in ranges)
+        return tuple(closed for closed in map(_closed, ranges) if closed is not None)
+
+    @cached_property
+    def points(self) -> tuple[Key, ...] | None:
+        """All keys of the ranges, ascending, if these are single keys; None otherwise.
+
+        A range of a few codes counts as single keys: 0.0 of any sign is two keys.
+        """
+        points: list[Key] = []
+        listed = 0
+        for key_range in self.closed:
+            if key_range.low is not None and key_range.low == key_range.high:
+                points.append(key_range.low)
+            elif (
+                isinstance(key_range.low, int)
+                and isinstance(key_range.high, int)
+                and key_range.high - key_range.low < POINTS_MAX - listed
+            ):
+                listed += key_range.high - key_range.low + 1
+                points.extend(range(key_range.low, key_range.high + 1))
+            else:
+                return None
+        return tuple(points)
+
+
+def _overlap(before: KeyRange, after: KeyRange) -> bool:
+    """Whether a key may be in both, or they are unordered."""
+    high: Any = before.high
+    low: Any = after.low
+    if high is None or low is None:
+        return True
+    return bool(high > low) or (high == low and not before.high_open and not after.low_open)
+
+
+def _bounded(key_range: KeyRange) -> KeyRange:
+    """A range of codes with the minimum and maximum code in place of missing bounds."""
+    low = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
+    high = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
+    return KeyRange(low[0], high[0], low[1], high[1])
+
+
+def _closed(key_range: KeyRange) -> KeyRange | None:
+    """The same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
+
+    The successor of a bytes key is the key and a zero; only keys that end in a zero have a predecessor.
+    """
+    low, high, low_open, high_open = key_range
+    if low is not None and low_open:
+        if low == CODE_MAX:
+            return None
+        low, low_open = (low + b"\0" if isinstance(low, bytes) else low + 1), False
+    if high is not None and high_open:
+        if high in (0, b""):
+            return None
+        if isinstance(high, int):
+            high, high_open = high - 1, False
+        elif high.endswith(b"\0"):
+            high, high_open = high[:-1], False
+    if low is not None and not KeyRange(None, high, False, high_open).contains(low):
+        return None
+    return KeyRange(low, high, low_open, high_open)
+
+
+@lru_cache(maxsize=1024)
+def has_codes(kind: str) -> bool:
+    """Whether keys of the Iceberg type are codes, not bytes. ValueError for a type without keys."""
+    name = base_name(kind)
+    if name == "decimal":
+        return decimal_precision(kind) <= _CODE_DIGITS_MAX
+    if name == "string" or name in _RAW:
+        return False
+    # a column of type unknown has only nulls, and their code is 0
+    if name in ("boolean", "unknown") or name in INTS or name in LONGS or name in FLOATS:
+        return True
+    raise ValueError(f"values of type {kind} have no order, so they have no keys: they cannot be indexed")
+
+
+def has_keys(kind: str) -> bool:
+    """Whether values of the Iceberg type have keys."""
+    try:
+        has_codes(kind)
+    except ValueError:
+        return False
+    return True
+
+
+def family(kind: str) -> str:
+    """One name for all types with the same keys: an index stays valid when a column is promoted within it."""
+    name = base_name(kind)
+    if name == "decimal":
+        digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
+        return f"decimal({digits}, {decimal_scale(kind)})"
+    return "long" if name == "int" else "double" if name == "float" else kind
+
+
+def key_of(value: Value, kind: str) -> Key:
+    """The key of a literal (`expression.py`). ValueError for NaN, which has none, and for a value of another type."""
+    match value:
+        case bool() if kind == "boolean":
+            return int(value)
+        case _ if isinstance(value, bool) or kind == "boolean":
+            pass
+        case int() | float() if kind in FLOATS:
+            if value != value:
+                raise ValueError("NaN has no key: use the flag for NaN")
+            (word,) = _WORD.unpack(_DOUBLE.pack(value))
+            return int(word ^ CODE_MAX if word & SIGN else word | SIGN)
+        case int() if has_codes(kind) and -SIGN <= value < SIGN:
+            return value + SIGN
+        case int() if not has_codes(kind) and base_name(kind) == "decimal" and -_BIAS <= value < _BIAS:
+            return (value + _BIAS).to_bytes(WIDE_DECIMAL, "big")
+        case str() if kind == "string":
+            return value.encode()
+        case bytes() if base_name(kind) in _RAW:
+            return value
+    raise ValueError(f"{value!r} is not a value of type {kind}")
+
+
+def mask_of(bits: Bits, rows: int) -> Mask:
+    """bool[rows] of packed bits."""
+    return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
+
+
+def bits_of(mask: Mask) -> Bits:
+    """Packed bits of bool[rows]."""
+    packed = np.zeros(-(-len(mask) // 64) * 8, dtype=np.uint8)
+    packed[: -(-len(mask) // 8)] = np.packbits(mask, bitorder="little")
+    return packed.view(np.uint64)

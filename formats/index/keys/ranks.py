@@ -1,0 +1,109 @@
+"""Ranks: the position of each row's key among the distinct keys of a file, ascending.
+
+Keys that ascend, are in a small range, or are few can be ranked faster than by a sort, so the cheapest method is used.
+Byte keys beyond 1 KiB are truncated one byte later: a value of 1,025 bytes represents all values with this prefix, so
+order and distinctness hold except for these. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.index.kernels import _bitmap
+from seamark.formats.index.keys.keys import Bytes, Codes, Keys, Longs
+
+Ranks = npt.NDArray[np.uint32]
+
+CLIPPED_BYTES = 1025
+"""The length of a truncated value; shorter values are whole."""
+ROWS_MAX = 1 << 28
+"""Of a data file with a bitmap index: 32 MiB of bits. An index file states its rows itself, and a run of any length
+takes a few bytes, so that this bounds the memory of who reads it."""
+
+_SPAN_A_ROW = 4
+_SPAN_MIN = 1 << 16
+"""The maximum size of a table of all codes in a range, absolute or per row."""
+_NUMBERED_BITS = 15
+"""A table of 2^15 slots, for up to 2^14 distinct codes, fits a core's cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distinct:
+    """Distinct keys, ascending: `codes`, or `starts`, int64[n + 1], into `heap`."""
+
+    codes: Codes | None
+    starts: Longs | None = None
+    heap: Bytes | None = None
+
+    def __len__(self) -> int:
+        if self.codes is not None:
+            return len(self.codes)
+        return 0 if self.starts is None else len(self.starts) - 1
+
+    @property
+    def clipped(self) -> bool:
+        """Whether some keys are truncated values."""
+        return self.starts is not None and bool((np.diff(self.starts) == CLIPPED_BYTES).any())
+
+
+def ranked(keys: Keys) -> tuple[Distinct, Ranks]:
+    """The distinct keys and each row's rank among them, uint32[rows]; 0 for rows that are null or NaN.
+
+    ValueError for more rows than ranks can count.
+    """
+    if keys.rows > ROWS_MAX:
+        raise ValueError(f"a data file of {keys.rows:,} rows is too long for a bitmap index")
+    present = keys.present
+    if keys.codes is not None:
+        distinct, ranks = ranked_codes(keys.codes if present is None else keys.codes[present])
+    else:
+        assert keys.starts is not None
+        assert keys.heap is not None
+        begins, ends = keys.starts[:-1], keys.starts[1:]
+        if present is not None:
+            begins, ends = begins[present], ends[present]
+        distinct, ranks = ranked_bytes(begins, ends, keys.heap)
+    if present is None:
+        return distinct, ranks
+    spread = np.zeros(keys.rows, dtype=np.uint32)
+    spread[present] = ranks
+    return distinct, spread
+
+
+def ranked_codes(codes: Codes) -> tuple[Distinct, Ranks]:
+    codes = np.ascontiguousarray(codes)
+    if not len(codes):
+        return Distinct(codes), np.zeros(0, dtype=np.uint32)
+    low, high, ascending = _bitmap.extent(codes)
+    if ascending:
+        codes_found, ranks = _bitmap.rank_ascending(codes)
+    elif high - low < _SPAN_A_ROW * len(codes) or high - low < _SPAN_MIN:
+        codes_found, ranks = _bitmap.rank_span(codes, low, high - low)
+    else:
+        numbered = _bitmap.number_codes(codes, _NUMBERED_BITS)
+        if numbered is None:
+            codes_found, ranks = _bitmap.rank_sorting(codes, low, high - low)
+        else:
+            order = np.argsort(numbered[0])
+            codes_found, ranks = numbered[0][order], _renumbered(order, numbered[1])
+    return Distinct(codes_found), ranks
+
+
+def ranked_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks]:
+    begins = np.ascontiguousarray(begins)
+    ends = np.minimum(ends, begins + CLIPPED_BYTES)
+    firsts, numbers = _bitmap.number_bytes(begins, ends, heap)
+    begins, ends = begins[firsts], ends[firsts]
+    order = _bitmap.order_bytes(begins, ends, heap)
+    starts, together = _bitmap.gather_bytes(begins[order], ends[order], heap)
+    return Distinct(None, starts, together), _renumbered(order, numbers)
+
+
+def _renumbered(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
+    """From numbers to ranks; `order` lists the numbers by rank."""
+    rank = np.empty(len(order), dtype=np.uint32)
+    rank[order] = np.arange(len(order), dtype=np.uint32)
+    return rank[numbers]

@@ -1,0 +1,179 @@
+"""Terms: what an index is built on. A term is a column or a transform of one: an Iceberg transform, or `lower`.
+
+In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
+field id, so that renames do not affect it. A name with a space, comma, backtick, parenthesis or equals sign is quoted
+in backticks, with a backtick inside doubled. Names are resolved in the current schema, then in older schemas, newest
+first, as in filters.
+
+Results of the transforms for values that are not null (null stays null):
+
+    bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.types.transforms`)
+    lower                                             the lower case of each character (Unicode's simple mapping, as in
+                                                      pyarrow's `utf8_lower`), with one form of sigma
+
+A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or map has many
+values per row, which row indexes cannot describe. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
+from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
+from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.errors import BadRequest
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = Deferred("pyarrow.compute")
+
+LOWER = "lower"
+TEXT_MAX = 10_000
+"""Characters of a term, or of a list of terms."""
+
+_CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
+_QUOTED = re.compile(r"`((?:[^`]|``)+)`")
+_PLAIN = re.compile(r"[^\s`(),=]+")
+_NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """A transform of one column. `kind` is the Iceberg type of its values, `source` that of the column."""
+
+    column_id: int
+    name: str
+    """The column's full name in the schema in which it was found."""
+    transform: str
+    """A canonical Iceberg transform, `identity` for the column itself, or `lower`."""
+    source: str
+    kind: str
+
+    @property
+    def text(self) -> str:
+        return format_term(self.transform, self.name)
+
+
+def lowered(text: str) -> str:
+    """The result of `lower` for one value."""
+    result: str = pc.utf8_lower(pa.scalar(text, pa.string())).as_py()
+    return result
+
+
+def parse_term(text: str) -> tuple[str, str]:
+    """(transform, column name) of a term's text. BadRequest if it is invalid."""
+    if len(text) > TEXT_MAX:
+        raise BadRequest(f"A term of {len(text)} characters is too long; the limit is {TEXT_MAX} characters")
+    call = _CALL.fullmatch(text)
+    transform = IDENTITY
+    if call is not None:
+        transform = _transform(re.sub(r"\s", "", call[1]))
+        text = call[2]
+    named = text.strip()
+    if quoted := _QUOTED.fullmatch(named):
+        return transform, quoted[1].replace("``", "`")
+    if not _PLAIN.fullmatch(named):
+        raise BadRequest(
+            f"{named[:100]!r} is not a column: write c, a.b, lower(c), bucket[16](c), or `odd name` in backticks"
+        )
+    return transform, named
+
+
+def format_term(transform: str, column: str) -> str:
+    named = column if _PLAIN.fullmatch(column) else "`" + column.replace("`", "``") + "`"
+    return named if transform == IDENTITY else f"{transform}({named})"
+
+
+def split_arguments(text: str) -> Iterator[str]:
+    """The items of a list, split at commas outside backticks and parentheses. BadRequest if these are not closed."""
+    part, depth, quoted = "", 0, False
+    for character in text[: TEXT_MAX + 1]:
+        if character == "`":
+            quoted = not quoted
+        elif not quoted:
+            depth += (character == "(") - (character == ")")
+            if character == "," and depth == 0:
+                yield part
+                part = ""
+                continue
+        part += character
+    if quoted or depth or len(text) > TEXT_MAX:
+        raise BadRequest(f"{text[:100]!r} is not a list of columns: close its backticks and parentheses")
+    yield part
+
+
+def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+    """The term of the text in a table with this current schema. BadRequest with the error.
+
+    `older`: the table's schemas in any order, for names that the current schema lacks.
+    """
+    transform, name = parse_term(text)
+    schemas = (schema, *older)
+    for known in (schema, *sorted((other for other in schemas if other is not schema), key=lambda other: -other.id)):
+        column = _named(known, name)
+        if column is not None:
+            return resolve_id(transform, column.id, schema, schemas)
+    near = near_names(name, schema.index.by_name)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise BadRequest(f"Cannot index {name[:200]!r}: the table has no such column{hint}")
+
+
+def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
+    """The term of a column id; a dropped column is found in the newest schema that has it."""
+    for known in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
+        column = known.column(column_id)
+        if column is not None:
+            return _term(known, column, _transform(transform))
+    raise BadRequest(f"Cannot index field {column_id}: the table has no column with this id")
+
+
+def _transform(text: str) -> str:
+    if text.lower() == LOWER:
+        return LOWER
+    transform = canonical(text)
+    if not is_known(transform) or transform == VOID:
+        raise BadRequest(f"Cannot index by {text[:100]!r}: use lower, bucket[N], truncate[N], year, month, day or hour")
+    return transform
+
+
+def _named(schema: Schema, name: str) -> Column | None:
+    """A column by its exact name, otherwise case-insensitively, as Spark resolves names, if that is unique."""
+    column = schema.column_named(name)
+    if column is not None:
+        return column
+    ids = {column_id for known, column_id in schema.index.by_name.items() if known.lower() == name.lower()}
+    if len(ids) > 1:
+        names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
+        raise BadRequest(f"Cannot index {name!r}: case-insensitively it matches {names}")
+    return schema.index.by_id[ids.pop()] if ids else None
+
+
+def _term(schema: Schema, column: Column, transform: str) -> Term:
+    parent = column.parent
+    while parent is not None:
+        ancestor = schema.index.by_id[parent]
+        if isinstance(ancestor.type, ListType | MapType):
+            raise BadRequest(f"Cannot index {column.name}: a {type_name(ancestor.type)} has many values per row")
+        parent = ancestor.parent
+    if not is_primitive(column.type):
+        raise BadRequest(f"Cannot index {column.name}: it is a {type_name(column.type)}; index one of its fields")
+    assert isinstance(column.type, str)
+    source = canonical_primitive(column.type)
+    if base_name(source) in _NEVER_INDEXED:
+        raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
+    if transform == LOWER:
+        if source != "string":
+            raise BadRequest(f"Cannot index lower({column.name}): it is of type {source}, not string")
+        return Term(column.id, column.name, LOWER, source, source)
+    if not accepts(transform, source):
+        raise BadRequest(f"Cannot index {transform}({column.name}): {transform} does not take values of type {source}")
+    return Term(column.id, column.name, transform, source, result_type(transform, source))

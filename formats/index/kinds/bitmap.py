@@ -1,0 +1,411 @@
+"""The bitmap index: for each key, the data files and the rows that contain it.
+
+A blob has a section for each data file (`slices.py`) and postings, which map each key to its files (`postings.py`).
+A section does not depend on the other sections, so merging copies sections unchanged.
+
+    bytes  0–7   magic                       bytes  8–11  version of this layout
+    byte   12    form of the keys            bytes 13–15  zero
+    bytes 16–23  files                       bytes 24–31  bytes of the postings
+    bytes 32–39  bytes of the blob           bytes 40–43  CRC-32 of the directory
+    bytes 44–59  zero                        bytes 60–63  CRC-32 of bytes 0–59
+    directory    u64[files] bytes of each section, u64[files] rows, u64[files] distinct keys, u8[files] flags, zeros up
+                 to a multiple of 8
+    postings, then the sections in the order of the files
+
+All numbers are little-endian and all parts are multiples of 8 bytes, so that arrays are read in place. Answers are
+exact, except for predicates with a bound of more than 1 KiB (`exact`), whose answers are supersets. Damage raises
+ValueError when the damaged part is first read. `docs/reference/index-format.md` specifies every byte. Pure.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+from isal import isal_zlib
+
+from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.expressions.expression import Bound
+from seamark.formats.index.kernels import _bitmap, _ordered, _rows
+from seamark.formats.index.keys.hashing import hash_keys
+from seamark.formats.index.keys.key_set import KeySet, WantedKeys, Words
+from seamark.formats.index.keys.keys import Bits, Key, KeyRange, KeyRanges, Keys, has_codes, mask_of
+from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of
+from seamark.formats.index.kinds.kind import BlobReader, IndexKind, Mask
+from seamark.formats.index.kinds.pieces import head_bytes
+from seamark.formats.index.kinds.postings import PIECES_MAX, Marks, Postings, build_postings
+from seamark.formats.index.kinds.queries import Flags
+from seamark.formats.index.kinds.slices import (
+    CLIPPED,
+    EQUALITY,
+    NANS,
+    NULLS,
+    SECTION_PIECES_MAX,
+    Section,
+    build_section,
+)
+from seamark.formats.index.kinds.sparse import Range, SparseMemory
+
+VERSION = 1
+DECODED_BYTES = 32 << 20
+"""Maximum memory of decompressed slices per opened blob."""
+REMOTE_VALUES_MAX = 1000
+"""Maximum values of a predicate on a remote index."""
+FILLED_MAX_BYTES = 32 << 20
+"""Maximum bytes of one remote index that are fetched and kept."""
+_MAGIC = b"SMKBMP\r\n"
+_HEAD = struct.Struct("<8sIB3xQQQI16x")
+_CHECK = struct.Struct("<I")
+_HEAD_BYTES = _HEAD.size + _CHECK.size
+_ENTRY_BYTES = 25
+_SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class FileBitmap:
+    """The section of one data file. Picklable; `size_bytes` is its size in the index file."""
+
+    section: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.section)
+
+
+def build(keys: Keys) -> FileBitmap:
+    """The bitmap of the term's keys in one data file. ValueError if the file has too many rows for a bitmap index."""
+    return FileBitmap(build_section(keys))
+
+
+def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+    """The bytes of a blob of these data files, in order. ValueError if keys are codes in one file and bytes in
+    another."""
+    return _assembled([memoryview(entry.section) for entry in entries])
+
+
+def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
+    """The blob of the files that each part keeps (`keep`: bool[files]), equal to a blob built from those files.
+
+    ValueError if a kept section is damaged.
+    """
+    sections = []
+    for opened, keep in parts:
+        if len(keep) != opened.files:
+            raise ValueError(f"{len(keep)} marks are not of the {opened.files} files of an index")
+        for file in np.flatnonzero(keep).tolist():
+            start, length = opened.section_range(file)
+            opened.section(file).verify()
+            sections.append(opened.memory[start : start + length])
+    return _assembled(sections)
+
+
+def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
+    opened = [Section(section) for section in sections]
+    forms = {section.form for section in opened}
+    if len(forms) > 1:
+        raise ValueError("an index cannot hold keys of 8 bytes for some files and longer keys for others")
+    form = forms.pop() if forms else CODES
+    lengths = [len(section) for section in sections]
+    columns = [lengths, [section.rows for section in opened], [section.cardinality for section in opened]]
+    directory = np.array(columns, dtype="<u8").tobytes() + bytes(section.flags for section in opened)
+    directory += bytes(-len(directory) % 8)
+    postings = build_postings(opened, form, sum(lengths))
+    total = _HEAD_BYTES + len(directory) + len(postings) + sum(lengths)
+    checksum = isal_zlib.crc32(directory)
+    head = _HEAD.pack(_MAGIC, VERSION, form, len(sections), len(postings), total, checksum)
+    return [head + _CHECK.pack(isal_zlib.crc32(head)), directory, postings, *sections]
+
+
+def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
+    """(form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
+    if len(memory) < _HEAD_BYTES:
+        raise ValueError(f"{len(memory)} bytes are no bitmap index")
+    if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
+        raise ValueError("the head of a bitmap index does not match its checksum")
+    magic, version, form, files, postings, total, checksum = _HEAD.unpack_from(memory)
+    if magic != _MAGIC or version != VERSION or form not in (CODES, BYTES):
+        raise ValueError(f"a bitmap index of version {version} and form {form} cannot be read")
+    return form, files, postings, total, checksum
+
+
+def _directory_end(files: int) -> int:
+    return _HEAD_BYTES + -(-_ENTRY_BYTES * files // 8) * 8
+
+
+def header_size(start: memoryview | bytes) -> int:
+    """The number of bytes at the start of a blob that `Bitmap` reads, from the first 64. ValueError for a damaged
+    head."""
+    _, files, postings, *_ = _read_head(start)
+    return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
+
+
+class Bitmap:
+    """An opened blob. A file is identified by its number in the blob. Thread-safe.
+
+    ValueError, from the constructor or any method, if the blob is damaged.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self.memory = memory
+        self._form, self.files, postings, total, checksum = _read_head(memory)
+        end = _directory_end(self.files)
+        if total != len(memory) or end + postings > total:
+            raise ValueError(f"a bitmap index of {total} bytes is {len(memory)} bytes long")
+        if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
+            raise ValueError("the directory of a bitmap index does not match its checksum")
+        table = np.frombuffer(memory[_HEAD_BYTES : _HEAD_BYTES + 24 * self.files], dtype="<u8").reshape(3, -1)
+        at = _HEAD_BYTES + 24 * self.files
+        self._flags = np.frombuffer(memory[at : at + self.files], dtype=np.uint8)
+        self._rows, self._cardinalities = table[1], table[2]
+        self._starts: list[int] = np.cumsum(np.concatenate([[end + postings], table[0].astype(np.int64)])).tolist()
+        if self._starts[-1] != total:
+            raise ValueError(f"the sections of a bitmap index end at {self._starts[-1]} of {total} bytes")
+        self._has_keys = self._cardinalities > 0
+        self._postings = Postings(memory[end : end + postings], self._form, self.files, int(self._cardinalities.sum()))
+        self._postings_start = end
+        self._sections: dict[int, Section] = {}
+        self._decoded: MemoryCache[int, _bitmap.Slices] = MemoryCache(DECODED_BYTES, "bitmaps")
+        self._lock = threading.Lock()
+        self._last_bounds: tuple[KeyRanges, Bounds] | None = None
+
+    def section_range(self, file: int) -> tuple[int, int]:
+        """Offset and length of a file's section in the blob. IndexError if there is no such file."""
+        start, end = self._starts[file], self._starts[file + 1]
+        return start, end - start
+
+    def section(self, file: int) -> Section:
+        """A file's section, opened. ValueError if it is not the section that the directory describes."""
+        section = self._sections.get(file)
+        if section is None:
+            start, length = self.section_range(file)
+            section = Section(self.memory[start : start + length])
+            expected = (self._form, int(self._rows[file]), int(self._cardinalities[file]), int(self._flags[file]))
+            if (section.form, section.rows, section.cardinality, section.flags) != expected:
+                raise ValueError(f"section {file} of a bitmap index is another file's")
+            self._sections[file] = section
+        return section
+
+    def exact(self, ranges: KeyRanges) -> bool:
+        """Whether answers to the predicate are exact; otherwise they are supersets. An answer is inexact only for
+        bounds of more than 1 KiB, and only if the index has values of that length."""
+        return self._bounds(ranges).exact or not (self._flags & CLIPPED).any()
+
+    def files_with(self, ranges: KeyRanges) -> Marks:
+        """uint8[files]: 1 if a row of the file is in the ranges, or is null or NaN where the ranges include those."""
+        marks = self._postings.files_with(self._bounds(ranges), self._has_keys, self.section)
+        flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
+        if flags:
+            marks |= (self._flags & flags) != 0
+        return marks
+
+    def files_with_keys(self, keys: KeySet) -> Marks:
+        """uint8[files]: 1 if a row of the file has one of the keys; a superset for byte keys."""
+        self._check(keys)
+        return self._postings.files_with_keys(keys, self._has_keys, self.section)
+
+    def has_only(self, keys: WantedKeys) -> bool:
+        """Whether every row of every file is certain to have one of the keys."""
+        self._check(keys)
+        return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
+
+    def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
+        """The rows of the file, or the rows in `among`, that have one of the keys; a superset for byte keys."""
+        self._check(keys)
+        section = self.section(file)
+        marks = keys.marks(distinct_of(section.dictionary))
+        return section.rows_marked(marks, among, partial(self._slices, file))
+
+    def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
+        """The input of `_rows.any_row` for a file, for codes in a table; None if the file is stored in another
+        layout."""
+        section = self._sections.get(file) or self.section(file)
+        ready = section.ready
+        if ready is None:
+            dictionary = section.dictionary
+            if section.layout == EQUALITY or not isinstance(dictionary, _ordered.Numbers):
+                return None
+            ready = dictionary, self._slices(file), section.keyless
+            if section.is_flat:
+                section.ready = ready
+        return *ready, *table
+
+    def share(self, keys: WantedKeys) -> float:
+        """The fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
+        self._check(keys)
+        return self._postings.share(keys)
+
+    def _check(self, keys: WantedKeys) -> None:
+        """ValueError if the keys have another form."""
+        if has_codes(keys.kind) != (self._form == CODES):
+            raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
+
+    def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
+        """(offset, length) in the blob of what `files_with` reads in addition to the first `header_size` bytes, step by
+        step: the caller loads each list into memory before it takes the next."""
+        bounds = self._bounds(ranges)
+        for pieces in self._postings.reads(bounds):
+            yield [(self._postings_start + start, length) for start, length in pieces]
+        if numbers := self._postings.left_open(bounds, self._has_keys).tolist():
+            yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.section_range, numbers)]
+            yield [self._dictionary_range(number) for number in numbers]
+
+    def _dictionary_range(self, file: int) -> tuple[int, int]:
+        start, length = self.section(file).dictionary_spot
+        return self._starts[file] + start, length
+
+    def rows(self, file: int, ranges: KeyRanges) -> Bits:
+        """The rows of the file that are in the ranges, or are null or NaN where the ranges include those."""
+        section = self.section(file)
+        return section.rows_where(self._bounds(ranges), ranges.nulls, ranges.nans, partial(self._slices, file))
+
+    def verify(self) -> None:
+        """Reads the whole blob. ValueError if anything differs from what was written."""
+        self._postings.verify()
+        for file in range(self.files):
+            self.section(file).verify()
+
+    def _bounds(self, ranges: KeyRanges) -> Bounds:
+        """The bounds of the ranges; cached, because a plan queries file after file with the same ranges."""
+        cached = self._last_bounds
+        if cached is None or cached[0] is not ranges:
+            self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
+        return cached[1]
+
+    def _slices(self, file: int) -> _bitmap.Slices:
+        with self._lock:
+            slices = self._decoded.get(file)
+        if slices is None:
+            slices, size_bytes = self.section(file).decoded()
+            with self._lock:
+                self._decoded.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
+        return slices
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BitmapQuery:
+    """Selects files with a key in the ranges, or with null or NaN where the ranges include those."""
+
+    ranges: KeyRanges
+
+    def of(self, index: Bitmap) -> Flags:
+        """As in `IndexQuery`."""
+        return index.files_with(self.ranges)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeysQuery:
+    """Selects files with any key of a large set."""
+
+    keys: KeySet
+
+    def of(self, index: Bitmap) -> Flags:
+        """As in `IndexQuery`."""
+        return index.files_with_keys(self.keys)
+
+
+class RemoteBitmap:
+    """`bitmap` answers, in any thread, for the parts that are loaded; for other parts it raises ValueError."""
+
+    def __init__(self, blob: BlobReader, sparse: SparseMemory, opened: Bitmap) -> None:
+        self._blob, self._sparse, self.bitmap = blob, sparse, opened
+        self.data_files = opened.files
+
+    @property
+    def size_bytes(self) -> int:
+        return self._sparse.filled_bytes + 64 * self.data_files
+
+    @property
+    def is_full(self) -> bool:
+        return 2 * self.size_bytes > FILLED_MAX_BYTES
+
+    async def probe(self, query: BitmapQuery) -> Flags | None:
+        for byte_ranges in self.bitmap.reads(query.ranges):
+            if not await self._load(byte_ranges):
+                return None
+        return await asyncio.to_thread(query.of, self.bitmap)
+
+    async def load_rows(self, files: Iterable[int]) -> bool:
+        """Whether `bitmap` can return the rows of these files; False if the memory limit or a failed read prevents
+        it."""
+        return await self._load([self.bitmap.section_range(file) for file in files])
+
+    def has_rows(self, file: int) -> bool:
+        return not self._sparse.missing([self.bitmap.section_range(file)])
+
+    async def _load(self, ranges: Iterable[Range]) -> bool:
+        missing = self._sparse.missing(ranges)
+        if self._sparse.filled_bytes + sum(length for _, length in missing) > FILLED_MAX_BYTES:
+            return False
+        parts = await self._blob.read_all(missing)
+        if parts is None:
+            return False
+        for (offset, _), data in zip(missing, parts, strict=True):
+            self._sparse.fill(offset, data)
+        return True
+
+
+class BitmapKind(IndexKind[FileBitmap, Bitmap]):
+    name = "bitmap"
+    remote_values_max = REMOTE_VALUES_MAX
+    answers_rows = True
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBitmap:
+        return build(columns[0])
+
+    def encode(self, entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
+        return encode(entries)
+
+    def merge(self, parts: Sequence[tuple[Bitmap, Mask]]) -> list[bytes | memoryview]:
+        return merge(parts)
+
+    def open(self, blob: memoryview) -> Bitmap:
+        return Bitmap(blob)
+
+    async def open_remote(self, blob: BlobReader) -> RemoteBitmap:
+        start = await blob.read_head(header_size)
+        sparse = SparseMemory(blob.length)
+        sparse.fill(0, start)
+        return RemoteBitmap(blob, sparse, Bitmap(sparse.memory))
+
+    def supports(self, predicate: Bound) -> bool:
+        return True
+
+    def query(self, ranges: Sequence[KeyRanges]) -> BitmapQuery:
+        return BitmapQuery(ranges[0])
+
+    def query_of_keys(self, keys: KeySet) -> KeysQuery:
+        return KeysQuery(keys)
+
+    def compare(self, index: Bitmap, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+        keys = columns[0]
+        present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
+        hashes = hash_keys(keys, 0)
+        for row in sampled:
+            key = _key(keys, row)
+            ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
+            indexed = positions(index.rows(number, ranges))
+            expected = present[hashes[present] == hashes[row]]  # assumes that no two values have the same hash
+            if index.exact(ranges) and not np.array_equal(indexed, expected):
+                yield f"the bitmap has {len(indexed)} rows with the value of row {row}; there are {len(expected)}"
+        nulls = 0 if keys.valid is None else keys.rows - int(mask_of(keys.valid, keys.rows).sum())
+        recorded = len(positions(index.rows(number, KeyRanges(keys.kind, (), nulls=True))))
+        if recorded != nulls:
+            yield f"the bitmap has {recorded} nulls; there are {nulls}"
+
+
+def _key(keys: Keys, row: int) -> Key:
+    if keys.codes is not None:
+        return int(keys.codes[row])
+    assert keys.starts is not None
+    assert keys.heap is not None
+    return keys.heap[keys.starts[row] : keys.starts[row + 1]].tobytes()
+
+
+BITMAP = BitmapKind()

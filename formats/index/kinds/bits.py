@@ -1,0 +1,122 @@
+"""Sets of rows as *bits*: uint64[ceil(rows / 64)]; row r is bit r % 64 of word r // 64; bits after the last row are 0.
+
+AND and OR are numpy's. Bits are stored in the coding that is smaller by a clear margin: flat words, which are the
+fastest to read; compressed with zstd; roaring bitmaps for few rows or long runs; no data if all bits are equal. Pure.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import pyarrow as pa
+import pyroaring
+
+from seamark.formats.index.kernels import _bitmap
+from seamark.formats.index.keys.keys import Bits, Longs
+from seamark.formats.index.kinds.pieces import Piece
+
+MARGIN = 0.75
+"""A compressed coding is used only if it is at least a quarter smaller."""
+_CHUNK_ROWS = 1 << 16
+_CHUNK_BYTES = 16
+"""Maximum size of a container's entry in the header of a roaring bitmap."""
+_LISTED_ROWS = 1 << 20
+"""Rows of a roaring bitmap that are listed at once; a multiple of 64."""
+_ZSTD = pa.Codec("zstd", 1)
+
+
+class Coding(IntEnum):
+    """The coding of a piece's bytes."""
+
+    ZEROS = 0
+    ONES = 1
+    FLAT = 2
+    ZSTD = 3
+    ROARING = 4
+
+
+def words_of(rows: int) -> int:
+    return -(-rows // 64)
+
+
+def none_of(rows: int) -> Bits:
+    return np.zeros(words_of(rows), dtype=np.uint64)
+
+
+def all_of(rows: int) -> Bits:
+    bits = np.full(words_of(rows), 0xFFFFFFFFFFFFFFFF, dtype=np.uint64)
+    if rows % 64:
+        bits[-1] >>= np.uint64(64 - rows % 64)
+    return bits
+
+
+def count(bits: Bits) -> int:
+    return int(np.bitwise_count(bits).sum(dtype=np.int64))
+
+
+def positions(bits: Bits) -> Longs:
+    """int64[n]: the rows of the set, ascending."""
+    return _bitmap.positions(bits, count(bits))
+
+
+def roaring(bits: Bits) -> pyroaring.BitMap:
+    """The set as a roaring bitmap. `serialize` writes the portable format; `run_optimize` adds run containers."""
+    padded = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
+    padded[: len(bits)] = np.bitwise_count(bits)
+    counts = padded.reshape(-1, 1024).sum(axis=1, dtype=np.int64)
+    return pyroaring.BitMap.deserialize(_bitmap.roaring_of(bits, counts))
+
+
+def encode(bits: Bits, rows: int) -> Piece:
+    """The bits as a piece, in the coding that is clearly smaller."""
+    set_rows = count(bits)
+    if set_rows in (0, rows):
+        return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
+    best = Piece(Coding.FLAT, bits.view(np.uint8).data)
+    packed = _ZSTD.compress(best.data, asbytes=True)
+    if len(packed) < MARGIN * len(best.data):
+        best = Piece(Coding.ZSTD, packed)
+    runs = count(bits & ~(bits << np.uint64(1)))
+    if min(2 * set_rows, 4 * runs) + _CHUNK_BYTES * -(-rows // _CHUNK_ROWS) < MARGIN * len(best.data):
+        sparse = roaring(bits)
+        sparse.run_optimize()
+        written = sparse.serialize()
+        if len(written) < MARGIN * len(best.data):
+            best = Piece(Coding.ROARING, written)
+    return best
+
+
+def decode(piece: Piece, rows: int) -> Bits | bool:
+    """The bits, or the value of all bits. Flat bits are not copied. ValueError if the piece does not fit `rows`
+    rows."""
+    match piece.coding:
+        case Coding.ZEROS | Coding.ONES if not len(piece.data):
+            return piece.coding == Coding.ONES
+        case Coding.FLAT if len(piece.data) == 8 * words_of(rows):
+            return np.frombuffer(piece.data, dtype=np.uint64)
+        case Coding.ZSTD:
+            try:
+                words = _ZSTD.decompress(piece.data, 8 * words_of(rows), asbytes=True)
+            except OSError as error:
+                raise ValueError(f"a bitmap does not inflate: {error}") from None
+            if len(words) != 8 * words_of(rows):
+                raise ValueError(f"a bitmap of {rows} rows inflates to {len(words)} bytes")
+            return np.frombuffer(words, dtype=np.uint64)
+        case Coding.ROARING:
+            return _bits_of(pyroaring.BitMap.deserialize(bytes(piece.data)), rows)
+    raise ValueError(f"a bitmap of {rows} rows cannot be {len(piece.data)} bytes in coding {piece.coding}")
+
+
+def _bits_of(bitmap: pyroaring.BitMap, rows: int) -> Bits:
+    """In steps: a run of a few bytes lists any number of rows, and listed, a row takes 4 bytes."""
+    if len(bitmap) and bitmap.max() >= rows:
+        raise ValueError(f"a bitmap names rows beyond the {rows} that there are")
+    if len(bitmap) <= _LISTED_ROWS:
+        return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
+    found = none_of(rows)
+    for start in range(0, rows, _LISTED_ROWS):
+        end = min(start + _LISTED_ROWS, rows)
+        part = np.asarray((bitmap & pyroaring.BitMap(range(start, end))).to_array(), dtype=np.uint32)
+        found[start // 64 : words_of(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
+    return found

@@ -1,0 +1,411 @@
+"""Bloom filters of data files: which files may contain a key (format: `docs/reference/index-format.md`).
+
+Each data file has a separate filter over the hashes of its distinct keys. Files whose filters have the same number of
+bits form a group. A group is stored transposed: row p consists of bit p of every filter. A lookup of a key reads k rows
+of a group, and their AND is the result for all files of the group: k short reads if nothing is cached, for any number
+of files. A group of one file is the file's filter unchanged.
+
+Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check the rest. A
+cleared bit would exclude a file that has the key, so no row is used before its page is checked.
+
+Null and NaN are in no filter: the index cannot prune by a predicate that matches either.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.index.kernels import _bloom
+from seamark.formats.index.keys.hashing import Hashes, checksum, hash_keys
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
+from seamark.formats.index.kinds.kind import BlobReader, IndexKind, IndexParameter
+from seamark.formats.index.kinds.queries import Flags, point_keys
+
+FPP = 0.01
+FPP_MIN, FPP_MAX = 1e-6, 0.5
+HASHED_MAX = 2_000
+"""Maximum keys of a join that are probed: with more keys, false positives would select every file."""
+FILTER_BITS_MIN, FILTER_BITS_MAX = 1 << 8, 1 << 30
+"""A file with more keys than the largest filter can hold has more false positives, but no false negatives."""
+
+_SEED = 0
+_PAGE_BITS = 1 << 15
+_SUM = 4
+_UNALIGNED_MAX = 128
+"""In groups of more files, a row begins at a byte; in smaller groups the padding would be too large."""
+_GROUPS_MAX = 255
+_HASH_COUNT_MAX = 32
+_MERGE_WORDS = 1 << 23
+
+_FIXED = struct.Struct("<4I")
+"""Bytes of the header, bits set per key, files, groups."""
+FIXED_SIZE = _FIXED.size
+_ENTRY = np.dtype([("filter_bits", "<u8"), ("files", "<u8"), ("offset", "<u8"), ("length", "<u8")])
+_CHECK = struct.Struct("<Q")
+
+
+def hash_count(fpp: float) -> int:
+    """k, the bits that are set per key, for the false-positive rate `fpp`. ValueError if the rate is out of range."""
+    if not FPP_MIN <= fpp <= FPP_MAX:
+        raise ValueError(f"a false-positive rate of {fpp} is not between {FPP_MIN} and {FPP_MAX}")
+    return max(1, round(-math.log2(fpp)))
+
+
+def filter_bits(keys: int, fpp: float) -> int:
+    """The size in bits of a filter for `keys` distinct keys: the least 2^e · {4, 5, 6, 7} / 4 that keeps the rate.
+
+    The few possible sizes make groups large; a filter is at most a quarter larger than needed.
+    """
+    k = hash_count(fpp)
+    needed = math.ceil(keys * -k / math.log1p(-(fpp ** (1 / k))))
+    if needed <= FILTER_BITS_MIN:
+        return FILTER_BITS_MIN
+    quarter = 1 << needed.bit_length() - 3
+    return min(-(-needed // quarter) * quarter, FILTER_BITS_MAX)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileBloom:
+    """The filter of one data file: uint64[filter bits / 64], bit p is bit p % 64 of word p // 64."""
+
+    hash_count: int
+    words: npt.NDArray[np.uint64]
+
+    @property
+    def filter_bits(self) -> int:
+        return 64 * len(self.words)
+
+
+def build(keys: Keys, fpp: float = FPP) -> FileBloom:
+    """The filter of a data file's values of one term."""
+    hashes = hash_keys(keys, _SEED)
+    present = keys.present
+    distinct = _bloom.distinct(hashes if present is None else hashes[present])
+    k = hash_count(fpp)
+    return FileBloom(k, _bloom.fill(distinct, filter_bits(len(distinct), fpp), k))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Group:
+    """The position of the filters of one size. `files`: their numbers in the blob, ascending."""
+
+    filter_bits: int
+    files: npt.NDArray[np.int32]
+    offset: int
+
+    @property
+    def stride(self) -> int:
+        """Bits from one row to the next."""
+        n = len(self.files)
+        return n if n <= _UNALIGNED_MAX else -(-n // 8) * 8
+
+    @property
+    def page_shift(self) -> int:
+        """A page has 2^page_shift rows: as many as fit into 4 KiB, at least one."""
+        return max(0, (_PAGE_BITS // self.stride).bit_length() - 1)
+
+    @property
+    def page(self) -> int:
+        """Bytes of a full page, without its checksum."""
+        return -(-(self.stride << self.page_shift) // 8)
+
+    @property
+    def pages(self) -> int:
+        return -(-self.filter_bits // (1 << self.page_shift))
+
+    @property
+    def length(self) -> int:
+        """Bytes of all pages with their checksums. The last page may have fewer rows."""
+        last_rows = self.filter_bits - (self.pages - 1 << self.page_shift)
+        return (self.pages - 1) * (self.page + _SUM) + -(-last_rows * self.stride // 8) + _SUM
+
+    def spot(self, page: int) -> tuple[int, int]:
+        """(offset, length) of a page with its checksum, in the blob."""
+        start = page * (self.page + _SUM)
+        return self.offset + start, min(self.page + _SUM, self.length - start)
+
+    def geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
+        """The group in the form of the kernels (`Group` in `_bloom.pyx`)."""
+        shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page]
+        return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
+
+
+def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
+    """The blob of these data files, in pieces. ValueError for filters with different k, or for no filters."""
+    counts = {entry.hash_count for entry in entries}
+    if len(counts) != 1:
+        raise ValueError(f"the filters of a blob set one number of bits a key; these set {sorted(counts)}")
+
+    def fill(group: _Group, out: Bytes) -> None:
+        _bloom.slice_filters([entries[file].words for file in group.files.tolist()], group.geometry(), 0, out)
+
+    return _blob(counts.pop(), [entry.filter_bits for entry in entries], fill)
+
+
+def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
+    """A blob of the files that are kept (bool[files]) of several blobs, in order; equal to the encoding of their
+    filters.
+
+    Needs, in addition to the parts and the result, the larger of 64 MB and 64 bits per file. ValueError for damaged
+    pages, for parts with different k, or for no parts.
+    """
+    counts = {bloom.hash_count for bloom, _ in parts}
+    if len(counts) != 1:
+        raise ValueError(f"blobs that are merged set one number of bits a key; these set {sorted(counts)}")
+
+    def fill(group: _Group, out: Bytes) -> None:
+        total = group.filter_bits // 64
+        step = max(1, _MERGE_WORDS // sum(bloom.files for bloom, _ in parts))
+        for first in range(0, total, step):
+            words = min(step, total - first)
+            filters = [
+                file_filter
+                for bloom, keep in parts
+                for file_filter in bloom.filters(group.filter_bits, keep, first, words)
+            ]
+            _bloom.slice_filters(filters, group.geometry(), first, out)
+
+    sizes = np.concatenate([bloom.filter_bits[keep] for bloom, keep in parts])
+    return _blob(counts.pop(), sizes.tolist(), fill)
+
+
+def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], None]) -> list[Bytes]:
+    """Header and groups; `fill` sets the bits of a group's rows, in zeroed pages."""
+    sizes, number_of = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
+    head = _header_size(len(bits_of_files), len(sizes))
+    entries = np.zeros(len(sizes), dtype=_ENTRY)
+    pieces: list[Bytes] = []
+    offset = head
+    for number, size in enumerate(sizes.tolist()):
+        group = _Group(size, np.flatnonzero(number_of == number).astype(np.int32), offset)
+        out = np.zeros(group.length + 8, dtype=np.uint8)  # the kernel writes whole words
+        fill(group, out)
+        _bloom.seal(group.geometry(), out)
+        entries[number] = (size, len(group.files), offset, group.length)
+        pieces.append(out[: group.length])
+        offset += group.length
+    numbers = number_of.astype(np.uint8).tobytes()
+    text = _FIXED.pack(head, k, len(bits_of_files), len(sizes)) + entries.tobytes() + numbers
+    text = text.ljust(head - _CHECK.size, b"\0")
+    return [np.frombuffer(text + _CHECK.pack(checksum(text)), dtype=np.uint8), *pieces]
+
+
+class Bloom:
+    """The filters of a blob's data files, by their numbers in it. `files` counts them."""
+
+    def __init__(self, blob: memoryview | bytes, size: int | None = None) -> None:
+        """ValueError if the header is damaged or its groups do not fill the blob.
+
+        For remote probes, the header of a blob of `size` bytes is enough (`header_size`). Pages are checked when they
+        are first used.
+        """
+        self._data = np.frombuffer(blob, dtype=np.uint8)
+        size = len(self._data) if size is None else size
+        header = header_size(blob)
+        if header > min(len(self._data), size):
+            raise ValueError(f"bloom blob: {len(self._data)} bytes are too few for a header of {header}")
+        text = memoryview(blob)[:header]
+        if _CHECK.unpack(text[-_CHECK.size :])[0] != checksum(text[: -_CHECK.size]):
+            raise ValueError("bloom blob: the header does not match its checksum")
+        _, self.hash_count, self.files, groups = _FIXED.unpack_from(text)
+        if not 1 <= self.hash_count <= _HASH_COUNT_MAX or groups > _GROUPS_MAX:
+            raise ValueError(f"bloom blob: {self.hash_count} bits a key and {groups} groups are not possible")
+        if header != _header_size(self.files, groups):
+            raise ValueError(f"bloom blob: {self.files} files in {groups} groups have no header of {header} bytes")
+        self._groups = _groups(text, self.files, groups, size)
+        pages, members, rows = 0, 0, []
+        for group in self._groups:
+            rows.append(group.geometry(pages, members))
+            pages += group.pages
+            members += len(group.files)
+        self._geometry = np.array(rows, dtype=np.int64).reshape(-1, 8)
+        self._members = np.concatenate([np.zeros(0, dtype=np.int32), *(group.files for group in self._groups)])
+        self._spans = np.array([[0, len(self._data), 0]], dtype=np.int64)
+        self._checked = np.zeros(pages if len(self._data) == size else 0, dtype=np.uint8)
+
+    @property
+    def filter_bits(self) -> Longs:
+        """int64[files]: the size of each file's filter."""
+        bits = np.zeros(self.files, dtype=np.int64)
+        for group in self._groups:
+            bits[group.files] = group.filter_bits
+        return bits
+
+    def probe(self, hashes: Hashes) -> Bytes:
+        """uint8[files]: 1 if a file may contain a key with one of the hashes. ValueError for a damaged page."""
+        return self._probe(self._data, self._spans, self._checked, hashes)
+
+    def byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
+        """(offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
+        mixed = _mixed(hashes, self.hash_count)
+        ranges: list[tuple[int, int]] = []
+        for group in self._groups:
+            rows = mixed * np.uint64(group.filter_bits) >> np.uint64(32)
+            for page in np.unique(rows >> np.uint64(group.page_shift)).tolist():
+                offset, length = group.spot(page)
+                if ranges and sum(ranges[-1]) == offset:
+                    offset, before = ranges.pop()
+                    length += before
+                ranges.append((offset, length))
+        return ranges
+
+    def probe_bytes(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
+        """The result of `probe`, from the bytes of `byte_ranges` for the same hashes, in the same order."""
+        spans = []
+        at = 0
+        for (offset, length), part in zip(self.byte_ranges(hashes), parts, strict=True):
+            if len(part) != length:
+                raise ValueError(f"bloom blob: {len(part)} bytes were read at {offset}, not {length}")
+            spans.append((offset, length, at))
+            at += length
+        data = np.frombuffer(b"".join(parts), dtype=np.uint8)
+        table = np.array(spans, dtype=np.int64).reshape(-1, 3)
+        return self._probe(data, table, np.zeros(0, dtype=np.uint8), hashes)
+
+    def _probe(self, data: Bytes, spans: Longs, checked: Bytes, hashes: Hashes) -> Bytes:
+        flags = np.zeros(self.files, dtype=np.uint8)
+        bad = _bloom.probe(data, spans, self._geometry, self._members, checked, hashes, self.hash_count, flags)
+        if bad >= 0:
+            raise _damage(bad)
+        return flags
+
+    def verify(self) -> None:
+        """ValueError if a page is damaged."""
+        for row in self._geometry:
+            bad = _bloom.damaged(self._data, row)
+            if bad >= 0:
+                raise _damage(bad)
+
+    def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
+        """Words `first` to `first` + `words` of the filters with `size` bits of the files that are kept (bool[files]).
+
+        ValueError for a damaged page, provided that the caller has read the words before `first`.
+        """
+        for group in self._groups:
+            if group.filter_bits == size and keep[group.files].any():
+                filters = np.empty((len(group.files), words), dtype=np.uint64)
+                bad = _bloom.unslice(self._data, group.geometry(), first, filters)
+                if bad >= 0:
+                    raise _damage(bad)
+                return [filters[number] for number in np.flatnonzero(keep[group.files]).tolist()]
+        return []
+
+
+def header_size(start: memoryview | bytes) -> int:
+    """The number of bytes of a blob's header, from its first FIXED_SIZE bytes. ValueError for fewer bytes."""
+    if len(start) < FIXED_SIZE:
+        raise ValueError(f"bloom blob: {len(start)} bytes are too few")
+    size = int(_FIXED.unpack_from(start)[0])
+    if size < FIXED_SIZE + _CHECK.size:
+        raise ValueError(f"bloom blob: a header of {size} bytes is too short")
+    return size
+
+
+def _header_size(files: int, groups: int) -> int:
+    return FIXED_SIZE + groups * _ENTRY.itemsize + -(-files // 8) * 8 + _CHECK.size
+
+
+def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
+    """The groups of a header. ValueError unless they have exactly the layout that the writer produces."""
+    entries = np.frombuffer(text, dtype=_ENTRY, count=count, offset=FIXED_SIZE)
+    numbers = np.frombuffer(text, dtype=np.uint8, count=files, offset=FIXED_SIZE + count * _ENTRY.itemsize)
+    order = np.argsort(numbers, kind="stable").astype(np.int32)
+    counts = np.bincount(numbers, minlength=count).tolist()
+    if len(counts) != count:
+        raise ValueError(f"bloom blob: a file refers to a group after the last, number {count - 1}")
+    groups: list[_Group] = []
+    at, offset, before = 0, len(text), 0
+    for entry, members in zip(entries.tolist(), counts, strict=True):
+        bits = entry[0]
+        if bits % 64 or not max(before + 1, 64) <= bits <= FILTER_BITS_MAX or not members:
+            raise ValueError(f"bloom blob: no group has {members} filters of {bits} bits here")
+        group = _Group(bits, order[at : at + members], offset)
+        if entry != (bits, members, offset, group.length):
+            raise ValueError(f"bloom blob: the group of filters of {bits} bits is not where it should be")
+        groups.append(group)
+        at, offset, before = at + members, offset + group.length, bits
+    if offset != size:
+        raise ValueError(f"bloom blob: {size} bytes, where the groups end at {offset}")
+    return groups
+
+
+def _mixed(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
+    """uint64[hashes, k]: the factors that the kernel's `position` multiplies by a filter's bits."""
+    low = np.uint64(0xFFFFFFFF)
+    steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
+    mixed: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low
+    return mixed
+
+
+def _damage(offset: int) -> ValueError:
+    return ValueError(f"bloom blob: the page at byte {offset} does not match its checksum, or is not there")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BloomQuery:
+    """Selects files with a key that has one of the hashes (seed 0)."""
+
+    hashes: Hashes
+
+    def of(self, index: Bloom) -> Flags:
+        """As in `IndexQuery`."""
+        return index.probe(self.hashes)
+
+
+class RemoteBloom:
+    """The header is in memory; pages are read from storage."""
+
+    is_full = False
+
+    def __init__(self, blob: BlobReader, opened: Bloom, size_bytes: int) -> None:
+        self._blob, self._bloom, self.size_bytes = blob, opened, size_bytes
+        self.data_files = opened.files
+
+    async def probe(self, query: BloomQuery) -> Flags | None:
+        parts = await self._blob.read_all(self._bloom.byte_ranges(query.hashes))
+        return None if parts is None else self._bloom.probe_bytes(query.hashes, parts)
+
+
+class BloomKind(IndexKind[FileBloom, Bloom]):
+    name = "bloom"
+    parameters = (IndexParameter("fpp", "the share of false positives", FPP, FPP_MIN, FPP_MAX),)
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileBloom:
+        return build(columns[0], parameters.get("fpp", FPP))
+
+    def encode(self, entries: Sequence[FileBloom]) -> list[Bytes]:
+        return encode(entries)
+
+    def merge(self, parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
+        return merge(parts)
+
+    def open(self, blob: memoryview) -> Bloom:
+        return Bloom(blob)
+
+    async def open_remote(self, blob: BlobReader) -> RemoteBloom:
+        start = await blob.read_head(header_size)
+        head = header_size(start)
+        return RemoteBloom(blob, Bloom(start[:head], blob.length), 16 * head)
+
+    def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:
+        columns = point_keys(ranges)
+        return None if columns is None else BloomQuery(hash_keys(columns[0], _SEED))
+
+    def query_of_keys(self, keys: KeySet) -> BloomQuery | None:
+        return None if len(keys) > HASHED_MAX else BloomQuery(hash_keys(keys.keys, _SEED))
+
+    def compare(self, index: Bloom, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+        hashes = hash_keys(columns[0], _SEED)
+        for row in sampled:
+            if not index.probe(hashes[row : row + 1])[number]:
+                yield f"the filter does not know the value of row {row}"
+
+
+BLOOM = BloomKind()

@@ -1,0 +1,136 @@
+"""A file's distinct keys in order, and the ranges of a predicate as intervals of ranks.
+
+A key's rank is its position in the dictionary. A range of keys is an interval of ranks; two searches in the packed
+dictionary find it (`_ordered.pyx`). Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.index.kernels import _ordered
+from seamark.formats.index.keys.keys import CODE_MAX, Bytes, Codes, KeyRanges, has_codes
+from seamark.formats.index.keys.ranks import CLIPPED_BYTES, Distinct
+
+RankArray = npt.NDArray[np.uint64]
+
+CODES, BYTES = 0, 1
+"""Forms of keys."""
+
+
+class Intervals(NamedTuple):
+    """[begin, end) of ranks, uint64[n] each: ascending, disjoint, not adjacent, none empty."""
+
+    begins: RankArray
+    ends: RankArray
+
+
+class Bounds:
+    """The ranges of a predicate as searches. ValueError if its keys have another form."""
+
+    def __init__(self, ranges: KeyRanges, form: int) -> None:
+        if has_codes(ranges.kind) != (form == CODES):
+            raise ValueError(f"an index of {('codes', 'bytes')[form]} does not support keys of type {ranges.kind}")
+        self.form = form
+        self.exact = True
+        """False if a bound is too long to be distinguished from other keys."""
+        if form == CODES:
+            self._read_codes(ranges)
+        else:
+            self._read_bytes(ranges)
+
+    def _read_codes(self, ranges: KeyRanges) -> None:
+        lows, highs = [], []
+        for key_range in ranges.ranges:
+            low = 0 if key_range.low is None else int(key_range.low) + key_range.low_open
+            high = CODE_MAX if key_range.high is None else int(key_range.high) - key_range.high_open
+            if low <= high:
+                lows.append(low)
+                highs.append(high)
+        self.count = len(lows)
+        self.lows: Codes = np.array(lows, dtype=np.uint64)
+        self.highs: Codes = np.array(highs, dtype=np.uint64)
+
+    def _read_bytes(self, ranges: KeyRanges) -> None:
+        self.low_bytes: list[bytes] = []
+        self.high_bytes: list[bytes] = []
+        above, upto = [], []
+        for key_range in ranges.ranges:
+            low, high = key_range.low or b"", key_range.high
+            assert isinstance(low, bytes)
+            if isinstance(high, bytes):
+                if low > high:
+                    continue
+                self.high_bytes.append(high[:CLIPPED_BYTES])
+                upto.append(not key_range.high_open or len(high) >= CLIPPED_BYTES)
+                self.exact &= len(high) < CLIPPED_BYTES
+            self.low_bytes.append(low[:CLIPPED_BYTES])
+            above.append(key_range.low is not None and key_range.low_open and len(low) < CLIPPED_BYTES)
+            self.exact &= len(low) < CLIPPED_BYTES
+        self.count = len(self.low_bytes)
+        self._above: Bytes = np.array(above, dtype=np.uint8)
+        self._upto: Bytes = np.array(upto, dtype=np.uint8)
+
+    def edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """The least and the greatest key of each range, inclusive; byte keys are cut or zero-padded to `width`
+        bytes."""
+        if self.form == CODES:
+            return self.lows, self.highs
+        lows = [low[:width] for low in self.low_bytes]
+        highs = [high[:width] for high in self.high_bytes]
+        highs += [b"\xff" * width] * (self.count - len(highs))
+        return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
+
+    def intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
+        """The intervals of ranks of the keys in the ranges. ValueError if the dictionary is damaged."""
+        if isinstance(dictionary, _ordered.Numbers):
+            begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
+        else:
+            begins = dictionary.below(self.low_bytes, self._above)
+            ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # the last range may be unbounded
+            ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
+        if len(begins) > 1:
+            return _joined(begins, ends)
+        return Intervals(begins, ends) if len(begins) and begins[0] < ends[0] else _NONE
+
+
+_NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
+
+
+def _joined(begins: RankArray, ends: RankArray) -> Intervals:
+    """Removes empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
+    non_empty = begins < ends
+    begins, ends = begins[non_empty], ends[non_empty]
+    if len(begins) < 2:
+        return Intervals(begins, ends)
+    apart = begins[1:] > ends[:-1]
+    return Intervals(begins[np.r_[True, apart]], ends[np.r_[apart, True]])
+
+
+def pack(distinct: Distinct) -> Bytes:
+    if distinct.codes is not None:
+        return _ordered.pack_numbers(distinct.codes)
+    assert distinct.starts is not None
+    assert distinct.heap is not None
+    return _ordered.pack_strings(distinct.starts, distinct.heap)
+
+
+def opened(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
+    """Opens a dictionary of `count` keys in place. ValueError if the bytes are damaged."""
+    memory = aligned(data)
+    return _ordered.Numbers(memory, count) if form == CODES else _ordered.Strings(memory, count)
+
+
+def aligned(data: bytes | memoryview) -> Bytes:
+    """The bytes in place, or a copy if they are not aligned to 8 bytes."""
+    memory = np.frombuffer(data, dtype=np.uint8)
+    return memory if memory.ctypes.data % 8 == 0 else memory.copy()
+
+
+def distinct_of(dictionary: _ordered.Numbers | _ordered.Strings) -> Distinct:
+    if isinstance(dictionary, _ordered.Numbers):
+        return Distinct(dictionary.all())
+    return Distinct(None, *dictionary.all())

@@ -1,0 +1,23 @@
+"""The index kinds by name, in the order in which plans query them: cheapest first. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seamark.formats.index.kinds.bitmap import BITMAP
+from seamark.formats.index.kinds.bloom import BLOOM
+from seamark.formats.index.kinds.kind import IndexKind, IndexParameter
+from seamark.formats.index.kinds.record import RECORD
+
+KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BITMAP, RECORD)}
+
+
+def parameters() -> Mapping[str, IndexParameter]:
+    """The parameters of all kinds, by name."""
+    return {parameter.name: parameter for kind in KINDS.values() for parameter in kind.parameters}
+
+
+def takers(parameter: str) -> list[str]:
+    """The names of the kinds that have the parameter."""
+    return [kind.name for kind in KINDS.values() if any(declared.name == parameter for declared in kind.parameters)]

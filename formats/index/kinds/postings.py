@@ -1,0 +1,402 @@
+"""Postings: the distinct keys of all data files in order, and the files that contain each key.
+
+If keys occur in several files, the files of each key are stored, as a row of bits or as a list, the smaller of the two.
+Otherwise that would store every key twice for little gain: then only the least and the greatest key of each file are
+stored, and a lookup that they do not decide searches the file's own dictionary. For a range of many keys, the least and
+the greatest rank decide most files. Pure.
+
+Stored as `pieces.py` describes: the numbers of distinct keys and of files, the form of the keys, the layout. The pieces
+of MATRIX and LISTS: dictionary; the least and the greatest rank of each file, u32[files] twice (2^32 - 1 and 0 for a
+file without keys); then the bits, u64[keys][ceil(files / 64)], or the lists of files of all keys, concatenated, in 1, 2
+or 4 bytes, and their starts, `pack_numbers` of keys + 1. The pieces of EDGES: the least and the greatest key of each
+file, u64[files] twice, or their first 64 bytes, padded with zeros, twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from seamark.formats.index.kernels import _bitmap, _ordered
+from seamark.formats.index.keys.key_set import KeySet, WantedKeys
+from seamark.formats.index.keys.keys import Bytes
+from seamark.formats.index.keys.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
+from seamark.formats.index.kinds import bits
+from seamark.formats.index.kinds.bits import MARGIN, Coding
+from seamark.formats.index.kinds.dictionary import CODES, Bounds, RankArray, aligned, distinct_of, opened, pack
+from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+
+MATRIX, LISTS, EDGES = 0, 1, 2
+"""Layouts."""
+_DICTIONARY, _LEAST, _MOST, _FILES, _STARTS = range(5)
+"""Piece numbers; in EDGES, pieces 0 and 1 are the edges."""
+PIECES_MAX = _STARTS + 1
+EDGE_BYTES = 64
+
+SHARE, SHARE_ALONE = 1.0, 0.25
+"""Maximum bytes of the files of each key, as a fraction of the bytes of the sections: if keys are shared by files, and
+if they are not."""
+SPEND_MIN = 1 << 16
+"""The same maximum for small indexes."""
+SHARED_BY = 4
+"""Keys count as shared if each occurs in this many files on average."""
+KEYS_MAX = 1 << 22
+HEAP_MAX = 1 << 28
+"""Maximum distinct keys, and bytes of them, that are sorted in memory; larger sets are treated as not shared."""
+_NEVER = (1 << 32) - 1
+"""The least rank of a file without keys; no interval of ranks contains it."""
+_BATCH_KEYS = 1 << 22
+_WIDE_MAX = 32
+"""Maximum number of wide ranges (of several keys) that are first compared with the least and greatest rank of each
+file."""
+
+_ZSTD = pa.Codec("zstd", 1)
+_INFLATED_MAX = 1 << 28
+"""Of one piece. Longer pieces are stored uncompressed and memory-mapped."""
+
+Marks = npt.NDArray[np.uint8]
+_NO_MARK = np.zeros(1, dtype=np.uint8)
+
+
+class Searchable(Protocol):
+    """A file's section, as a source of keys."""
+
+    cardinality: int
+
+    @property
+    def dictionary(self) -> _ordered.Numbers | _ordered.Strings: ...
+
+
+Sections = Callable[[int], Searchable]
+
+
+def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
+    """The postings of data files, given their sections in order. The sections take `section_bytes` in total."""
+    total = sum(section.cardinality for section in sections)
+    budget = max(SHARE * section_bytes, SPEND_MIN)
+    distinct = _union(sections, form, budget) if len(sections) < 1 << 32 else None
+    if distinct is not None:
+        limit = budget
+        if SHARED_BY * len(distinct) > total:
+            limit = max(SHARE_ALONE * section_bytes, SPEND_MIN)
+        by_key = _by_key(sections, form, distinct, total, limit)
+        if by_key is not None:
+            return by_key
+    return _edges(sections, form)
+
+
+def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
+    """File numbers in batches of at most `_BATCH_KEYS` keys; a larger file is a separate batch."""
+    batches: list[list[int]] = [[]]
+    batch_keys = 0
+    for number, section in enumerate(sections):
+        if batches[-1] and batch_keys + section.cardinality > _BATCH_KEYS:
+            batches.append([])
+            batch_keys = 0
+        batches[-1].append(number)
+        batch_keys += section.cardinality
+    return batches
+
+
+def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
+    """The distinct keys of all sections; None if there are too many."""
+    union = _ranked([], form)[0]
+    for batch in _batches(sections):
+        parts = [distinct_of(sections[number].dictionary) for number in batch]
+        union = _ranked([union, *parts], form)[0]
+        if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
+            return None  # each key takes at least a byte
+    return union
+
+
+def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
+    """The distinct keys of all parts."""
+    return _ranked(parts, form)[0]
+
+
+def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
+    """The distinct keys of all parts, and the rank of each input key, in input order."""
+    if form == CODES:
+        codes = [part.codes for part in parts if part.codes is not None]
+        return ranked_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
+    starts, heaps, base = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)], 0
+    for part in parts:
+        if part.starts is not None and part.heap is not None:
+            starts.append(part.starts[1:] + base)
+            heaps.append(part.heap)
+            base += len(part.heap)
+    together = np.concatenate(starts)
+    return ranked_bytes(together[:-1], together[1:], np.concatenate(heaps))
+
+
+def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float) -> bytes | None:
+    """The MATRIX or LISTS layout; None if it takes more than `budget` bytes. `total`: the keys of all files, summed."""
+    files, keys = len(sections), len(distinct)
+    words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
+    matrix_bytes, lists_bytes = 8 * words * keys, width * total
+    dictionary = pack(distinct)
+    if len(dictionary) + 8 * files + min(matrix_bytes, lists_bytes) > budget:
+        return None
+    layout = MATRIX if matrix_bytes <= lists_bytes else LISTS
+    least, most = np.full(files, _NEVER, dtype=np.uint32), np.zeros(files, dtype=np.uint32)
+    matrix = np.zeros((keys, words) if layout == MATRIX else (0, 0), dtype=np.uint64)
+    pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
+    for batch in _batches(sections):
+        parts = [distinct_of(sections[number].dictionary) for number in batch]
+        ranks = _ranked([distinct, *parts], form)[1][keys:]
+        lengths = np.array([len(part) for part in parts], dtype=np.int64)
+        owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
+        ends = np.cumsum(lengths)
+        non_empty = np.flatnonzero(lengths)
+        owners_at = np.array(batch, dtype=np.int64)[non_empty]
+        least[owners_at], most[owners_at] = ranks[(ends - lengths)[non_empty]], ranks[ends[non_empty] - 1]
+        if layout == MATRIX:
+            _bitmap.fill_matrix(matrix, ranks, owners)
+        else:
+            pairs.append((ranks, owners))
+    pieces = [_flat(dictionary), _packed(least), _packed(most)]
+    if layout == MATRIX:
+        pieces.append(_packed(matrix))
+    else:
+        pieces += _lists(pairs, keys, width)
+    return write_pieces(Head(keys, files, form, layout, 0), pieces)
+
+
+def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, width: int) -> list[Piece]:
+    ranks = np.concatenate([pair[0] for pair in pairs])
+    owners = np.concatenate([pair[1] for pair in pairs])
+    starts = np.zeros(keys + 1, dtype=np.uint64)
+    np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
+    listed = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
+    return [_packed(listed), _flat(_ordered.pack_numbers(starts))]
+
+
+def _edges(sections: Sequence[Searchable], form: int) -> bytes:
+    """The EDGES layout: the least and the greatest key of each file; zeros for a file without keys."""
+    if form == CODES:
+        sides = np.zeros((2, len(sections)), dtype=np.uint64)
+    else:
+        sides = np.zeros((2, len(sections)), dtype=f"S{EDGE_BYTES}")
+    for number, section in enumerate(sections):
+        if section.cardinality:
+            sides[0, number], sides[1, number] = section.dictionary.edges()
+    pieces = [_packed(np.ascontiguousarray(side)) for side in sides]
+    return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
+
+
+def _flat(array: Bytes) -> Piece:
+    return Piece(Coding.FLAT, array.data)
+
+
+def _packed(array: npt.NDArray[Any]) -> Piece:
+    """A flat piece; or, if it is clearly smaller, zstd after the decompressed size (u64)."""
+    data = array.reshape(-1).view(np.uint8).data
+    if len(data) > _INFLATED_MAX:
+        return Piece(Coding.FLAT, data)
+    packed = len(data).to_bytes(8, "little") + _ZSTD.compress(data, asbytes=True)
+    return Piece(Coding.ZSTD, packed) if len(packed) < MARGIN * len(data) else Piece(Coding.FLAT, data)
+
+
+def _is_wide(begins: RankArray, ends: RankArray) -> bool:
+    """Whether the wide intervals (several keys) are first compared with the least and greatest rank of each file."""
+    return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
+
+
+class Postings:
+    """Reads the bytes of `build_postings`. ValueError for a damaged part, when it is first read."""
+
+    def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
+        """`pairs`: the numbers of distinct keys of the files, summed; the lists have at most this many entries."""
+        self._pieces = Pieces(memory)
+        self._keys, stored_files, stored_form, self.layout, _ = self._pieces.head
+        pieces = {MATRIX: _STARTS, LISTS: _STARTS + 1, EDGES: 2}.get(self.layout)
+        if (stored_files, stored_form, self._pieces.count) != (files, form, pieces):
+            raise ValueError(f"postings of {stored_files} files in {self._pieces.count} pieces cannot be right")
+        if self._keys >= _NEVER or self._keys > pairs:
+            raise ValueError(f"postings of {self._keys} keys, where files have {pairs}, cannot be right")
+        self._pairs = pairs
+        self._form = form
+        self._files = files
+        self._arrays: dict[int, npt.NDArray[Any]] = {}
+        self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
+        self._starts: _ordered.Numbers | None = None
+        self._marked: tuple[WantedKeys, Marks] | None = None
+
+    def verify(self) -> None:
+        self._pieces.verify()
+
+    def files_with(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+        """uint8[files]: 1 if a file contains a key within the bounds. `has_keys`: bool[files], false for a file without
+        keys."""
+        if not bounds.count:
+            return np.zeros(self._files, dtype=np.uint8)
+        if self.layout == EDGES:
+            return self._search_sections(bounds, *self._by_edges(bounds, has_keys), section)
+        return self._by_key(bounds)
+
+    def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
+        """(offset, length) of the pieces that `files_with` reads, step by step: the caller loads each list into memory
+        before it takes the next. The sections of the files (`left_open`) are not included."""
+        if not bounds.count:
+            return
+        if self.layout == EDGES:
+            yield [self._pieces.spot(0), self._pieces.spot(1)]
+            return
+        yield [self._pieces.spot(_DICTIONARY)]
+        begins, ends = bounds.intervals(self._opened())
+        if _is_wide(begins, ends):
+            yield [self._pieces.spot(_LEAST), self._pieces.spot(_MOST)]
+            _, begins, ends = self._by_extremes(begins, ends)
+        if len(begins):
+            yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
+
+    def left_open(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+        """The numbers of the files whose section dictionaries `files_with` searches."""
+        if not bounds.count or self.layout != EDGES:
+            return np.empty(0, dtype=np.intp)
+        return self._by_edges(bounds, has_keys)[1]
+
+    def files_with_keys(self, keys: KeySet, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
+        """As `files_with`, for many keys: looks up the keys of the index in `keys`."""
+        if self.layout != EDGES:
+            marks = self._marks_of(keys)
+            if marks.all():
+                return has_keys.astype(np.uint8)
+            edges = np.diff(np.concatenate([_NO_MARK, marks, _NO_MARK]).view(np.int8))
+            begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+            if not len(begins):
+                return np.zeros(self._files, dtype=np.uint8)
+            return self._listed(begins.astype(np.uint64), ends.astype(np.uint64))
+        file_marks = np.zeros(self._files, dtype=np.uint8)
+        bounds = Bounds(keys.extremes, self._form)
+        if bounds.count:
+            for number in np.flatnonzero(self._between(bounds, has_keys)).tolist():
+                file_marks[number] = keys.marks(distinct_of(section(number).dictionary)).any()
+        return file_marks
+
+    def has_only(self, keys: WantedKeys) -> bool:
+        """Whether every key of every file is certain to be in `keys`."""
+        return self.layout != EDGES and bool(self._marks_of(keys).all())
+
+    def share(self, keys: WantedKeys) -> float:
+        """The fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
+        if self.layout == EDGES or not self._keys:
+            return 1.0
+        return float(np.count_nonzero(self._marks_of(keys))) / self._keys
+
+    def _marks_of(self, keys: WantedKeys) -> Marks:
+        """uint8[distinct keys]: 1 for the keys in `keys`. The result for the last `keys` is cached."""
+        marked = self._marked
+        if marked is None or marked[0] is not keys:
+            self._marked = marked = (keys, keys.marks(distinct_of(self._opened())))
+        return marked[1]
+
+    def _between(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """bool[files]: false if the least and the greatest key of a file exclude a key within the bounds."""
+        marks, numbers = self._by_edges(bounds, has_keys)
+        possible: npt.NDArray[np.bool_] = marks != 0
+        possible[numbers] = True
+        return possible
+
+    def _opened(self) -> _ordered.Numbers | _ordered.Strings:
+        if self._dictionary is None:
+            self._dictionary = opened(self._pieces.read(_DICTIONARY).data, self._keys, self._form)
+        return self._dictionary
+
+    def _by_key(self, bounds: Bounds) -> Marks:
+        begins, ends = bounds.intervals(self._opened())
+        marks = np.zeros(self._files, dtype=np.uint8)
+        if _is_wide(begins, ends):
+            marks, begins, ends = self._by_extremes(begins, ends)
+        if len(begins):
+            marks |= self._listed(begins, ends)
+        return marks
+
+    def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
+        """Compares wide intervals with the least and greatest rank of each file. Returns the marks that this decides,
+        and the intervals that still have to be looked up."""
+        marks = np.zeros(self._files, dtype=np.uint8)
+        wide = ends - begins > 1
+        least, most = (self._array(number, "<u4", self._files) for number in (_LEAST, _MOST))
+        undecided = np.zeros(self._files, dtype=np.bool_)
+        for begin, end in zip(begins[wide].tolist(), ends[wide].tolist(), strict=True):
+            below, above = least < begin, most >= end
+            apart = (most < begin) | (least >= end)
+            marks |= ~apart & ~(below & above)
+            undecided |= ~apart & below & above
+        if not (undecided & (marks == 0)).any():
+            begins, ends = begins[~wide], ends[~wide]
+        return marks, begins, ends
+
+    def _listed(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
+        if self.layout == MATRIX:
+            words = bits.words_of(self._files)
+            matrix = self._array(_FILES, "<u8", words * self._keys)
+            file_words = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
+            return np.unpackbits(file_words.view(np.uint8), count=self._files, bitorder="little")
+        if self._starts is None:
+            self._starts = _ordered.Numbers(aligned(self._pieces.read(_STARTS).data), self._keys + 1)
+        width = 1 if self._files <= 1 << 8 else 2 if self._files <= 1 << 16 else 4
+        marks = np.zeros(self._files, dtype=np.uint8)
+        pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
+        if pairs > self._pairs:
+            raise ValueError(f"postings list {pairs} files, where the files have {self._pairs} keys")
+        listed = self._array(_FILES, f"<u{width}", pairs)
+        _bitmap.mark_listed(listed, self._starts.at(begins), self._starts.at(ends), marks)
+        return marks
+
+    def _by_edges(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
+        """The marks that the least and greatest keys decide, and the numbers of the files that they leave undecided."""
+        dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
+        least, most = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
+        lows, highs = bounds.edges(EDGE_BYTES)
+        # A range with a key of a file is the first range that does not end before the file's least key, if any range
+        # has.
+        first = np.searchsorted(highs, least, side="left")
+        possible = has_keys & (first < len(highs))
+        possible[possible] = lows[first[possible]] <= most[possible]
+        marks = np.zeros(self._files, dtype=np.uint8)
+        if self._form == CODES:
+            sure = possible.copy()
+            sure[possible] = lows[first[possible]] <= least[possible]
+            marks[sure] = 1
+            possible &= ~sure
+        return marks, np.flatnonzero(possible)
+
+    def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
+        """Sets the marks of the files `numbers` by a search in their dictionaries."""
+        if self._form == CODES:
+            dictionaries = [section(number).dictionary for number in numbers.tolist()]
+            marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
+            return marks
+        for number in numbers.tolist():
+            marks[number] = len(bounds.intervals(section(number).dictionary).begins) > 0
+        return marks
+
+    def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        """A piece as an array of `count` numbers; cached if it was decompressed. The size is checked before."""
+        array = self._arrays.get(number)
+        if array is not None:
+            return array
+        piece = self._pieces.read(number)
+        if piece.coding == Coding.ZSTD:
+            size = int.from_bytes(piece.data[:8], "little")
+            if size != count * np.dtype(dtype).itemsize or size > _INFLATED_MAX:
+                raise ValueError(f"a piece of {count} numbers cannot inflate to {size:,} bytes")
+            try:
+                data = _ZSTD.decompress(piece.data[8:], size, asbytes=True)
+            except OSError as error:
+                raise ValueError(f"a piece does not inflate: {error}") from None
+            array = np.frombuffer(data, dtype=dtype)
+        elif piece.coding == Coding.FLAT:
+            array = aligned(piece.data).view(dtype)
+        else:
+            raise ValueError(f"a piece has the coding {piece.coding}")
+        if len(array) != count:
+            raise ValueError(f"a piece has {len(array)} numbers, not {count}")
+        self._arrays[number] = array
+        return array

@@ -1,0 +1,74 @@
+"""Queries of index files: which of their data files may contain a matching row. Pure.
+
+The index kind makes a query from a predicate (`kind.py`), once. Local index files answer it in `of`, remote index
+files in `RemoteIndex.probe`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import copysign, prod
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.expressions.expression import Bound
+from seamark.formats.iceberg.types.values import FLOATS
+from seamark.formats.index.keys.keys import Key, KeyRanges, Keys, has_codes
+
+Flags = npt.NDArray[np.uint8]
+
+KEYS_MAX = 100_000
+"""Maximum keys of a predicate that are looked up by hash; a longer list cannot prune."""
+COMBINATIONS_MAX = 10_000
+"""Maximum combinations of the equalities on the columns of a composite key."""
+
+
+class IndexQuery(Protocol):
+    """Immutable; belongs to one index kind."""
+
+    def of(self, index: Any) -> Flags:
+        """uint8[files]: 1 if a file may contain a matching row. `index`: a blob opened by the same kind. ValueError if
+        it is damaged."""
+        ...
+
+
+PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
+
+
+def key_of_predicate(predicate: Bound) -> PredicateKey:
+    """The cache key of a predicate. Python considers 0.0 and -0.0 equal, but they match different rows."""
+    if predicate.result not in FLOATS:
+        return predicate, ()
+    # Not the text of the predicate: it takes long to write for 100,000 values, and this runs for every file.
+    return predicate, tuple(
+        copysign(1.0, value) for value in predicate.values if isinstance(value, float) and not value
+    )
+
+
+def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
+    """The keys of which a matching row has one, as a column for each term; for several terms, all combinations. None if
+    the ranges contain more than single keys, or there are too many keys."""
+    lists: list[tuple[Key, ...]] = []
+    for ranges in ranges_of_terms:
+        if ranges.points is None or ranges.nulls or ranges.nans:  # a literal has no key for null or NaN
+            return None
+        lists.append(ranges.points)
+    if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # 0.0 has two keys
+        return None
+    if len(lists) == 1:
+        return [_literal_keys(lists[0], ranges_of_terms[0].kind)]
+    rows = list(product(*lists))
+    return [_literal_keys([row[term] for row in rows], ranges.kind) for term, ranges in enumerate(ranges_of_terms)]
+
+
+def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
+    """The literals in the form of a column."""
+    if has_codes(kind):
+        return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
+    spelled = [key for key in keys if isinstance(key, bytes)]
+    starts = np.zeros(len(spelled) + 1, dtype=np.int64)
+    np.cumsum([len(key) for key in spelled], out=starts[1:])
+    return Keys(kind, len(spelled), None, starts, np.frombuffer(b"".join(spelled), dtype=np.uint8), None, None)

@@ -1,0 +1,329 @@
+"""The record index: maps the 128-bit hash of a key to its rows, each a data file and a position.
+
+A blob is one sorted run: pages of 4,096 bytes with 170 entries of 24 bytes each and a checksum per page, then the
+*fences* (the high half of each page's first hash), the number of entries of each data file, and a trailer. A merge
+therefore writes it sequentially and keeps only a few pages in memory. A lookup in memory starts where a uniformly
+distributed hash would be, and finds its entry within two or three cache lines. A remote lookup has the fences in memory
+and reads one page.
+
+Every row has an entry, including rows with nulls in the key (`hash_rows` encodes null and NaN). So the entries of a
+file equal its rows, and an audit can compare the counts. A lookup returns every row of a key in every file; the caller
+removes rows that are not in the snapshot or are deleted. If two keys have the same hash, the lookup returns the rows of
+both: with 2^32 rows that happens in one of 10^19 tables.
+
+Encoding and lookups are pure; heavy work runs in C without the GIL (`_record.pyx`). Damage is a ValueError.
+`docs/reference/index-format.md` specifies every byte.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.files.puffin import Part
+from seamark.formats.index.kernels._record import (
+    DROPPED_FILE,
+    ENTRIES_A_PAGE,
+    ENTRY_BYTES,
+    PAGE_BYTES,
+    Merger,
+    Pages,
+    sorted_run,
+    stretches,
+)
+from seamark.formats.index.keys.hashing import Hashes, checksum, hash_halves
+from seamark.formats.index.keys.key_set import KeySet
+from seamark.formats.index.keys.keys import KeyRanges, Keys
+from seamark.formats.index.kinds.kind import BlobReader, IndexKind
+from seamark.formats.index.kinds.queries import KEYS_MAX, Flags, point_keys
+
+Words = npt.NDArray[np.uint64]
+Longs = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
+Mask = npt.NDArray[np.bool_]
+Found = tuple[Longs, Ints, Longs]
+"""(query, file, position) of each match, ordered by query, file, position."""
+
+ROWS_MAX = (1 << 32) - 1
+"""Maximum rows of a data file: positions are uint32."""
+FILES_MAX = (1 << 31) - 1
+TRAILER_BYTES = 64
+COLUMNS_MAX = 32
+"""Maximum columns of a key."""
+
+_MAGIC = b"SMRECORD"
+_TRAILER = struct.Struct("<8sQQIIQ16x")
+"""Magic, entries, pages, data files, bytes per page, XXH64 of fences and counts, zeros. The XXH64 of these follows."""
+_SUM = struct.Struct("<Q")
+_PAGES_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FileRecords:
+    """The entries of one data file: `run`, uint8[24 * rows], in ascending order."""
+
+    run: Bytes
+
+    @property
+    def rows(self) -> int:
+        return len(self.run) // ENTRY_BYTES
+
+
+def build(columns: Sequence[Keys]) -> FileRecords:
+    """From the key columns of one data file, in the order of the definition. ValueError for more than ROWS_MAX rows."""
+    if columns and columns[0].rows > ROWS_MAX:
+        raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
+    return FileRecords(sorted_run(*hash_halves(columns)))
+
+
+def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
+    """A blob in parts. Data files are numbered in the given order."""
+    runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
+    return _written(Merger(runs, len(entries)), len(entries))
+
+
+def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
+    """Merges blobs into one, in parts, with a few pages in memory. The data files of the result are the kept files
+    (bool[files]) of each input in order. ValueError for a damaged page."""
+    runs, files = [], 0
+    for record, keep in parts:
+        if len(keep) != record.files:
+            raise ValueError(f"{len(keep)} flags for {record.files} data files")
+        numbers = np.full(record.files, DROPPED_FILE, np.uint32)
+        kept = int(np.count_nonzero(keep))
+        numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept, dtype=np.uint32)
+        files += kept
+        runs.append((record.memory, len(record.fences.first), numbers))
+    return _written(Merger(runs, files), files)
+
+
+def _written(merger: Merger, files: int) -> Iterator[Part]:
+    if files > FILES_MAX:
+        raise ValueError(f"{files} data files do not fit into one record index; the most is {FILES_MAX}")
+    counts = np.zeros(files, dtype="<u8")
+    fences = [np.empty(0, dtype="<u8")]
+    pages = 0
+    while True:
+        chunk, first = np.empty(_PAGES_AT_ONCE * PAGE_BYTES, np.uint8), np.empty(_PAGES_AT_ONCE, dtype="<u8")
+        filled = merger.fill(chunk, pages, first, counts)
+        if not filled:
+            break
+        yield chunk[: filled * PAGE_BYTES].data
+        fences.append(first[:filled])
+        pages += filled
+    directory = np.concatenate([*fences, counts]).view(np.uint8)
+    yield directory.data
+    head = _TRAILER.pack(_MAGIC, int(counts.sum()), pages, files, PAGE_BYTES, checksum(directory))
+    yield head + _SUM.pack(checksum(head))
+
+
+class Fences:
+    """The directory of a run, in memory; a remote lookup needs nothing else before it reads pages. Immutable.
+
+    `first`, uint64[pages]: the high half of each page's first hash. `counts`, uint64[files]: the entries of each file.
+    """
+
+    def __init__(self, tail: Part, blob_bytes: int) -> None:
+        """`tail`: at least the last `directory_bytes` of a blob. ValueError if it is damaged."""
+        entries, pages, files, directory_sum = _read_trailer(tail, blob_bytes)
+        size = 8 * (pages + files)
+        if len(tail) < size + TRAILER_BYTES:
+            raise ValueError(f"a directory of {size + TRAILER_BYTES} bytes does not fit into {len(tail)}")
+        start = len(tail) - TRAILER_BYTES - size
+        directory = np.frombuffer(tail, np.uint8, size, start).copy()
+        if checksum(directory) != directory_sum:
+            raise ValueError("the directory does not match its checksum")
+        words = directory.view("<u8")
+        self.first, self.counts = words[:pages], words[pages:]
+        self.entries = entries
+        self.files = files
+        if int(self.counts.sum()) != entries or (self.first[1:] < self.first[:-1]).any():
+            raise ValueError("the directory's fences are out of order, or its counts do not add up")
+
+    @staticmethod
+    def directory_bytes(tail: Part, blob_bytes: int) -> int:
+        """The size of the directory at a blob's end, in bytes. `tail`: at least the last TRAILER_BYTES."""
+        _, pages, files, _ = _read_trailer(tail, blob_bytes)
+        return 8 * (pages + files) + TRAILER_BYTES
+
+    def page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
+        """(offset, length) in the blob of all pages that may contain one of the hashes, ascending; adjacent pages are
+        joined.
+
+        For one hash this is one page, or two if its entries may cross the boundary. More are needed only for a key of
+        hundreds of rows.
+        """
+        return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._spans(hi).tolist()]
+
+    def _spans(self, hi: Words) -> Longs:
+        """int64[n, 2]: the first page of each range of pages, and the page after its last."""
+        return stretches(self.first, np.sort(hi))
+
+    def lookup_bytes(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
+        """The result of `Record.lookup`, from the bytes of `page_ranges` for the same hashes, in the same order."""
+        spans = self._spans(hi)
+        if len(pages) != len(spans):
+            raise ValueError(f"{len(pages)} stretches of pages were read, of {len(spans)}")
+        numbers = np.concatenate([np.empty(0, np.int64), *(np.arange(start, end) for start, end in spans)])
+        memory = np.frombuffer(b"".join(pages), np.uint8)
+        if not len(numbers):
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        return Pages(memory, self.first[numbers], numbers, self.files).lookup(hi, lo)
+
+
+def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
+    """(entries, pages, files, checksum of the directory)."""
+    if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
+        raise ValueError(f"{min(len(tail), blob_bytes)} bytes are no record index")
+    trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
+    if _SUM.unpack_from(trailer, _TRAILER.size)[0] != checksum(trailer[: _TRAILER.size]):
+        raise ValueError("the trailer does not match its checksum")
+    magic, entries, pages, files, page_bytes, directory_sum = _TRAILER.unpack_from(trailer)
+    if magic != _MAGIC or page_bytes != PAGE_BYTES:
+        raise ValueError(f"pages of {page_bytes} bytes, or another magic number than that of a record index")
+    if pages != -(-entries // ENTRIES_A_PAGE) or pages * PAGE_BYTES + 8 * (pages + files) + TRAILER_BYTES != blob_bytes:
+        raise ValueError(f"{entries} entries of {files} data files in {pages} pages are not {blob_bytes} bytes")
+    return entries, pages, files, directory_sum
+
+
+class Record:
+    """An opened blob, which may be a memory-mapped file; it is kept alive. Thread-safe.
+
+    ValueError if it is damaged: from the constructor for the directory, from the first read of a page for that page.
+    """
+
+    def __init__(self, blob: memoryview) -> None:
+        self.fences = Fences(blob, len(blob))
+        self.memory = np.frombuffer(blob, np.uint8, len(self.fences.first) * PAGE_BYTES)
+        """The pages."""
+        self._pages = Pages(self.memory, self.fences.first, np.empty(0, np.int64), self.fences.files)
+
+    @property
+    def files(self) -> int:
+        return self.fences.files
+
+    @property
+    def count(self) -> int:
+        """The number of entries, which is the number of rows of its data files."""
+        return self.fences.entries
+
+    @property
+    def counts(self) -> Words:
+        """uint64[files]: the number of entries of each file."""
+        return self.fences.counts
+
+    def lookup(self, hi: Words, lo: Words) -> Found:
+        """The rows with these hashes (`hash_halves`), uint64[n] each. Returns (query int64[m], file int32[m],
+        position int64[m]), ordered by query, file, position."""
+        return self._pages.lookup(hi, lo)
+
+    def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
+        """As `lookup`, for one hash and without arrays: (file, position) of each row."""
+        return self._pages.find(hi, lo)
+
+    def verify(self) -> None:
+        """Reads the whole blob: checksums, order, and the entries of each file. ValueError describes the damage."""
+        counts = np.zeros(self.files, np.uint64)
+        if self._pages.check(counts) != self.count or (counts != self.counts).any():
+            raise ValueError("the entries of a data file are not as many as the directory says")
+
+
+def files_of(found: Found, files: int) -> Flags:
+    """uint8[files]: 1 if a file has a row in `found`."""
+    flags = np.zeros(files, dtype=np.uint8)
+    flags[found[1]] = 1
+    return flags
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordQuery:
+    """Selects files with a row that has one of the hashes, given as halves (seeds 0 and 1)."""
+
+    high: Hashes
+    low: Hashes
+
+    @staticmethod
+    def about(columns: Sequence[Keys]) -> RecordQuery:
+        """From keys in rows; each part of the key is a column."""
+        return RecordQuery(*hash_halves(columns))
+
+    def of(self, index: Record) -> Flags:
+        """As in `IndexQuery`."""
+        return files_of(index.lookup(self.high, self.low), index.files)
+
+
+class RemoteRecord:
+    """The directory is in memory; pages are read from storage."""
+
+    is_full = False
+
+    def __init__(self, blob: BlobReader, fences: Fences) -> None:
+        self._blob, self._fences = blob, fences
+        self.size_bytes = fences.first.nbytes + fences.counts.nbytes
+        self.data_files = fences.files
+
+    async def probe(self, query: RecordQuery) -> Flags | None:
+        matches = await self.rows(query.high, query.low)
+        return None if matches is None else files_of(matches, self.data_files)
+
+    async def rows(self, high: Hashes, low: Hashes) -> Found | None:
+        """As `Record.lookup`; None if it would take too many reads."""
+        pages = await self._blob.read_all(self._fences.page_ranges(high, low))
+        return None if pages is None else self._fences.lookup_bytes(high, low, pages)
+
+
+class RecordKind(IndexKind[FileRecords, Record]):
+    name = "record"
+    alignment = PAGE_BYTES
+    """Aligns the pages of the index with pages of the disk."""
+    columns_max = COLUMNS_MAX
+    answers_keys = True
+
+    def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> FileRecords:
+        return build(columns)
+
+    def encode(self, entries: Sequence[FileRecords]) -> Iterator[Part]:
+        return encode(entries)
+
+    def merge(self, parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
+        return merge(parts)
+
+    def open(self, blob: memoryview) -> Record:
+        return Record(blob)
+
+    async def open_remote(self, blob: BlobReader) -> RemoteRecord:
+        def size_of(tail: bytes) -> int:
+            return Fences.directory_bytes(tail, blob.length)
+
+        tail = await blob.read_tail(size_of)
+        return RemoteRecord(blob, Fences(tail[-size_of(tail) :], blob.length))
+
+    def query(self, ranges: Sequence[KeyRanges]) -> RecordQuery | None:
+        columns = point_keys(ranges)
+        return None if columns is None else RecordQuery.about(columns)
+
+    def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
+        return None if len(keys) > KEYS_MAX else RecordQuery.about([keys.keys])
+
+    def check_rows(self, index: Record, rows: int) -> str | None:
+        return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
+
+    def compare(self, index: Record, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+        """Compares all rows."""
+        rows = columns[0].rows
+        if int(index.counts[number]) != rows:
+            yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"
+        queries, files, positions = index.lookup(*hash_halves(columns))
+        is_found = np.zeros(rows, dtype=np.bool_)
+        correct = (files == number) & (positions == queries)
+        is_found[queries[correct]] = True
+        if not is_found.all():
+            yield f"the index does not find the key of row {int(np.flatnonzero(~is_found)[0])} where it is"
+
+
+RECORD = RecordKind()

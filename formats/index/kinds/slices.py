@@ -1,0 +1,263 @@
+"""A section: the rows of one data file by value, as an ordered dictionary and the bits of each row's rank.
+
+A row's value is stored as its rank in the file's dictionary. Slice i holds bit i of all ranks, so
+ceil(log2(cardinality)) slices hold the column. A comparison is an interval of ranks, and reads each slice once. If most
+rows have one value and few rows have other values, a bitmap per value is smaller and is stored instead; in all other
+cases compressed slices are as small (measured). Null and NaN have separate bitmaps, which mask the rank 0 of those
+rows. Pure.
+
+A section is stored as `pieces.py` describes: the numbers of rows and of distinct values, the form of the keys, layout
+SLICES or EQUALITY, flags NULLS, NANS and CLIPPED, and the pieces: dictionary, null rows, NaN rows, then the slices,
+lowest first, or the bitmaps by rank. Values are clipped to 1,024 bytes: the result for a longer bound is a superset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import numpy as np
+
+from seamark.formats.index.kernels import _bitmap, _ordered
+from seamark.formats.index.keys.keys import Bits, Bytes, Keys
+from seamark.formats.index.keys.ranks import ROWS_MAX, Ranks, ranked
+from seamark.formats.index.kinds import bits
+from seamark.formats.index.kinds.bits import Coding
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, aligned, opened, pack
+from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+
+SLICES, EQUALITY = 0, 1
+"""Layouts."""
+NULLS, NANS, CLIPPED = 1, 2, 4
+"""Flags."""
+DICTIONARY, NULL_ROWS, NAN_ROWS, FIRST = 0, 1, 2, 3
+"""Piece numbers."""
+
+EQUALITY_MAX = 64
+"""Maximum distinct values of a column that may be stored as one bitmap per value."""
+_CHANGE_BYTES = 2
+"""Minimum bytes for a row whose value differs from the value before; containers of a roaring bitmap have headers
+too."""
+_CONTAINER_BYTES = 14
+SECTION_PIECES_MAX = FIRST + EQUALITY_MAX
+DECODED_MAX_BYTES = 256 << 20
+"""Of the compressed slices of one section. A writer stores longer slices flat; these are read in place."""
+COMPARED_MAX: Final = 128
+"""Maximum number of bounds that are compared. For more bounds, assembling each row's rank and looking it up is faster
+(measured)."""
+
+
+def slice_count(cardinality: int) -> int:
+    """The number of bits of a rank."""
+    return max(cardinality - 1, 0).bit_length()
+
+
+def build_section(keys: Keys) -> bytes:
+    """The section of one data file. ValueError if it has too many rows, or its dictionary is too long."""
+    distinct, ranks = ranked(keys)
+    nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
+    nans = bits.none_of(keys.rows) if keys.nan is None else keys.nan
+    flags = (NULLS if nulls.any() else 0) | (NANS if nans.any() else 0) | (CLIPPED if distinct.clipped else 0)
+    layout, stored = _stored(ranks, len(distinct), _present(nulls, nans, keys.rows))
+    pieces = [
+        Piece(Coding.FLAT, pack(distinct).data),
+        bits.encode(nulls, keys.rows),
+        bits.encode(nans, keys.rows),
+        *stored,
+    ]
+    form = CODES if keys.codes is not None else BYTES
+    return write_pieces(Head(keys.rows, len(distinct), form, layout, flags), pieces)
+
+
+def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:
+    return bits.all_of(rows) & ~(nulls | nans)
+
+
+def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
+    """The layout with the smaller size, and its bitmaps."""
+    rows = len(ranks)
+    words_of_slices = _bitmap.slice_ranks(ranks, slice_count(cardinality))
+    slices = [bits.encode(words, rows) for words in words_of_slices]
+    if _decoded_bytes([piece.coding for piece in slices], rows) > DECODED_MAX_BYTES:
+        slices = [Piece(Coding.FLAT, words.view(np.uint8).data) for words in words_of_slices]
+    if cardinality > EQUALITY_MAX or not slices:
+        return SLICES, slices
+    size = sum(len(piece.data) for piece in slices)
+    containers = cardinality * -(-rows // (1 << 16))
+    if _CHANGE_BYTES * _bitmap.changes(ranks) + _CONTAINER_BYTES * containers >= size:
+        return SLICES, slices
+    by_value = [bits.encode(words & present, rows) for words in _bitmap.split_ranks(ranks, cardinality)]
+    if sum(len(piece.data) for piece in by_value) >= size:
+        return SLICES, slices
+    return EQUALITY, by_value
+
+
+def _decoded_bytes(codings: Iterable[int], rows: int) -> int:
+    """What the bitmaps of these codings take in memory, besides what is stored."""
+    return 8 * bits.words_of(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
+
+
+class Section:
+    """A file's section, read in place. ValueError for a wrong length or checksum, when the part is first read."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._pieces = Pieces(memory)
+        head = self._pieces.head
+        self.rows, self.cardinality, self.form, self.layout, self.flags = head
+        by_value = self.layout == EQUALITY
+        bitmaps = self.cardinality if by_value else slice_count(self.cardinality)
+        if (
+            self.form not in (CODES, BYTES)
+            or self.layout not in (SLICES, EQUALITY)
+            or self.rows > ROWS_MAX
+            or self.cardinality > (EQUALITY_MAX if by_value else self.rows)
+            or self._pieces.count != FIRST + bitmaps
+        ):
+            raise ValueError(f"a section of {self._pieces.count} pieces and {self.cardinality} values cannot be right")
+        self.bitmaps = bitmaps
+        """The number of stored bitmaps: slices, or one per value."""
+        self._dictionary: _ordered.Numbers | _ordered.Strings | None = None
+        self.ready: tuple[_ordered.Numbers, _bitmap.Slices, Bits | None] | None = None
+        """Dictionary, slices and `keyless`; frequent callers cache them here if that needs no memory."""
+
+    def verify(self) -> None:
+        """Reads the whole section. ValueError if anything differs from what was written."""
+        self._pieces.verify()
+
+    @property
+    def dictionary(self) -> _ordered.Numbers | _ordered.Strings:
+        if self._dictionary is None:
+            self._dictionary = opened(self._pieces.read(DICTIONARY).data, self.cardinality, self.form)
+        return self._dictionary
+
+    @property
+    def bitmaps_bytes(self) -> int:
+        """Stored size of the slices or of the bitmaps of values."""
+        return sum(self._pieces.length(FIRST + number) for number in range(self.bitmaps))
+
+    @property
+    def dictionary_spot(self) -> tuple[int, int]:
+        """Offset and length of the dictionary in the section."""
+        return self._pieces.spot(DICTIONARY)
+
+    @property
+    def dictionary_bytes(self) -> int:
+        return self._pieces.length(DICTIONARY)
+
+    def intervals(self, bounds: Bounds) -> Intervals:
+        return bounds.intervals(self.dictionary)
+
+    def rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
+        """The rows whose key is within the bounds, and the null or NaN rows if `nulls` or `nans` is True.
+
+        `slices` returns the first result of `decoded`, possibly from a cache."""
+        rows = self._ranked(self.intervals(bounds), slices)
+        null_rows = self._marks(NULL_ROWS, NULLS)
+        nan_rows = self._marks(NAN_ROWS, NANS)
+        for marks, included in ((null_rows, nulls), (nan_rows, nans)):
+            if marks is not None:
+                rows = rows | marks if included else rows & ~marks
+        return rows
+
+    def rows_marked(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
+        """The rows in `among` (None: all) whose rank is marked in `marks`, uint8[cardinality]; no null or NaN rows.
+
+        `slices` as in `rows_where`."""
+        rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless
+        if keyless is not None:
+            rows = rows & ~keyless
+        marked = int(np.count_nonzero(marks))
+        if marked == 0:
+            return bits.none_of(self.rows)
+        if marked == self.cardinality:
+            return rows
+        if self.layout == EQUALITY:
+            ranks = np.flatnonzero(marks)
+            return rows & self._any_of(ranks.tolist(), (ranks + 1).tolist())
+        return slices().where_marked(marks, rows)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the slices are read in place, without decoding, and every row has a key."""
+        codings = {self._pieces.coding(FIRST + number) for number in range(self.bitmaps)}
+        return not self.flags & (NULLS | NANS) and codings <= {Coding.FLAT, Coding.ZEROS, Coding.ONES}
+
+    @property
+    def keyless(self) -> Bits | None:
+        """The rows that are null or NaN; None if there are none."""
+        nulls, nans = self._marks(NULL_ROWS, NULLS), self._marks(NAN_ROWS, NANS)
+        return nulls if nans is None else nans if nulls is None else nulls | nans
+
+    def _marks(self, piece: int, flag: int) -> Bits | None:
+        if not self.flags & flag:
+            return None
+        return self._bits(piece)
+
+    def _bits(self, piece: int) -> Bits:
+        decoded = self._decoded(piece)
+        if isinstance(decoded, bool):
+            return bits.all_of(self.rows) if decoded else bits.none_of(self.rows)
+        return decoded
+
+    def _decoded(self, number: int) -> Bits | bool:
+        piece = self._pieces.read(number)
+        if piece.coding == Coding.FLAT:
+            piece = Piece(piece.coding, aligned(piece.data).data)
+        return bits.decode(piece, self.rows)
+
+    def decoded(self) -> tuple[_bitmap.Slices, int]:
+        """The slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
+        inflated = _decoded_bytes((self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows)
+        if inflated > DECODED_MAX_BYTES:
+            raise ValueError(f"the slices of a section take {inflated:,} bytes; at most {DECODED_MAX_BYTES:,} are read")
+        slices = [self._decoded(FIRST + number) for number in range(self.bitmaps)]
+        size_bytes = sum(
+            words.nbytes
+            for number, words in enumerate(slices)
+            if not isinstance(words, bool) and self._pieces.coding(FIRST + number) != Coding.FLAT
+        )
+        return _bitmap.Slices(slices, self.rows), size_bytes
+
+    def _ranked(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
+        """The rows with a rank in the intervals. Rows without a key have rank 0; the result for them is undefined."""
+        begins, ends = intervals
+        if not len(begins):
+            return bits.none_of(self.rows)
+        if begins[0] == 0 and ends[0] == self.cardinality:
+            return bits.all_of(self.rows)
+        if self.layout == EQUALITY:
+            return self._any_of(begins.tolist(), ends.tolist())
+        return where(slices(), intervals, self.cardinality)
+
+    def _any_of(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
+        """The union of the bitmaps of the ranks, or the complement of the union of the others if that reads fewer."""
+        ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
+        inverted = 2 * len(ranks) > self.cardinality
+        rows = bits.none_of(self.rows)
+        for rank in sorted(set(range(self.cardinality)) - set(ranks)) if inverted else ranks:
+            rows |= self._bits(FIRST + rank)
+        return bits.all_of(self.rows) & ~rows if inverted else rows
+
+
+def where(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
+    """The rows whose rank is in one of the intervals; there is at least one interval."""
+    begins, ends = intervals
+    if len(begins) == 1:
+        return _where_interval(slices, int(begins[0]), int(ends[0]), cardinality)
+    single = ends - begins == 1
+    points, starts, stops = begins[single], begins[~single], ends[~single]
+    if len(points) + 2 * len(starts) > COMPARED_MAX:
+        return slices.where_listed(begins, ends)
+    every = len(stops) > 0 and int(stops[-1]) == cardinality
+    cuts = np.concatenate([starts[starts > 0], stops[stops < cardinality]])
+    return slices.where(cuts, points, bool(every))
+
+
+def _where_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
+    if end - begin == 1:
+        return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
+    cuts = [cut for cut in (begin, end) if 0 < cut < cardinality]
+    return slices.where(np.array(cuts, dtype=np.uint64), _NO_RANKS, end == cardinality)
+
+
+_NO_RANKS = np.zeros(0, dtype=np.uint64)

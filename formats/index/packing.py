@@ -1,0 +1,230 @@
+"""Packed columns: one value per row in the fewest bytes that keep the order, so that a scan compares codes in place.
+
+Every Iceberg type has one of three forms:
+
+    integers  boolean, int, long, date, time, timestamps, decimals of up to 18 digits: unsigned codes over a base
+    floats    float, double: 4 bytes if that is exact, otherwise 8
+    strings   string, binary, fixed, uuid, longer decimals (biased to 16 bytes): after the column's common prefix,
+              the first bytes as a big-endian code, with length and tail to resolve ties
+
+An absent value keeps its row in every scan (an unknown bound excludes nothing): it is the minimum code in a column of
+lower bounds, the maximum in a column of upper bounds, and NaN for floats. A bitmap marks absent values.
+
+The scan (`_scan.pyx`) reads these arrays; offsets are relative to the block's memory.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.types.values import Value, decimal_precision
+from seamark.formats.index.kernels._pack import SOURCES
+
+MISSING = -(1 << 63)
+"""Represents an absent number in int64 arrays; the number itself counts as absent, which prunes less, never more."""
+ALIGNMENT = 64
+LONG_MAX = (1 << 63) - 1
+_BIAS = 1 << 127
+NONE = -1
+"""An absent offset."""
+
+Longs = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class Form(IntEnum):
+    INTEGERS = 0
+    FLOATS = 1
+    STRINGS = 2
+
+
+_FORMS = {
+    "boolean": Form.INTEGERS,
+    "int": Form.INTEGERS,
+    "long": Form.INTEGERS,
+    "date": Form.INTEGERS,
+    "time": Form.INTEGERS,
+    "timestamp": Form.INTEGERS,
+    "timestamptz": Form.INTEGERS,
+    "timestamp_ns": Form.INTEGERS,
+    "timestamptz_ns": Form.INTEGERS,
+    "float": Form.FLOATS,
+    "double": Form.FLOATS,
+    "string": Form.STRINGS,
+    "binary": Form.STRINGS,
+    "uuid": Form.STRINGS,
+}
+
+
+_NARROW = frozenset({"int", "long", "date"})
+"""Types whose values may have four bytes; a long's were written before it was widened."""
+NO_ORDER = -1
+
+
+def form_of(kind: str) -> Form | None:
+    """The packed form of an Iceberg type; None for types without an order (variant, geometry, unknown)."""
+    form = _FORMS.get(kind)
+    if form is not None:
+        return form
+    if kind.startswith("decimal("):
+        return Form.INTEGERS if decimal_precision(kind) <= 18 else Form.STRINGS
+    return Form.STRINGS if kind.startswith("fixed[") else None
+
+
+def source_of(kind: str) -> int:
+    """The packer's code for single-value binaries of an Iceberg type; NO_ORDER for types without an order."""
+    form = form_of(kind)
+    if form is None:
+        return NO_ORDER
+    if kind.startswith("decimal"):
+        return SOURCES["short_decimals" if form is Form.INTEGERS else "decimals"]
+    if form is Form.INTEGERS:
+        return SOURCES["narrow" if kind in _NARROW else "wide"]
+    return SOURCES["floats" if form is Form.FLOATS else "spans"]
+
+
+def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
+    """A value in the form that scans compare: int, float or bytes."""
+    if form is Form.INTEGERS:
+        assert not isinstance(value, (str, bytes))
+        return max(MISSING, min(LONG_MAX, int(value)))
+    if form is Form.FLOATS:
+        assert not isinstance(value, (str, bytes))
+        return float(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, bytes):
+        return value
+    # A literal for a truncated decimal may exceed 16 bytes; stored values do not.
+    return max(0, min(2 * _BIAS - 1, int(value) + _BIAS)).to_bytes(16, "big")
+
+
+def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
+    """The inverse of `key_of`."""
+    if kind == "boolean":
+        return bool(key)
+    if form is not Form.STRINGS:
+        return key
+    assert isinstance(key, bytes)
+    if kind == "string":
+        return key.decode("utf-8", "replace")
+    if kind.startswith("decimal"):
+        return int.from_bytes(key, "big") - _BIAS
+    return key
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The position of one column. Widths are in bytes; width 0 means that all values are equal.
+
+    `low` and `high` bound the values; if a value is absent, the bound on the side that keeps its row is the form's
+    minimum or maximum. Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
+    """
+
+    form: int
+    width: int
+    codes: int
+    presence: int
+    """Offset of a bitmap, least significant bit first; NONE if no value is absent."""
+    low: int | float
+    high: int | float
+    base: int = 0
+    common: bytes = b""
+    common_at: int = NONE
+    """Offset of the same bytes, for the scan."""
+    lengths: int = NONE
+    """Strings: offset of the lengths after the common prefix."""
+    lengths_width: int = 0
+    ends: int = NONE
+    """Strings: offset of uint32[rows], the ends of the tails; NONE if no value is longer than its code."""
+    tails: int = NONE
+    start: int = 0
+    """Offset of the column's arrays, which have `size` bytes together and the checksum `crc` (CRC-32)."""
+    size: int = 0
+    crc: int = 0
+
+
+class PackedColumn:
+    """Read access to one packed column in memory."""
+
+    __slots__ = ("_memory", "packed", "rows")
+
+    def __init__(self, memory: Bytes, packed: Packed, rows: int) -> None:
+        self._memory = memory
+        self.packed = packed
+        self.rows = rows
+
+    def array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
+        """`count` values of the column's memory, from one of `packed`'s offsets on."""
+        return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
+
+    def present(self) -> npt.NDArray[np.bool_]:
+        """bool[rows]."""
+        if self.packed.presence == NONE:
+            return np.ones(self.rows, dtype=np.bool_)
+        bits = self._memory[self.packed.presence : self.packed.presence + (self.rows + 7) // 8]
+        return np.unpackbits(bits, count=self.rows, bitorder="little").view(np.bool_)
+
+    def longs(self) -> Longs:
+        """Integers widened to int64[rows]; MISSING if absent."""
+        packed = self.packed
+        if packed.width == 0:
+            return np.full(self.rows, packed.base, dtype=np.int64)
+        codes = self.array(packed.codes, f"<u{packed.width}", self.rows).astype(np.uint64)
+        values = (codes + np.uint64(packed.base & 0xFFFFFFFFFFFFFFFF)).view(np.int64)
+        if packed.presence != NONE:
+            values[~self.present()] = MISSING
+        return values
+
+    def doubles(self) -> npt.NDArray[np.float64]:
+        """float64[rows]; NaN if absent."""
+        return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
+
+    def key(self, row: int) -> int | float | bytes | None:
+        """The value of one row in the form of `key_of`; None if absent."""
+        packed = self.packed
+        if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
+            return None
+        if packed.form == Form.STRINGS:
+            return self._string(row)
+        if packed.width == 0:
+            return packed.base
+        if packed.form == Form.FLOATS:
+            return float(self.array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
+        code = int.from_bytes(self._bytes(packed.codes + row * packed.width, packed.width), "little")
+        return packed.base + code
+
+    def may_have_dots(self) -> bool:
+        """Whether a string may contain two dots in a row; False is certain. Cheaper than reading every value."""
+        packed = self.packed
+        if packed.common.endswith(b".") or b".." in packed.common:
+            return True
+        if packed.width == 0:
+            return False
+        heads = self._memory[packed.codes : packed.codes + packed.width * self.rows]  # each in reverse
+        if b".." in heads.tobytes() or bool((heads[:: packed.width] == ord(".")).any()):
+            return True
+        if packed.ends == NONE or not self.rows:
+            return False
+        size = int(self.array(packed.ends, "<u4", self.rows)[-1])
+        return b".." in self._bytes(packed.tails, size)
+
+    def _bytes(self, offset: int, size: int) -> bytes:
+        return self._memory[offset : offset + size].tobytes()
+
+    def _string(self, row: int) -> bytes:
+        packed = self.packed
+        if packed.width == 0:
+            return packed.common
+        size = packed.lengths_width
+        length = int.from_bytes(self._bytes(packed.lengths + size * row, size), "little")
+        head = self._bytes(packed.codes + row * packed.width, packed.width)[::-1][:length]
+        if length <= packed.width:
+            return packed.common + head
+        end = int.from_bytes(self._bytes(packed.ends + 4 * row, 4), "little")
+        size = length - packed.width
+        return packed.common + head + self._bytes(packed.tails + end - size, size)

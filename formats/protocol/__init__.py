@@ -1,0 +1,1 @@
+"""Names, limits and encodings that both ends of the HTTP interface share."""

@@ -1,0 +1,1 @@
+"""Errors, clocks, locks, TLS and connections: modules that any package may import."""

@@ -1,0 +1,495 @@
+"""Limits of connections before and between requests, below the handlers; used by the server and by the proxy for Trino.
+
+aiohttp's protocol has one timer, for idle connections. This module adds time limits for the header and for a client
+that does not read its answer; size limits of the whole header; limits on the number of connections, in total and per
+address; and answers to requests that are not HTTP. With TLS, a connection counts before its handshake. At a limit, the
+connection that has waited longest without a request is closed, otherwise the connection that has been idle longest;
+requests in flight are never cut off. So a flood of silent connections cannot exclude clients.
+
+Nothing that a client sent is logged here: a header that cannot be parsed may contain a token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import ssl
+import traceback
+from asyncio.sslproto import SSLProtocol
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from heapq import nsmallest
+from typing import Any, cast
+
+import structlog
+from aiohttp import StreamReader, web
+from aiohttp.web_protocol import RequestHandler
+from aiohttp.web_request import BaseRequest
+
+from seamark.formats.runtime.errors import RequestTimeout, TooManyRequests
+from seamark.formats.runtime.unreadable import EXPECTATION_FAILED, HEADER_TOO_LARGE, explain_unreadable
+
+CONNECTIONS_MAX = 10_000
+_CONNECTIONS_LEAST = 4
+_NOTICE_INTERVAL_S = 10.0
+_LINGERING_S = 2.0
+"""How long the rest of a body is read and discarded after an early answer, so that the client reads the answer."""
+_LEAVING_S = 0.5
+_PROGRESS_BYTES = 64 << 10
+"""What a client has to take of an answer within `send_timeout_s`."""
+_REMEMBERED = 256
+"""Number of idle connections that a search caches."""
+_log = structlog.get_logger("seamark.connections")
+
+
+def raise_descriptor_limit() -> int:
+    """Raises the soft limit on open files to the hard limit. Returns the new limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else CONNECTIONS_MAX * 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionLimits:
+    connections: int
+    per_address: int
+    header_bytes: int
+    """Maximum size of the request line and all headers of a request."""
+    header_timeout_s: float
+    send_timeout_s: float
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Answers without a handler: `respond` makes an answer from status, type and message; `unreadable` counts a request
+    that is not HTTP."""
+
+    respond: Callable[[int, str, str], web.Response]
+    unreadable: Callable[[], None]
+
+
+def connections_max(limit: int, *, files_each: int, least: int) -> int:
+    """`limit`, if it is not 0. Otherwise the number of connections, each with `files_each` files, that take half of the
+    files that this process may still open. Logs a warning if less than `least` files are free."""
+    if limit:
+        return limit
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    free = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
+    limit = max(_CONNECTIONS_LEAST, min(CONNECTIONS_MAX, free // (2 * files_each)))
+    if free < least:
+        _log.warning("few files may be opened: raise the limit (ulimit -n)", files=files, connections=limit)
+    return limit
+
+
+def _open_files() -> int:
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return 64
+
+
+def _address_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) and peer else ""
+
+
+class Connection(RequestHandler):
+    """One connection; the base class reads requests and writes answers."""
+
+    __slots__ = (
+        "_guard",
+        "_handshake",
+        "_header_bytes",
+        "_header_timer",
+        "_last_body",
+        "_leaving",
+        "_send_timer",
+        "address",
+        "admitted",
+    )
+
+    def __init__(self, guard: Connections, handshake: Handshake | None, **options: Any) -> None:
+        """`handshake` is counted instead of the connection until it is complete."""
+        super().__init__(guard, **options)
+        self._handshake = handshake
+        self.address = ""
+        self.admitted = False
+        self._leaving = False
+        self._guard = guard
+        self._header_bytes = 0
+        # Of the last request that the parser began. While it is incomplete, the next bytes are not those of a header.
+        self._last_body: StreamReader | None = None
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def idle_since(self) -> float | None:
+        """The time of the last answer, by the base class's timer; None while a request is in flight."""
+        waits = self._waiter is not None and not self._waiter.done()
+        return self._next_keepalive_close_time if waits else None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.address = _address_of(transport)
+        if self._handshake is not None:
+            self._guard.release(self._handshake)
+            self._handshake = None
+        if not self._guard.admit(self):
+            self._force_close = True
+            opened = cast(asyncio.Transport, transport)
+            if not self._guard.is_shut:
+                opened.write(self._guard.crowded)
+            opened.close()
+            return
+        self.admitted = True
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if not self.admitted:
+            return
+        for timer in (self._header_timer, self._send_timer):
+            if timer is not None:
+                timer.cancel()
+        self._guard.release(self)
+        waiter, task = self._waiter, self._task_handler
+        super().connection_lost(exc)
+        if waiter is not None and waiter.done() and task is not None:
+            task.cancel()  # woken for a request, which the base class can no longer make: its task would fail
+
+    def data_received(self, data: bytes) -> None:
+        if self._leaving:
+            return
+        before, last = self._request_count, self._last_body
+        in_header = bool(data) and (last is None or last.is_eof())  # each request also comes here without data
+        try:
+            super().data_received(data)
+        except Exception as error:  # noqa: BLE001  the event loop would log the message, which may quote a header
+            self._guard.unreadable(self, error)
+            self.force_close()
+            return
+        if self._request_count != before:
+            self._header_bytes = 0
+            self._last_body = self._messages[-1][1]
+            if self._header_timer is not None:
+                self._guard.proven(self)
+                self._header_timer.cancel()
+                self._header_timer = None
+        elif in_header:
+            self._header_bytes += len(data)
+            if self._header_bytes > self._guard.limits.header_bytes:
+                self._leave_header()
+            elif self._header_timer is None and not self._in_flight():
+                self._arm()
+
+    def _in_flight(self) -> bool:
+        """False also between the moment in which a request is taken from the queue and the begin of its task."""
+        return self._current_request is not None or bool(self._messages)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._await_client()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+
+    def leave_unread(self) -> None:
+        """Stops reading the body, without discarding the rest; the client has a short time to read the answer."""
+        self._leaving = True
+        self._lingering_time = _LEAVING_S
+        self._pause_transport_reading()
+
+    def _resume_transport_reading(self) -> None:
+        if not self._leaving:
+            super()._resume_transport_reading()
+
+    def handle_error(
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """The answer if no handler made one. It has no text of the exception, which may quote the request."""
+        if status == 400:
+            self._guard.unreadable(self, exc)
+            status, kind, message = explain_unreadable(exc)
+        else:
+            _log.error("request failed outside of its handler", status=status, **_traced(exc))
+            kind, message = "InternalServerError", "Internal error; the server's log tells more"
+        if request.writer.output_size > 0:
+            raise ConnectionError("The response has started; it cannot be replaced")
+        response = self._guard.answers.respond(status, kind, message)
+        response.headers["Server"] = "seamark"
+        response.force_close()
+        return response
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Replaces the log entry of the base class, which has the exception's text."""
+        _log.error("connection failed", **_traced(kw.get("exc_info")))
+
+    def _arm(self) -> None:
+        count = self._request_count
+        self._header_timer = self._loop.call_later(self._guard.limits.header_timeout_s, self._stop_waiting, count)
+
+    def _stop_waiting(self, count: int) -> None:
+        self._header_timer = None
+        if count != self._request_count or self.transport is None:
+            return
+        if self._in_flight():  # the header after a request that is in flight
+            self._arm()
+            return
+        self._refuse("header too slow", self._guard.slow)
+        self.force_close()
+
+    def _leave_header(self) -> None:
+        """Discards further input for a short time: a close with unread input would discard the answer."""
+        self._leaving = True
+        self._refuse("header too large", self._guard.too_large)
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+        self._header_timer = self._loop.call_later(_LEAVING_S, self.force_close)
+
+    def _refuse(self, event: str, answer: bytes) -> None:
+        self._guard.note(event, self.address)
+        if self.transport is not None:
+            self.transport.write(answer)
+
+    def _await_client(self) -> None:
+        self._send_timer = self._loop.call_later(self._guard.limits.send_timeout_s, self._check_sent, self._buffered())
+
+    def _buffered(self) -> int:
+        return 0 if self.transport is None else self.transport.get_write_buffer_size()
+
+    def _check_sent(self, before: int) -> None:
+        """Aborts, unless the client is slow, but takes bytes: large writes may need several times the limit."""
+        self._send_timer = None
+        if self._buffered() <= before - _PROGRESS_BYTES:
+            self._await_client()
+            return
+        self._guard.note("answer not read", self.address)
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Handshake(SSLProtocol):
+    """The TLS of one connection, which counts from before its handshake: the event loop's own TLS reports a connection
+    only after the handshake, so clients that never begin a handshake could keep any number of files open."""
+
+    idle_since: float | None = None
+
+    def __init__(self, guard: Connections, tls: ssl.SSLContext) -> None:
+        self._guard = guard
+        self._raw: asyncio.Transport | None = None
+        self.address = ""
+        super().__init__(
+            asyncio.get_running_loop(),
+            guard.new_connection(self),
+            tls,
+            cast(Any, None),
+            server_side=True,
+            ssl_handshake_timeout=cast(int, guard.limits.header_timeout_s),  # fractions of seconds are allowed
+        )
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.address = _address_of(transport)
+        opened = cast(asyncio.Transport, transport)
+        if not self._guard.admit(self):
+            opened.abort()
+            return
+        self._raw = opened
+        super().connection_made(opened)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._guard.release(self)
+        if self._raw is not None:
+            super().connection_lost(exc)
+
+    def force_close(self) -> None:
+        if self._raw is not None:
+            self._raw.abort()
+
+
+class Connections(web.Server):
+    """All connections of one worker. `inner` has the request handler and aiohttp's options."""
+
+    def __init__(
+        self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
+    ) -> None:
+        options = {**inner._kwargs, "lingering_time": _LINGERING_S}
+
+        async def refuse() -> web.StreamResponse:
+            refused = answers.respond(417, EXPECTATION_FAILED, "Expect may only be 100-continue (RFC 9110, 10.1.1)")
+            refused.force_close()  # its body, which was not read, may not come
+            refused.headers["Server"] = "seamark"
+            return refused
+
+        def handle(request: web.BaseRequest) -> Awaitable[web.StreamResponse]:
+            # aiohttp answers this before any handler and middleware, with its version, and quotes the header.
+            expected = request.headers.get("Expect")
+            is_usual = expected is None or expected.strip().lower() in ("", "100-continue")
+            return inner.request_handler(request) if is_usual else refuse()
+
+        super().__init__(
+            handle,
+            request_factory=inner.request_factory,
+            handler_cancellation=inner.handler_cancellation,
+            loop=inner._loop,
+            **options,
+        )
+        self.limits = limits
+        self.answers = answers
+        self.crowded = self._raw(429, TooManyRequests.type, "Too many connections; use those that are open")
+        self.slow = self._raw(408, RequestTimeout.type, "The header of the request took too long to arrive")
+        self.too_large = self._raw(431, HEADER_TOO_LARGE, "The header of the request is too large")
+        self._tls = tls
+        self.is_shut = False
+        self._addresses: Counter[str] = Counter()
+        self._open: set[Connection | Handshake] = set()
+        self._silent: dict[Connection | Handshake, None] = {}
+        """Connections that have not sent a request, oldest first."""
+        self._idle: dict[str | None, deque[tuple[float, Connection | Handshake]]] = {}
+        """The longest idle connections of an address (None: of all addresses), with the start of the idle time."""
+        self._notices: dict[str, tuple[float, int]] = {}
+
+    def __call__(self) -> RequestHandler:
+        if self._tls is not None:
+            return cast(RequestHandler, Handshake(self, self._tls))
+        return self.new_connection()
+
+    def new_connection(self, handshake: Handshake | None = None) -> Connection:
+        return Connection(self, handshake, loop=self._loop, **self._kwargs)
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        self.is_shut = True  # what was accepted just before would stay open
+        for handshake in [connection for connection in self._open if isinstance(connection, Handshake)]:
+            handshake.force_close()
+        await super().shutdown(timeout)
+
+    @property
+    def count(self) -> int:
+        return len(self._open)
+
+    def admit(self, connection: Connection | Handshake) -> bool:
+        """Whether the connection is accepted; at a limit, another connection without a request in flight is closed."""
+        address = connection.address
+        if self.is_shut:
+            return False
+        if self._addresses[address] >= self.limits.per_address:
+            self.note("an address has too many connections", address)
+            if not self._make_room(address):
+                return False
+        elif len(self._open) >= self.limits.connections:
+            self.note("too many connections", address)
+            if not self._make_room(None):
+                return False
+        self._open.add(connection)
+        self._silent[connection] = None
+        self._addresses[address] += 1
+        return True
+
+    def proven(self, connection: Connection | Handshake) -> None:
+        """The connection has sent the header of a request."""
+        self._silent.pop(connection, None)
+
+    def release(self, connection: Connection | Handshake) -> None:
+        if connection not in self._open:
+            return
+        self._open.discard(connection)
+        self._silent.pop(connection, None)
+        left = self._addresses[connection.address] - 1
+        if left > 0:
+            self._addresses[connection.address] = left
+        else:
+            del self._addresses[connection.address]
+            self._idle.pop(connection.address, None)
+
+    def unreadable(self, connection: Connection, error: BaseException | None) -> None:
+        """Counts a request that is not HTTP."""
+        self.answers.unreadable()
+        self.note("request is not HTTP", connection.address, error=type(error).__name__)
+
+    def note(self, event: str, address: str, **fields: Any) -> None:
+        """Logs an event, at most once per interval; `more` is the number of events since the last entry."""
+        now_s = self._loop.time()
+        last_s, more = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
+        if now_s - last_s < _NOTICE_INTERVAL_S:
+            self._notices[event] = (last_s, more + 1)
+            return
+        self._notices[event] = (now_s, 0)
+        _log.warning(event, address=address, more=more, connections=len(self._open), **fields)
+
+    def check_invariants(self) -> None:
+        assert sum(self._addresses.values()) == len(self._open) <= self.limits.connections
+        assert self._open.issuperset(self._silent)
+
+    def _raw(self, status: int, kind: str, message: str) -> bytes:
+        """The bytes of an answer that is sent without a request."""
+        response = self.answers.respond(status, kind, message)
+        body = response.body
+        assert isinstance(body, bytes)
+        head = (
+            f"HTTP/1.1 {status} {response.reason}\r\nServer: seamark\r\nContent-Type: {response.content_type}\r\n"
+            f"Retry-After: 1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+    def _make_room(self, address: str | None) -> bool:
+        """Closes one connection, of `address` unless it is None. False if all have requests in flight."""
+        silent = (connection for connection in self._silent if address in (None, connection.address))
+        victim = next(silent, None) or self._longest_idle(address)
+        if victim is None:
+            return False
+        self.release(victim)
+        victim.force_close()
+        return True
+
+    def _longest_idle(self, address: str | None) -> Connection | Handshake | None:
+        """The connection that has been idle longest. A search through all connections for each new connection would
+        allow a client with many idle connections to block the event loop, so the result of a search is cached.
+        Connections that became idle later are not among the longest."""
+        for is_fresh in (False, True):
+            if is_fresh:
+                idle = [
+                    (since, id(connection), connection)
+                    for connection in self._open
+                    if address in (None, connection.address) and (since := connection.idle_since) is not None
+                ]
+                self._idle[address] = deque((since, found) for since, _, found in nsmallest(_REMEMBERED, idle))
+            cached = self._idle.get(address, deque())
+            while cached:
+                since, connection = cached.popleft()
+                if connection in self._open and connection.idle_since == since:
+                    return connection
+        return None
+
+
+class ConnectionRunner(web.AppRunner):
+    """An application's runner with limited connections. The connections start TLS, not the site."""
+
+    __slots__ = ("_answers", "_limits", "_tls")
+
+    def __init__(
+        self,
+        app: web.Application,
+        limits: ConnectionLimits,
+        answers: Answers,
+        *,
+        tls: ssl.SSLContext | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(app, **options)
+        self._limits = limits
+        self._answers = answers
+        self._tls = tls
+
+    async def _make_server(self) -> web.Server:
+        return Connections(await super()._make_server(), self._limits, self._answers, self._tls)
+
+
+def _traced(error: object) -> dict[str, Any]:
+    """The location of an exception, without its text."""
+    if not isinstance(error, BaseException):
+        return {}
+    return {"error": type(error).__name__, "at": "".join(traceback.format_tb(error.__traceback__))}

@@ -1,0 +1,173 @@
+"""TLS: a server certificate that is reloaded while the server runs, and the authorities that Seamark's clients trust.
+
+A certificate is renewed by replacing its files. They are checked every few seconds, and immediately on SIGHUP. New
+handshakes use the new certificate once certificate and key match; open connections continue. Files that do not match
+are logged, and the previous certificate stays in use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import ssl
+import tempfile
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import structlog
+
+from seamark.formats.runtime.errors import ConfigError
+
+CA_VARIABLE = "SEAMARK_CA"
+"""The environment variable for a PEM file with authorities that our clients trust in addition to the system's."""
+RELOAD_S = 5.0
+_PEM_END = "-----END CERTIFICATE-----"
+_log = structlog.get_logger("seamark.tls")
+
+
+class Certificate:
+    """A server's certificate chain and key, both PEM. ConfigError, with the file, if one is unusable."""
+
+    def __init__(self, certificate: Path, key: Path) -> None:
+        self._files = (certificate, key)
+        self._seen = self._state()
+        self._current = _server_context(certificate, key)
+        self._leaves = [_leaf(certificate)]
+        """The certificate that new connections get, and before it the certificate that it replaced."""
+        self.context = _server_context(certificate, key)
+        """For servers; it presents the current certificate."""
+        self.context.sni_callback = self._present
+
+    def _present(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        connection.context = self._current
+
+    def reload(self) -> None:
+        """Loads the current files."""
+        self._seen = self._state()
+        try:
+            self._current = _server_context(*self._files)
+        except ConfigError as error:
+            _log.error("the certificate stays as it was", error=error.message)
+        else:
+            self._leaves = [self._leaves[-1], _leaf(self._files[0])]
+            _log.info("the certificate is loaded again", file=str(self._files[0]))
+
+    def leaves(self) -> str:
+        """Return the certificates, without their chains, that workers of this server may present now, as PEM.
+
+        Workers load a renewed certificate within `RELOAD_S` of each other. So these are the current certificate, the
+        former certificate, and that of the file.
+        """
+        leaves = list(self._leaves)
+        with suppress(OSError):
+            leaves.append(_leaf(self._files[0]))
+        return "\n".join(dict.fromkeys(filter(None, leaves)))
+
+    async def watch(self) -> None:
+        """Reloads the files after each change; runs until it is cancelled."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            if self._state() != self._seen:
+                self.reload()
+
+    def _state(self) -> list[tuple[int, int, int]]:
+        states = []
+        for path in self._files:
+            with suppress(OSError):
+                status = os.stat(path)
+                states.append((status.st_mtime_ns, status.st_size, status.st_ino))
+        return states
+
+
+def _leaf(path: Path) -> str:
+    """Return the first certificate of a PEM file; empty if it has none. OSError."""
+    before, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
+    return before[before.find("-----BEGIN") :] + end if end else ""
+
+
+def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """The TLS context of a server, with the current files.
+
+    OSError (including ssl.SSLError) for files that cannot be read or do not match; ConfigError for a key with a
+    passphrase.
+    """
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+
+    def refuse_passphrase() -> str:
+        raise ConfigError(f"The TLS key {key} has a passphrase; give one without, that only the server can read")
+
+    context.load_cert_chain(certificate, key, password=refuse_passphrase)
+    return context
+
+
+def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+    for path, what in ((certificate, "certificate"), (key, "key")):
+        try:
+            path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"Cannot read the TLS {what} {path}: {error.strerror}") from None
+    try:
+        return server_tls(certificate, key)
+    except OSError as error:
+        reason = getattr(error, "reason", None) or error
+        raise ConfigError(
+            f"The TLS certificate {certificate} and key {key} are not a matching PEM pair: {reason}"
+        ) from None
+
+
+def trusted_by_clients(authorities: str | None = None) -> ssl.SSLContext | None:
+    """The context with which clients verify servers: authorities of the given file or of SEAMARK_CA; None for the
+    system's.
+
+    ValueError for a file without certificates.
+    """
+    path = authorities or os.environ.get(CA_VARIABLE)
+    if not path:
+        return None
+    context = ssl.create_default_context()
+    try:
+        context.load_verify_locations(cafile=path)
+    except OSError as error:
+        raise ValueError(f"Cannot read authorities from {path}: {error.strerror or error}") from None
+    return context
+
+
+def only_these(certificates: str) -> ssl.SSLContext:
+    """Return a client's context that accepts a server with one of these certificates (PEM), and no other server.
+
+    It is for processes that a server starts on its own machine. They reach the server at an address that its
+    certificate need not name, and they know its certificate. So the name is not compared.
+
+    Raises:
+        ValueError: The text has no certificates.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # the certificate itself is trusted, not who signed it
+    try:
+        context.load_verify_locations(cadata=certificates)
+    except ssl.SSLError as error:
+        raise ValueError(f"The certificates of the server cannot be read: {error.reason or error}") from None
+    return context
+
+
+@cache
+def authorities_file() -> str | None:
+    """Return the file of authorities by which this process verifies an S3 store; None for the system's.
+
+    AWS_CA_BUNDLE names it. Otherwise the authorities of SEAMARK_CA count beside the system's, because the store may be
+    behind the objects gateway, whose certificate is that of the server. They are then in one new temporary file.
+    """
+    named, ours = os.environ.get("AWS_CA_BUNDLE"), os.environ.get(CA_VARIABLE)
+    if named or not ours:
+        return named or None
+    system = ssl.get_default_verify_paths().cafile
+    with tempfile.NamedTemporaryFile("wb", prefix="seamark-ca-", suffix=".pem", delete=False) as file:
+        for path in filter(None, (system, ours)):
+            file.write(Path(path).read_bytes() + b"\n")
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name

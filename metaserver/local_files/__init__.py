@@ -1,1 +1,0 @@
-"""Files of this machine, whose folders other accounts may write to."""

@@ -1,0 +1,1 @@
+"""What any package of the server uses at run time: the home folder, background work, concurrency, allowed staleness."""

@@ -1,0 +1,67 @@
+"""Background work of a server: runs until its block ends, and starts again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+
+from seamark.formats.runtime.errors import SeamarkError
+
+RESTART_S = 5.0
+"""Between a failure of the work and its restart."""
+_log = structlog.get_logger("seamark.server")
+
+
+def report(log: Callable[..., object], event: str, **fields: Any) -> None:
+    """Calls `log`, in a loop that must go on although the log fails, as it may on a full disk."""
+    with contextlib.suppress(Exception):
+        log(event, **fields)
+
+
+@asynccontextmanager
+async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs `work` in the background during the block. A failure is logged, and `work` restarts after a delay."""
+
+    async def forever() -> None:
+        while True:
+            try:
+                await work()
+            except SeamarkError as error:
+                report(_log.warning, "background work failed", work=name, error=error.message)
+            except Exception:  # noqa: BLE001  a bug must not stop housekeeping permanently
+                report(_log.exception, "background work failed unexpectedly", work=name)
+            await asyncio.sleep(RESTART_S)
+
+    async with _task(name, forever()):
+        yield
+
+
+@asynccontextmanager
+async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Runs `work` once in the background, at most until the end of the block. A failure is logged."""
+
+    async def once() -> None:
+        try:
+            await work()
+        except Exception:  # noqa: BLE001  the server does not depend on it
+            report(_log.exception, "background work failed unexpectedly", work=name)
+
+    async with _task(name, once()):
+        yield
+
+
+@asynccontextmanager
+async def _task(name: str, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Cancels the task at the end of the block, and waits for it."""
+    task = asyncio.create_task(work, name=name)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task

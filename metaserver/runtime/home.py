@@ -1,0 +1,236 @@
+"""The server's home folder: private to the account that runs the server, and used by one server at a time.
+
+The home holds secrets: the database, the key that protects the signing keys, and caches with values of rows. So the
+folder has mode 0700 and its files 0600 from their creation, and `prepare_home` repairs wider modes. It refuses what it
+cannot repair: a folder or file of another account, or a symbolic link in place of one of the server's files, because
+the owner of either could read or replace the server's data.
+
+A warehouse inside the home is not visited: the home's mode protects it, and it may have millions of files. Engines of
+other users therefore need a warehouse outside the home.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from seamark.formats.protocol.wire import encode_json
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.settings.settings import Settings
+
+PRIVATE_UMASK = 0o077
+_OTHERS = 0o077
+LOCK_NAME = "server.lock"
+SERVER_FILE_NAME = "server.json"
+_OWN_FOLDERS = frozenset(("cache", "metrics", "logs"))
+"""Folders of the home with contents of the server alone."""
+_SECRET_SUFFIXES = (".db", ".db-wal", ".db-shm", ".db-journal", ".key", ".json", ".lock")
+"""Names at the top of the home that must not be symbolic links."""
+_SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
+
+
+def prepare_home(settings: Settings) -> list[Path]:
+    """Creates the home folder, and makes it and the server's files private. Returns the paths that were not private.
+
+    This includes a SQLite database and cache folders elsewhere. ConfigError if it fails.
+    """
+    home = settings.home
+    try:
+        home.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise ConfigError(
+            f"Cannot create the home folder {home}: {error.strerror}; choose another with --home"
+        ) from None
+    return make_private(settings)
+
+
+def make_private(settings: Settings) -> list[Path]:
+    """The same as `prepare_home`, but creates nothing."""
+    repaired: list[Path] = []
+    try:
+        if os.path.lexists(settings.home):
+            _check_home(settings.home)
+            used = _is_used(settings.home)
+            repaired += _tighten(settings.home)
+            repaired += _tighten_contents(settings.home)
+            if not used:
+                repaired.clear()  # a folder created for a server that has not run yet: there was nothing to read
+        database = sqlite_file(settings)
+        if database is not None:
+            for suffix in _SQLITE_SUFFIXES:
+                repaired += _tighten_file(database.with_name(database.name + suffix))
+        for folder in (settings.plan_disk_folder, settings.index_disk_folder):
+            if folder and Path(folder).is_dir():
+                repaired += _tighten(Path(folder))
+    except OSError as error:
+        raise ConfigError(f"Cannot make {error.filename or settings.home} private: {error.strerror}") from None
+    return repaired
+
+
+def _check_home(home: Path) -> None:
+    status = home.lstat()
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(
+            f"The home folder {home} is a symbolic link, which its owner can turn elsewhere; "
+            f"use the folder itself: --home {os.path.realpath(home)}"
+        )
+    if not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(f"Cannot create the home folder {home}: a file has this name; choose another with --home")
+    if status.st_mode & stat.S_ISVTX or home.resolve() == Path("/"):
+        raise ConfigError(f"The home folder {home} is shared with other programs; name a folder inside it with --home")
+    _check_owner(home, status)
+
+
+def _check_owner(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"{path} belongs to {_account(status.st_uid)}, and this process runs as {_account(os.geteuid())}: "
+            "the owner could read and replace what the server keeps there. Run as its owner, or change it with chown"
+        )
+
+
+def _account(uid: int) -> str:
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"uid {uid}"
+
+
+def _is_used(home: Path) -> bool:
+    return any(name.endswith(_SECRET_SUFFIXES) or name in _OWN_FOLDERS for name in os.listdir(home))
+
+
+def _tighten_contents(home: Path) -> list[Path]:
+    repaired: list[Path] = []
+    for name in sorted(os.listdir(home)):
+        path = home / name
+        try:
+            status = path.lstat()
+        except FileNotFoundError:  # another process's temporary file, already removed
+            continue
+        if stat.S_ISLNK(status.st_mode):
+            if name.endswith(_SECRET_SUFFIXES) or status.st_uid not in (0, os.geteuid()):
+                raise ConfigError(f"{path} is a symbolic link; remove it, and move the file that it names here")
+            continue
+        if name in _OWN_FOLDERS and stat.S_ISDIR(status.st_mode):
+            repaired += _tighten_tree(path)
+        else:
+            if stat.S_ISREG(status.st_mode):
+                _check_owner(path, status)
+            repaired += _tighten(path)
+    return repaired
+
+
+def _tighten_tree(folder: Path) -> list[Path]:
+    repaired = _tighten(folder)
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            repaired += _tighten(Path(parent, name))
+    return repaired
+
+
+def _tighten_file(path: Path) -> list[Path]:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return []
+    if stat.S_ISLNK(status.st_mode):
+        raise ConfigError(f"The database file {path} is a symbolic link; name {os.path.realpath(path)} itself")
+    _check_owner(path, status)
+    return _tighten(path)
+
+
+def _tighten(path: Path) -> list[Path]:
+    """Removes all permissions of group and others; returns [path] if there were any."""
+    # By path, not by descriptor: closing a descriptor of a database would release SQLite's locks in this process.
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode) or not mode & _OTHERS:
+            return []
+        path.chmod(stat.S_IMODE(mode) & 0o700)
+    except FileNotFoundError:
+        return []
+    return [path]
+
+
+def sqlite_file(settings: Settings) -> Path | None:
+    parts = urlsplit(settings.database_url())
+    path = Path("/" + unquote(parts.path).lstrip("/"))
+    return path if parts.scheme == "sqlite" and not parts.netloc and path.name else None
+
+
+def is_in_home(settings: Settings, path: str) -> bool:
+    """Whether `path`, with symbolic links resolved, is inside the home."""
+    home = os.path.realpath(settings.home)
+    return os.path.realpath(path).startswith(home.rstrip("/") + "/")
+
+
+def create_private(path: Path, data: bytes) -> None:
+    """Creates a file with mode 0600, on disk when this returns. FileExistsError if it exists."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(descriptor)
+
+
+def write_server_file(settings: Settings, url: str, port: int) -> Path:
+    """`<home>/server.json`: the address of the running server, for scripts that use port 0."""
+    path = settings.home / SERVER_FILE_NAME
+    fresh = path.with_name(f".server-{os.getpid()}.json")
+    fresh.unlink(missing_ok=True)
+    create_private(fresh, encode_json({"port": port, "pid": os.getpid(), "url": url}))
+    fresh.replace(path)
+    return path
+
+
+@contextmanager
+def locked_home(settings: Settings) -> Iterator[None]:
+    """Holds the exclusive lock of the home during the block. ConfigError, with the other server's address, if it is
+    locked.
+
+    The kernel releases the lock (flock) when a server is killed.
+    """
+    path = settings.home / LOCK_NAME
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"Cannot open {path}: {error.strerror}") from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise ConfigError(f"Cannot lock {path}: {error.strerror}; keep the home on a local disk") from None
+            raise ConfigError(
+                f"Another server runs from the home {settings.home}: {_describe_server(settings, lock)}. "
+                "Stop it first, or start this server with another --home"
+            ) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _describe_server(settings: Settings, lock: int) -> str:
+    """Process id and URL of the server that holds the lock, as far as it has written them."""
+    pid = os.pread(lock, 32, 0).decode("ascii", "replace").strip()
+    url = "still starting"
+    with suppress(OSError, msgspec.DecodeError):
+        server = from_json((settings.home / SERVER_FILE_NAME).read_bytes(), dict[str, str | int])
+        if str(server.get("pid")) == pid:
+            url = f"at {server.get('url')}"
+    return f"process {pid or 'unknown'}, {url}"

@@ -1,0 +1,1 @@
+"""The settings of a server, and where their values come from."""

@@ -1,0 +1,229 @@
+"""Reads the settings from flags, environment variables and the TOML file, and checks them."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+import re
+import stat
+import tomllib
+import typing
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.settings.fleet import split_address
+from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
+
+CONFIG_VARIABLE = "SEAMARK_CONFIG"
+"""Names the TOML file when no `--config` does."""
+_LOCAL_BYTES_MIN = 3 << 30
+_PATH_CHARACTERS_MAX = 200
+_UMASK = re.compile(r"(?:0?[0-7]{3})?")
+
+_TYPES: dict[str, Any] = typing.get_type_hints(Settings)
+
+
+def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path | None = None) -> Settings:
+    """Settings from flags > `environment` > TOML file > defaults.
+
+    `flags` maps field names to text, numbers, booleans or sequences; None means not given. `config` is the TOML file,
+    else the file that SEAMARK_CONFIG names. ConfigError names the setting and where its value came from.
+    """
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    values: dict[str, Any] = {}
+    for name, value in (_read_toml(config) if config is not None else {}).items():
+        values[name] = _convert(name, value, f"key {name!r} of {config}")
+    for name in FIELDS:
+        variable = environment_name(name)
+        if variable in environment:
+            values[name] = _convert(name, environment[variable], f"the variable {variable}")
+        if flags.get(name) is not None:
+            values[name] = _convert(name, flags[name], f"the flag {flag_name(name)}")
+    settings = Settings(**values)
+    check(settings)
+    return settings
+
+
+def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
+    """The TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
+    if config is None and environment.get(CONFIG_VARIABLE):
+        config = Path(environment[CONFIG_VARIABLE])
+    if config is None:
+        return None
+    names = [name for name in _read_toml(config) if FIELDS[name].metadata["secret"]]
+    return (config, names) if names and config.stat().st_mode & stat.S_IROTH else None
+
+
+def check(settings: Settings) -> None:
+    """Checks of several fields together. ConfigError names the settings that contradict each other."""
+    if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
+        raise ConfigError(
+            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
+            "whose tokens are believed, and for whom they are"
+        )
+    if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
+        raise ConfigError("s3_access_key_id and s3_secret_access_key go together: give both or neither")
+    if settings.s3_client_access == "static" and not settings.s3_access_key_id:
+        raise ConfigError("s3_client_access = 'static' hands out s3_access_key_id and s3_secret_access_key: set them")
+    if settings.s3_client_access == "gateway" and not (settings.gateway_port or settings.gateway_url):
+        raise ConfigError("s3_client_access = 'gateway' hands out keys for the objects gateway: set gateway_port")
+    if urlsplit(settings.gateway_url).path.strip("/"):
+        raise ConfigError(f"gateway_url has no path, which S3 clients would drop: {settings.gateway_url!r} has one")
+    if settings.s3_folder:
+        if settings.s3_endpoint or settings.s3_access_key_id:
+            raise ConfigError("s3_folder replaces an S3 store: leave s3_endpoint and s3_access_key_id empty")
+        if not settings.s3_folder.startswith("/"):
+            raise ConfigError(f"s3_folder is an absolute path: {settings.s3_folder!r} is not")
+        if settings.s3_client_access not in ("none", "gateway"):
+            raise ConfigError(f"s3_folder has no keys and no signatures of a store: {settings.s3_client_access!r}")
+    if settings.peer_address:
+        split_address(settings.peer_address)
+    if settings.peer_listen:
+        if not settings.peer_address:
+            raise ConfigError("peer_listen needs peer_address, by which other replicas reach this server")
+        split_address(settings.peer_listen, "peer_listen")
+    if "worker" not in settings.services_launchers:
+        raise ConfigError("services_launchers lacks worker, where all jobs run that rewrite no data files: add it")
+    if "cluster" in settings.services_launchers and not settings.services_spark_master:
+        raise ConfigError("services_launchers has cluster: set services_spark_master, or leave cluster out")
+    if 0 < settings.services_local_memory_bytes < _LOCAL_BYTES_MIN:
+        raise ConfigError(
+            f"services_local_memory_bytes is {settings.services_local_memory_bytes}: a JVM, a driver and a task need "
+            f"{_LOCAL_BYTES_MIN}; 0 is no limit"
+        )
+    if bool(settings.tls_cert) != bool(settings.tls_key):
+        raise ConfigError("tls_cert and tls_key go together: give both or neither")
+    if not _UMASK.fullmatch(settings.warehouse_umask):
+        raise ConfigError(f"warehouse_umask is an octal number such as 022: {settings.warehouse_umask!r} is not")
+    if "/" in settings.prefix or any(ch.isspace() or not ch.isprintable() for ch in settings.prefix):
+        raise ConfigError(
+            f"prefix is one path segment: {settings.prefix!r} holds a slash, a space or a control character"
+        )
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"Cannot read the configuration file {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The configuration file {path} is not valid TOML: {error}") from None
+    for name, value in table.items():
+        if name not in FIELDS:
+            if isinstance(value, dict):
+                raise ConfigError(
+                    f"The configuration file {path} has a table [{name}]: write its keys without it, at the top level"
+                )
+            near = difflib.get_close_matches(name, FIELDS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; `seamark serve --help` lists them"
+            raise ConfigError(f"The configuration file {path} has an unknown key {name!r}{hint}")
+    return table
+
+
+def _convert(name: str, value: Any, source: str) -> Any:
+    """`value` as the field's type and within its bounds. ConfigError says what `source` should have held."""
+
+    def refuse(wanted: str, instead: str = "") -> ConfigError:
+        secret = FIELDS[name].metadata["secret"]
+        shown = "the value given" if secret else repr(value if len(str(value)) < 200 else str(value)[:200] + "…")
+        hint = f"; write {instead}" if instead else ""
+        if name in ("port", "host") and str(value).startswith("tcp://"):
+            hint = " (Kubernetes sets this for a service called seamark: put `enableServiceLinks: false` in the pod)"
+        return ConfigError(f"The setting {name}, from {source}, must be {wanted}; {shown} is not{hint}")
+
+    converted = _CONVERTERS[_TYPES[name]](value, refuse)
+    metadata = FIELDS[name].metadata
+    for one in converted if isinstance(converted, tuple) else (converted,):
+        if metadata["choices"] and one not in metadata["choices"]:
+            raise refuse("one of " + ", ".join(metadata["choices"]))
+        if metadata["schemes"] and one and one.partition("://")[0] not in metadata["schemes"]:
+            wanted = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
+            raise refuse(wanted, _as_location(one) if "file" in metadata["schemes"] else "")
+        least, most = metadata["least"], metadata["most"]
+        if (least is not None and one < least) or (most is not None and one > most):
+            raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
+    return converted
+
+
+def _as_location(text: str) -> str:
+    """The URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
+    scheme, separator, rest = text.partition("://")
+    if scheme in ("s3a", "s3n"):
+        return f"s3://{rest}"
+    path = text.removeprefix("file:")
+    is_path = not separator and ":" not in path and path.isprintable() and len(path) < _PATH_CHARACTERS_MAX
+    return f"file://{os.path.abspath(path)}" if is_path else ""
+
+
+Refuse = Callable[[str], ConfigError]
+
+
+def _text(value: Any, refuse: Refuse) -> str:
+    if not isinstance(value, str) or "\x00" in value:
+        raise refuse("text")
+    return value
+
+
+def _path(value: Any, refuse: Refuse) -> Path:
+    if not isinstance(value, (str, Path)) or not str(value) or "\x00" in str(value):
+        raise refuse("a path")
+    return Path(value).expanduser()
+
+
+def _whole(value: Any, refuse: Refuse) -> int:
+    if isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            raise refuse("a whole number") from None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise refuse("a whole number")
+    return value
+
+
+def _number(value: Any, refuse: Refuse) -> float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise refuse("a number")
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise refuse("a number") from None
+    if not math.isfinite(number):
+        raise refuse("a finite number")
+    return number
+
+
+_TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+
+
+def _truth(value: Any, refuse: Refuse) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUTH:
+        return _TRUTH[value.lower()]
+    raise refuse("true or false")
+
+
+def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
+    """A TOML array or repeated flag unchanged; text is split at commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    if not isinstance(value, (list, tuple)):
+        raise refuse("a list of strings")
+    return tuple(_text(one, refuse) for one in value)
+
+
+_CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
+    str: _text,
+    Path: _path,
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    tuple[str, ...]: _list,
+}

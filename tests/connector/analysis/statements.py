@@ -1,0 +1,492 @@
+"""Random tables and random queries over them, in the SQL that Trino and DuckDB have in common and mean the same by.
+
+A query is built with its scope at hand, so nearly all are valid: who is qualified must be, names of two tables are told
+apart, what LIMIT keeps is decided by the order. Spelling is random: case, quotes, comments, spaces, aliases that are
+other tables' names, names of WITH that hide tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from tests.connector.analysis.comparisons import (
+    ALIASES,
+    COLUMN_NAMES,
+    KINDS,
+    ROWS_MAX,
+    TABLE_NAMES,
+    VALUES,
+    Column,
+    Comparisons,
+    Scope,
+    Stored,
+    quoted,
+)
+
+
+@dataclass
+class Statements(Comparisons):
+    tables: list[Stored] = field(default_factory=list)
+    recursive_share: float = 0.08
+    """Of names in WITH: they use themselves, by UNION without ALL, which ends for any rows. Trino has only ALL."""
+
+    listed_share: ClassVar[float] = 0.2
+    """Of what is joined by a comma: lists of literals."""
+    other_groups: ClassVar[tuple[str, ...]] = ()
+    """What may follow GROUP BY besides."""
+
+    # Tables
+
+    def make_tables(self) -> list[str]:
+        """Statements that make them in DuckDB."""
+        made = []
+        for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
+            names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
+            columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
+            self.tables.append(Stored(name, columns))
+            typed = ", ".join(f"{quoted(one)} {KINDS[kind]}" for one, kind in columns.items())
+            made.append(f"CREATE TABLE {quoted(name)} ({typed})")
+            for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
+                row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
+                made.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
+        return made
+
+    # Queries
+
+    def query(self, depth: int = 3) -> str:
+        return self.with_query([], depth, [])[0]
+
+    def with_query(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+        """The text, and its columns' names and types."""
+        known, clauses, words = list(named), [], "WITH"
+        if depth > 1 and self.chance(0.3):
+            for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
+                renamed, recursive = "", self.recursive(known, name) if self.chance(self.recursive_share) else None
+                text, columns = recursive or self.with_query(known, depth - 1, outer)
+                if recursive:
+                    words, renamed = "WITH RECURSIVE", " (rn)"
+                elif self.chance(0.3):
+                    columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
+                    renamed = f" ({', '.join(self.spelled(one) for one, _ in columns)})"
+                clauses.append(f"{self.spelled(name)}{renamed} AS{self.space()}({text})")
+                known = [one for one in known if one.name.lower() != name.lower()]
+                known.append(Stored(name, dict(columns)))
+        text, columns = self.body(known, depth, outer)
+        return (f"{self.word(words)} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
+
+    def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+        if depth > 1 and self.chance(0.28):
+            left, columns = self.select(named, depth - 1, outer, set_part=True)
+            right, others = self.select(named, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns])
+            if [kind for _, kind in columns] == [kind for _, kind in others]:
+                word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
+                text = f"({left}){self.space()}{word}{self.space()}({right})"
+                return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
+        return self.select(named, depth, outer)
+
+    def ordered(self, columns: int) -> str:
+        """A limit that everybody sees alike: rows are ordered by all that is seen of them."""
+        keys = ", ".join(f"{number} {self.rng.choice(['ASC', 'DESC'])} NULLS LAST" for number in range(1, columns + 1))
+        offset = f" OFFSET {self.rng.randint(0, 2)}" if self.chance(0.3) else ""
+        limit = f" LIMIT {self.rng.randint(1, 5)}"
+        return f" ORDER BY {keys}{limit}{offset}" if self.chance(0.8) else f" ORDER BY {keys}"
+
+    def select(
+        self, named: list[Stored], depth: int, outer: Scope, *, set_part: bool = False, kinds: list[str] | None = None
+    ) -> tuple[str, list[tuple[str, str]]]:
+        source, scope = self.source_list(named, depth, outer)
+        where = ""
+        if self.chance(0.7):
+            where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, named, depth, outer)}"
+        shape = self.rng.random()
+        if shape < 0.05 and kinds is None:
+            return self.filtered(source, where, scope)
+        if shape < 0.2 and kinds is None:
+            return self.grouped(source, where, scope, named, depth)
+        items, columns = self.projections(scope, named, depth, outer, kinds, window=shape < 0.35)
+        distinct = "DISTINCT " if self.chance(0.1) else ""
+        text = f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.space()}{self.word('FROM')} {source}{where}"
+        text += self.qualified(scope)
+        if not set_part and self.chance(0.25):
+            text += self.ordered(len(columns))
+        return text, columns
+
+    def projections(
+        self, scope: Scope, named: list[Stored], depth: int, outer: Scope, kinds: list[str] | None, *, window: bool
+    ) -> tuple[list[str], list[tuple[str, str]]]:
+        names = [one.name.lower() for one in scope]
+        owners = {one.owner for one in scope if one.owner is not None}
+        if kinds is None and self.chance(0.2) and len(set(names)) == len(names) and all(one.plain for one in scope):
+            return ["*"], [(one.name, one.kind) for one in scope]
+        if kinds is None and owners and self.chance(0.1) and all(one.plain for one in scope):
+            owner = self.rng.choice(sorted(owners))
+            own = [one for one in scope if one.owner == owner]
+            return [f"{self.spelled(owner)}.*", "1 AS one"], [*((one.name, one.kind) for one in own), ("one", "long")]
+        items, columns = [], []
+        for number, kind in enumerate(kinds or [None] * self.rng.randint(1, 4)):
+            text, found, name = self.projection(scope, named, depth, outer, kind)
+            if window and kind is None and number == 0:
+                text, found, name = self.window(scope), "long", None
+            taken = {one.lower() for one, _ in columns}
+            if name is None or name.lower() in taken or self.chance(0.3):
+                name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
+                name = f"p{number}" if name.lower() in taken else name
+                text = f"{text} {self.rng.choice(['AS ', ''])}{quoted(name)}"
+            items.append(text)
+            columns.append((name, found))
+        return items, columns
+
+    def projection(
+        self, scope: Scope, named: list[Stored], depth: int, outer: Scope, kind: str | None
+    ) -> tuple[str, str, str | None]:
+        fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
+        if fitting and self.chance(0.75):
+            one = self.rng.choice(fitting)
+            text = self.reference(one, scope)
+            return f"({text})" if self.chance(0.05) else text, one.kind, one.name
+        kind = kind or self.rng.choice(list(KINDS))
+        if kind == "long" and self.chance(0.3):
+            aggregate = self.aggregate(scope, named, "count(*)")
+            if aggregate is not None:
+                return f"({aggregate})", "long", None
+        if kind == "long" and depth > 1 and self.chance(0.4):
+            inner, _ = self.with_query(named, depth - 1, [*outer, *scope])
+            return f"(SELECT count(*) FROM ({inner}) AS n)", "long", None
+        same = [one for one in scope if one.kind == kind and self.can_name(one, scope)]
+        if same and self.chance(0.6):
+            return f"coalesce({self.reference(self.rng.choice(same), scope)}, {self.literal(kind)})", kind, None
+        return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
+
+    def qualified(self, scope: Scope) -> str:
+        """What follows WHERE besides."""
+        return ""
+
+    def window(self, scope: Scope) -> str:
+        keys = [self.reference(one, scope) for one in scope if self.can_name(one, scope)]
+        if not keys:
+            return "count(*) OVER ()"
+        return self.rng.choice(
+            [f"count(*) OVER (PARTITION BY {self.rng.choice(keys)})", f"rank() OVER (ORDER BY {', '.join(keys)})"]
+        )
+
+    def grouped(
+        self, source: str, where: str, scope: Scope, named: list[Stored], depth: int
+    ) -> tuple[str, list[tuple[str, str]]]:
+        able = [one for one in scope if self.can_name(one, scope)]
+        keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
+        named_keys = [self.reference(one, scope) for one in keys]
+        items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
+        columns = [(f"g{number}", one.kind) for number, one in enumerate(keys)]
+        items.append("count(*) AS n")
+        columns.append(("n", "long"))
+        if able and self.chance(0.5):
+            one = self.rng.choice(able)
+            items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(one, scope)}) AS m")
+            columns.append(("m", one.kind))
+        text = f"SELECT {', '.join(items)} FROM {source}{where}"
+        if named_keys:
+            every = ", ".join(named_keys)
+            numbers = ", ".join(str(number) for number in range(1, len(named_keys) + 1))
+            first, last = named_keys[0], named_keys[-1]
+            sets = [f"ROLLUP ({every})", f"GROUPING SETS (({every}), ())"]
+            sets += [f"{first}, ROLLUP ({last})", f"GROUPING SETS (({every}), {first})", f"CUBE ({last}), {first}"]
+            sets.append(f"GROUPING SETS (({first}), ({last}, {first}))")
+            text += f" GROUP BY {self.rng.choice([every, numbers, *sets, *self.other_groups])}"
+        if self.chance(0.35):
+            conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
+            conditions += [self.comparison(one, [*keys]) for one in keys if self.can_name(one, scope)] * 2
+            word = self.rng.choice(["AND", "AND", "OR"])
+            text += f" HAVING {f' {word} '.join(f'({one})' for one in self.rng.sample(conditions, 2))}"
+        return text, columns
+
+    def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
+        """One group of all rows; in most cases each aggregate counts only the rows that its FILTER leaves."""
+        able = [one for one in scope if self.can_name(one, scope)]
+        items = []
+        for number in range(self.rng.randint(1, 2)):
+            column = self.reference(self.rng.choice(able), scope) if able else "1"
+            aggregate = f"count({column})" if able else "count(*)"
+            kept = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
+            counted = [f"sum(CASE WHEN {self.simple(scope)} THEN 2 WHEN {self.simple(scope)} THEN 3 END)"]
+            counted += [
+                f"count_if({self.simple(scope)})",
+                f"count(DISTINCT CASE {column} WHEN {column} THEN {column} END)",
+            ]
+            counted += [
+                f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
+            ]
+            found = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
+            items.append(f"coalesce({found}, 0) + {number} AS n{number}")
+        return f"SELECT {', '.join(items)} FROM {source}{where}", [
+            (f"n{number}", "long") for number in range(len(items))
+        ]
+
+    def latest(self) -> tuple[str, list[tuple[str, str]]]:
+        """The first rows of each key, or the numbers of all: by all columns, so that it is the same row always."""
+        table = self.rng.choice(self.tables)
+        names = [quoted(one) for one in table.columns]
+        keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
+        order = ", ".join(f"{one} {self.rng.choice(['', 'DESC'])} NULLS LAST" for one in names)
+        function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
+        number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
+        if self.chance(0.2):
+            number = f"{number} + count(*) OVER (PARTITION BY {self.rng.choice(names)})"
+        text = f"SELECT {', '.join(names)}, {number} AS rn FROM main.{quoted(table.name)}"
+        columns = [*table.columns.items(), ("rn", "long")]
+        if self.chance(0.6):
+            return f"SELECT * FROM ({text}) AS ranked WHERE rn = 1", columns
+        return text, columns
+
+    def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
+        """Values of a column, and those of another column in rows where the first has one of these."""
+        hidden = {one.name.lower() for one in named} | {name.lower()}
+        able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
+        if not able:
+            return None
+        table = self.rng.choice(able)
+        scope = [Column(column, kind, "step") for column, kind in table.columns.items()]
+        long = [one for one in scope if one.kind == "long"]
+        start, before, after = (self.rng.choice(long) for _ in range(3))
+        from_table = f"{self.spelled(table.name)} AS step"
+        first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.simple(scope)}"
+        more = f"{self.simple(scope)} AND step.{quoted(before.name)} = {self.spelled(name)}.rn"
+        text = f"SELECT step.{quoted(after.name)} FROM {from_table}, {self.spelled(name)} WHERE {more}"
+        return f"{first} UNION {text}", [("rn", "long")]
+
+    # FROM
+
+    def source_list(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, Scope]:
+        text, scope = self.source(named, depth, outer, set())
+        for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
+            taken = {one.owner.lower() for one in scope if one.owner is not None}
+            if self.chance(0.2):
+                right, more = (
+                    self.unnested(taken) if self.chance(self.listed_share) else self.source(named, depth, outer, taken)
+                )
+                text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
+                continue
+            if self.chance(0.12):
+                text, scope = self.lateral(text, scope, named, taken)
+                continue
+            right, more = self.bracket(named, depth, outer, taken)
+            text, scope = self.joined(text, scope, right, more, named, depth, outer)
+        return text, scope
+
+    def unnested(self, taken: set[str]) -> tuple[str, Scope]:
+        """Behind a comma: Trino joins it on nothing."""
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        column = self.rng.choice(COLUMN_NAMES)
+        text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
+        return text, [Column(column, "long", alias)]
+
+    def lateral(self, text: str, scope: Scope, named: list[Stored], taken: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        query = self.lateral_query(scope, named) if self.chance(0.6) else None
+        if query is not None:
+            inner, columns = query
+            more = [Column(name, kind, alias) for name, kind in columns]
+            kind = self.rng.choice(["CROSS JOIN", ",", "LEFT JOIN", "LEFT JOIN", "JOIN"])
+            on = ""
+            if kind not in ("CROSS JOIN", ","):
+                on = f" ON {self.simple([*scope, *more]) if self.chance(0.4) else 'TRUE'}"
+            return f"{text} {kind} LATERAL ({inner}) AS {self.spelled(alias)}{on}", [*scope, *more]
+        aggregate = self.aggregate(scope, named, "count(*) AS n, min(1) AS m")
+        if aggregate is None:
+            return text, scope
+        join, on = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
+        more = [Column("n", "long", alias), Column("m", "long", alias)]
+        return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
+
+    def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
+        """Rows of a table that equal the outer row in a column: also joined, in groups, or the first of them."""
+        found = self.correlated_pair(scope, named)
+        if found is None:
+            return None
+        table, name, away = found
+        own = [Column(column, kind, "qq") for column, kind in table.columns.items()]
+        source, inner = f"{self.spelled(table.name)} AS qq", own
+        if self.chance(0.4):
+            hidden = {one.name.lower() for one in named}
+            other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
+            more = [Column(column, kind, "rr") for column, kind in other.columns.items()]
+            inner = [*own, *more]
+            on = f"{self.equality(own, more, inner)}{f' AND {self.simple(inner)}' if self.chance(0.3) else ''}"
+            join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
+            source = f"{source} {join} {self.spelled(other.name)} AS rr ON {on}"
+        where = f"qq.{self.spelled(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
+        able = [one for one in inner if self.can_name(one, inner)]
+        shown = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
+        columns = [(f"l{number}", one.kind) for number, one in enumerate(shown)]
+        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(shown)]
+        if self.chance(0.3):
+            keys = ", ".join(str(number) for number in range(1, len(items) + 1))
+            text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
+            return text, [*columns, ("ln", "long")]
+        text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
+        return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
+
+    def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
+        """A query of one row, over a table's rows that equal the outer row in a column."""
+        found = self.correlated_pair(scope, named)
+        if found is None:
+            return None
+        table, name, away = found
+        own = [Column(name, table.columns[name], "qq")]
+        more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
+        return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+
+    def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
+        """A table, a column of it, and a column of the outer row that it can be equal to."""
+        hidden = {one.name.lower() for one in named}
+        pairs = [
+            (table, name, column)
+            for table in self.tables
+            if table.name.lower() not in hidden
+            for name, kind in table.columns.items()
+            for column in scope
+            if column.kind == kind and column.owner is not None and self.can_name(column, scope)
+        ]
+        if not pairs:
+            return None
+        table, name, column = self.rng.choice(pairs)
+        return table, name, f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
+
+    def bracket(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
+        text, scope = self.source(named, depth, outer, taken)
+        if self.chance(0.12):
+            inner = {one.owner.lower() for one in scope if one.owner is not None} | taken
+            other, more = self.source(named, depth, outer, inner)
+            text, scope = self.joined(text, scope, other, more, named, depth, outer)
+            return f"({text})", scope
+        return text, scope
+
+    def joined(
+        self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int, outer: Scope
+    ) -> tuple[str, Scope]:
+        kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
+        if self.chance(0.08):
+            return f"{text} CROSS JOIN {right}", [*scope, *more]
+        both = [*scope, *more]
+        left_names, right_names = ([one.name.lower() for one in side] for side in (scope, more))
+        shared = [
+            one
+            for one in scope
+            if left_names.count(one.name.lower()) == 1
+            and right_names.count(one.name.lower()) == 1
+            and one.kind == next(other.kind for other in more if other.name.lower() == one.name.lower())
+            and one.plain
+        ]
+        if shared and self.chance(0.3):
+            one = self.rng.choice(shared)
+            merged = Column(one.name, one.kind, None)
+            rest = [other for other in both if other.name.lower() != one.name.lower()]
+            return f"{text} {kind} {right} USING ({self.spelled(one.name)})", [merged, *rest]
+        on = [self.simple(both)] if self.chance(0.3) else [self.equality(scope, more, both)]
+        if self.chance(0.35):
+            on.append(self.simple(both))
+        if depth > 1 and self.chance(0.12):
+            on.append(self.subquery(both, named, depth, outer))
+        word = self.rng.choice(["AND", "AND", "AND", "OR"])
+        return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
+
+    def source(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        shape = self.rng.random()
+        if shape < 0.05:
+            column = self.rng.choice(COLUMN_NAMES)
+            rows = ", ".join(f"({one})" for one in VALUES["long"][:3])
+            text = f"(VALUES {rows}) AS {self.spelled(alias)} ({quoted(column)})"
+            return text, [Column(column, "long", alias)]
+        if shape < 0.11:
+            text, columns = self.latest()
+            text = f"({text}) AS {self.spelled(alias)}"
+        elif shape < 0.45 and depth > 1:
+            text, columns = self.with_query(named, depth - 1, [])
+            text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
+        else:
+            hidden = {one.name.lower() for one in named}
+            able = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
+            one = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
+            columns = list(one.columns.items())
+            text = self.spelled(one.name)
+            if one.name.lower() not in hidden and self.chance(0.2):
+                text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
+            if one.name.lower() not in taken and self.chance(0.4):
+                return text, [Column(name, kind, one.name) for name, kind in columns]
+            text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
+        if self.chance(0.15):
+            columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]
+            text += f" ({', '.join(name for name, _ in columns)})"
+        return text, [Column(name, kind, alias) for name, kind in columns]
+
+    # Conditions
+
+    def condition(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
+        parts = []
+        for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
+            if depth > 1 and self.chance(0.2):
+                parts.append(self.subquery(scope, named, depth, outer))
+            elif outer and self.chance(0.5):
+                parts.append(self.correlated(scope, outer))
+            elif self.chance(0.2):
+                parts.append(self.across(scope))
+            elif self.chance(0.25):
+                owners = sorted({str(one.owner) for one in scope if one.owner is not None})
+                sides = [[one for one in scope if one.owner == owner] for owner in owners]
+                either = [
+                    self.comparison(one, scope) for side in sides if (one := self.one_of(side, scope)) is not None
+                ]
+                parts.append(f"({' OR '.join(either)})" if either else self.simple(scope))
+            else:
+                parts.append(self.simple(scope))
+        word = self.rng.choice(["AND", "AND", "AND", "OR"])
+        text = f"{self.space()}{self.word(word)}{self.space()}".join(parts)
+        return f"NOT ({text})" if self.chance(0.15) else text
+
+    def subquery(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
+        negated = self.rng.choice(["", "NOT "])
+        if self.chance(0.5):
+            inner, _ = self.with_query(named, depth - 1, [one for one in scope if one.owner is not None])
+            return f"{negated}EXISTS ({inner})"
+        able = [one for one in scope if self.can_name(one, scope)]
+        if not able:
+            return self.simple(scope)
+        one = self.rng.choice(able)
+        aggregate = self.aggregate(scope, named, "count(*)")
+        if aggregate is not None and self.chance(0.2):
+            return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
+        if self.chance(0.2):
+            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind, able[0].kind])
+            pair = [self.reference(one, scope), self.reference(able[0], scope)]
+            there = " AND ".join(f"{name} IS NOT NULL" for name in pair)
+            return f"({', '.join(pair)}) {negated}IN ({inner}) AND {there}"
+        inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind])
+        if self.chance(0.2):
+            return f"{self.reference(one, scope)} = ANY ({inner})"
+        if self.chance(0.2):
+            return f"{self.reference(one, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
+        if self.chance(0.3):
+            return f"{self.reference(one, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
+        return f"{self.reference(one, scope)} {negated}IN ({inner})"
+
+    def correlated(self, scope: Scope, outer: Scope) -> str:
+        """Qualified by a name that the inner scope has not."""
+        own = {one.owner.lower() for one in scope if one.owner is not None}
+        pairs = [
+            (one, other)
+            for one in scope
+            for other in outer
+            if one.kind == other.kind
+            and self.can_name(one, scope)
+            and other.owner is not None
+            and other.owner.lower() not in own
+            and [o.owner for o in outer if o.name.lower() == other.name.lower()].count(other.owner) == 1
+        ]
+        if not pairs:
+            return self.simple(scope)
+        one, other = self.rng.choice(pairs)
+        away = f"{self.spelled(str(other.owner))}.{self.spelled(other.name)}"
+        if self.chance(0.3):
+            return f"{away} = {self.literal(other.kind)}"
+        return f"{self.reference(one, scope)} = {away}"

@@ -1,0 +1,129 @@
+"""Statements that a tenant writes to keep the analysis busy: each is read in bounded work, or not at all."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+import sqlglot
+from sqlglot import exp
+
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.partners import groups_of
+from seamark.connector.analysis.scans import find_scans
+from seamark.connector.analysis.scopes import RELATIONS_MAX
+from seamark.connector.duckdb.kinds import exchange
+from seamark.connector.duckdb.statements import DuckDBStatement
+from seamark.connector.plans import conditions
+
+COLUMNS = {"x": "long", "y": "long"}
+TWICE = {
+    "joined with itself": "SELECT a.* FROM {0} a JOIN {0} b ON a.x = b.x",
+    "merged": "SELECT x, y FROM {0} UNION ALL SELECT y, x FROM {0}",
+    "grouped": "SELECT a.x, max(b.y) y FROM {0} a JOIN {0} b USING (x) GROUP BY a.x",
+}
+
+
+@pytest.mark.parametrize("shape", TWICE)
+def test_a_chain_of_names_that_are_used_twice_costs_no_more_for_each_name(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, weaken = Counter[str](), conditions.weaken
+
+    def counted(*given: Any) -> Any:
+        calls["weaken"] += 1
+        return weaken(*given)
+
+    monkeypatch.setattr(conditions, "weaken", counted)
+    queries = ["SELECT * FROM s.t", *(TWICE[shape].format(f"c{number}") for number in range(39))]
+    names = ", ".join(f"c{number} AS ({query})" for number, query in enumerate(queries))
+    scans = find_scans(f"WITH {names} SELECT * FROM c39 WHERE x = 1", columns_of=lambda _: COLUMNS)
+    assert [scan.table for scan in scans] == ["t"]
+    assert 0 < calls["weaken"] < 50_000  # of a chain of 14 without a bound: more
+
+
+def test_a_condition_reaches_a_name_that_is_used_twice() -> None:
+    text = "WITH c AS (SELECT * FROM s.t) SELECT 1 FROM c WHERE x = 1 UNION ALL SELECT 1 FROM c WHERE x = 2"
+    (scan,) = find_scans(text, columns_of=lambda _: COLUMNS)
+    assert scan.predicate == '("x" = 1 OR "x" = 2)'
+
+
+def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each column is equal to all others. Without a bound, the conditions that follow grow with the square."""
+    moved, of_semi_join = Counter[str](), conditions.SemiJoin.moved
+
+    def counted(semi_join: conditions.SemiJoin, to: Any) -> Any:
+        moved["semi-joins"] += 1
+        return of_semi_join(semi_join, to)
+
+    monkeypatch.setattr(conditions.SemiJoin, "moved", counted)
+    joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
+    found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
+    assert len(found) == 200
+    assert found[0].predicate == '"x" = 1'
+    assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # without a bound: 89,000
+
+
+def test_equal_columns_are_found_by_way_of_others() -> None:
+    rng = random.Random(3)
+    for _ in range(300):
+        references = [(source, name) for source in range(4) for name in "ab"]
+        equal = [(rng.choice(references), rng.choice(references)) for _ in range(rng.randint(0, 7))]
+        expected = {}
+        for start in {reference for pair in equal for reference in pair}:
+            reached, left = {start}, [start]
+            while left:
+                at = left.pop()
+                more = {other for pair in equal if at in pair for other in pair} - reached
+                reached |= more
+                left += more
+            expected[start] = reached
+        assert groups_of(equal) == expected, equal
+
+
+def test_statements_with_very_many_tables_are_not_read() -> None:
+    def text(tables: int) -> str:
+        return "SELECT 1 FROM " + ", ".join(f"s.t t{number}" for number in range(tables))
+
+    assert len(find_scans(text(RELATIONS_MAX // 4), columns_of=lambda _: COLUMNS)) == RELATIONS_MAX // 4
+    assert find_scans(text(RELATIONS_MAX), columns_of=lambda _: COLUMNS) == ()
+    with pytest.raises(UnsupportedStatement, match="more than"):
+        DuckDBStatement(text(RELATIONS_MAX))
+
+
+class _Unwalked(list[Any]):
+    def __iter__(self) -> Any:
+        raise AssertionError("the whole list is walked to exchange one of its elements")
+
+
+def test_a_value_of_a_list_is_exchanged_without_a_walk_through_the_list() -> None:
+    tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
+    found = tree.find(exp.In)
+    values = found.args["expressions"]
+    found.args["expressions"] = _Unwalked(values)
+    exchange(values[1], exp.Literal.number(9))
+    found.args["expressions"] = [found.args["expressions"][number] for number in range(3)]
+    assert tree.sql() == "SELECT x IN (1, 9, 3)"
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_exchange_has_the_result_of_a_replacement(seed: int) -> None:
+    rng = random.Random(seed)
+    text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
+    for _ in range(30):
+        one, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
+        for number in rng.sample(range(6), 3):
+            for tree, put in ((one, exchange), (other, lambda old, new: old.replace(new))):
+                hash(tree)  # which is kept
+                columns = list(tree.find_all(exp.Column))
+                put(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
+        assert one.sql() == other.sql()
+        assert one == other
+        for node in one.walk():
+            for child in node.iter_expressions():
+                assert child.parent is node
+                assert child.arg_key is not None
+                held = node.args[child.arg_key]
+                assert held is child if child.index is None else held[child.index] is child

@@ -1,0 +1,263 @@
+"""Which scans of a statement leave rows of another one without a partner, case by case."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamark.connector.analysis.scans import find_scans
+
+TABLES = {
+    "sales": {"s_item": "long", "s_day": "date", "s_ship": "date", "s_cust": "int", "price": "decimal(9, 2)"},
+    "items": {"i_key": "long", "i_brand": "long", "color": "string", "weight": "double"},
+    "brands": {"b_key": "long", "brand": "string"},
+    "days": {"day": "date", "year": "int", "s_item": "long"},
+    "customers": {"c_key": "long", "c_day": "date", "nation": "string"},
+}
+
+
+def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
+    return TABLES.get(names[2])
+
+
+def joins(statement: str) -> dict[str, list[str]]:
+    """By table, "column=other table.column" and so on; of a table that stands there more than once, all of them."""
+    found = find_scans(statement, columns_of=columns_of)
+    told: dict[str, list[str]] = {}
+    for scan in found:
+        each = (" and ".join(f"{one}={found[join.scan].table}.{two}" for one, two in join.on) for join in scan.joins)
+        told.setdefault(scan.table, []).extend(each)
+    return {table: sorted(each) for table, each in told.items() if each}
+
+
+def of_sales(statement: str) -> list[str]:
+    return joins(statement).get("sales", [])
+
+
+def test_scans_that_are_joined_have_each_other() -> None:
+    assert joins("SELECT * FROM sales, items WHERE s_item = i_key AND color = 'red'") == {
+        "sales": ["s_item=items.i_key"],
+        "items": ["i_key=sales.s_item"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        ("SELECT * FROM sales JOIN items ON s_item = i_key", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales JOIN items ON (i_key = s_item AND (price > 1))", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales JOIN days USING (s_item)", ["s_item=days.s_item"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT DISTINCT (i_key) FROM items)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales, (SELECT ((i_key)) AS k FROM items) i WHERE s_item = k", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales, (SELECT (i_key + 1) AS k FROM items) i WHERE s_item = k", []),
+        (
+            "SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR (i_key = s_item AND price > 1)",
+            ["s_item=items.i_key"] * 2,  # also an alternative to the price
+        ),
+        ("SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR price > 1", []),
+        ("SELECT * FROM sales, items WHERE (s_item = i_key AND color = 'red') OR (s_cust = i_key AND price > 1)", []),
+        (
+            "SELECT * FROM sales JOIN days ON (s_day = day AND year = 1) OR (s_day = day AND s_ship = day)",
+            ["s_day=days.day"],
+        ),
+        (
+            "SELECT * FROM items, sales f, days WHERE f.s_item = i_key AND s_day = day",
+            ["s_day=days.day", "s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales JOIN days USING (s_item) WHERE s_day = day",
+            ["s_day=days.day", "s_item=days.s_item"],
+        ),
+        (
+            "SELECT * FROM sales f, days d WHERE f.s_item = d.s_item AND s_day = day",
+            ["s_day=days.day and s_item=days.s_item"],
+        ),
+        (
+            "SELECT * FROM sales, days a, days b WHERE s_day = a.day AND s_ship = b.day",
+            ["s_day=days.day", "s_ship=days.day"],
+        ),
+        ("SELECT * FROM sales, customers WHERE s_cust = c_key", ["s_cust=customers.c_key"]),
+        # Through what passes columns on.
+        (
+            "SELECT * FROM sales, (SELECT i_key AS k FROM items WHERE color = 'red' LIMIT 5) x WHERE s_item = k",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales, (SELECT i_key, rank() OVER (ORDER BY color) AS r FROM items) x WHERE s_item = i_key",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales, (SELECT i_brand FROM items GROUP BY 1 HAVING count(*) > 1) x (k) WHERE s_item = k",
+            ["s_item=items.i_brand"],
+        ),
+        ("WITH x (k) AS (SELECT i_key FROM items) SELECT * FROM sales JOIN x ON s_item = k", ["s_item=items.i_key"]),
+        ("SELECT * FROM (SELECT s_item AS k FROM sales) f JOIN items ON k = i_key", ["s_item=items.i_key"]),
+        ("WITH f AS (SELECT * FROM sales) SELECT * FROM f JOIN items ON s_item = i_key", ["s_item=items.i_key"]),
+        (
+            "SELECT * FROM (SELECT s_item, count(*) AS n FROM sales GROUP BY s_item) f JOIN items ON s_item = i_key",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales f, (SELECT i_key, s_item AS k FROM items LEFT JOIN days ON s_item = i_brand) x "
+            "WHERE f.s_item = k",
+            ["s_item=days.s_item"],
+        ),
+        (
+            "SELECT * FROM sales f, (SELECT i_key, day FROM items, days) x WHERE s_item = i_key AND s_day = day",
+            ["s_day=days.day", "s_item=items.i_key"],
+        ),
+        (
+            "WITH d AS (SELECT * FROM days) SELECT * FROM sales f, (SELECT a.day, b.s_item AS k FROM d a, d b) x "
+            "WHERE f.s_day = x.day AND f.s_item = x.k",
+            ["s_day=days.day", "s_item=days.s_item"],
+        ),
+        (
+            "SELECT * FROM items JOIN days ON s_item = i_key JOIN sales USING (s_item)",
+            ["s_item=days.s_item", "s_item=items.i_key"],
+        ),
+        ("SELECT * FROM days a RIGHT JOIN days b USING (s_item) JOIN sales USING (s_item)", ["s_item=days.s_item"]),
+        ("SELECT * FROM days a FULL JOIN days b USING (s_item) JOIN sales USING (s_item)", []),
+        # What is between counts or orders the rows that are to be left out.
+        ("SELECT * FROM (SELECT s_item FROM sales LIMIT 5) f JOIN items ON s_item = i_key", []),
+        ("SELECT * FROM (SELECT s_item, rank() OVER () AS r FROM sales) f JOIN items ON s_item = i_key", []),
+        ("SELECT * FROM (SELECT max(s_item) AS k FROM sales) f JOIN items ON k = i_key", []),
+        (
+            "WITH f AS (SELECT * FROM sales) SELECT (SELECT count(*) FROM f) FROM f JOIN items ON s_item = i_key",
+            [],
+        ),
+        # Not the same value, or not always.
+        ("SELECT * FROM sales, items WHERE s_item + 0 = i_key", []),
+        ("SELECT * FROM sales, items WHERE s_item = i_key + 0", []),
+        ("SELECT * FROM sales, items WHERE price = weight", []),
+        ("SELECT * FROM sales, items a, items b WHERE a.weight = b.weight AND s_item > a.i_key", []),
+        ("SELECT * FROM sales, unknown WHERE sales.s_item = unknown.k", []),
+        ("SELECT * FROM sales, items FOR VERSION AS OF 5 WHERE sales.s_item = items.i_key", []),
+        ("SELECT * FROM sales, items WHERE s_item = i_key OR price > 1", []),
+        ("SELECT * FROM sales, items WHERE NOT s_item = i_key", []),
+        ("SELECT * FROM sales, items WHERE s_item >= i_key AND s_item IS NOT DISTINCT FROM i_key", []),
+        ("SELECT * FROM sales, (SELECT i_key FROM items UNION SELECT b_key FROM brands) x WHERE s_item = i_key", []),
+        ("SELECT * FROM sales, (VALUES BIGINT '1') x (k) WHERE s_item = k", []),
+        ("SELECT s_item = i_key FROM sales, items", []),
+        ("SELECT s_item FROM sales, items GROUP BY s_item, i_key HAVING s_item = i_key", []),
+        # Outer joins.
+        ("SELECT * FROM sales LEFT JOIN items ON s_item = i_key", []),
+        ("SELECT * FROM sales FULL JOIN items ON s_item = i_key", []),
+        ("SELECT * FROM items LEFT JOIN sales ON s_item = i_key", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales RIGHT JOIN days USING (s_item)", ["s_item=days.s_item"]),
+        ("SELECT * FROM sales LEFT JOIN days USING (s_item)", []),
+        (
+            "SELECT * FROM sales LEFT JOIN items ON s_item = i_key, brands WHERE i_brand = b_key",
+            ["s_item=items.i_key"],
+        ),
+        ("SELECT * FROM sales LEFT JOIN items ON price > 1 WHERE s_item = i_key", ["s_item=items.i_key"]),
+        (
+            "SELECT * FROM brands LEFT JOIN (sales JOIN items ON s_item = i_key) ON i_brand = b_key",
+            ["s_item=items.i_key"],
+        ),
+        ("SELECT * FROM sales LEFT JOIN (days JOIN items ON i_key = days.s_item) ON day = s_day", []),
+        # Through equals.
+        (
+            "SELECT * FROM sales, items, brands WHERE s_item = i_key AND i_key = b_key",
+            ["s_item=brands.b_key", "s_item=items.i_key"],
+        ),
+        # IN.
+        ("SELECT * FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE color = 'red')", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item IN ((SELECT i_key AS x FROM items LIMIT 3))", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item IN (SELECT * FROM items)", []),
+        ("SELECT * FROM sales WHERE s_item IN (SELECT max(i_key) FROM items)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT min(i_key) AS k FROM items)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key + 1) FROM items)", []),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) OVER () FROM items)", []),
+        ("SELECT * FROM sales WHERE s_item IN (SELECT weight FROM items)", []),
+        ("SELECT * FROM sales WHERE s_item NOT IN (SELECT i_key FROM items)", []),
+        ("SELECT * FROM sales WHERE NOT (s_item IN (SELECT i_key FROM items))", []),
+        ("SELECT * FROM sales WHERE s_item IN (SELECT i_key FROM items) OR price > 1", []),
+        ("SELECT * FROM sales WHERE (s_item IN (SELECT i_key FROM items)) IS NULL", []),
+        (
+            "SELECT * FROM sales WHERE s_item IN (WITH x AS (SELECT i_key FROM items) SELECT * FROM x)",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales WHERE s_item IN (WITH x AS (SELECT * FROM items) SELECT i_key FROM x)",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM brands JOIN sales ON b_key IN (SELECT i_key FROM items) AND s_item = b_key",
+            ["s_item=brands.b_key", "s_item=items.i_key"],
+        ),
+        # EXISTS.
+        (
+            "SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item AND color = 'red')",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales f WHERE EXISTS (SELECT * FROM days WHERE day = s_day AND days.s_item = f.s_item)",
+            ["s_day=days.day and s_item=days.s_item"],
+        ),
+        (
+            "SELECT * FROM sales WHERE EXISTS (SELECT i_brand FROM items WHERE sales.s_item = i_key GROUP BY i_brand)",
+            ["s_item=items.i_key"],
+        ),
+        ("SELECT * FROM sales WHERE NOT EXISTS (SELECT 1 FROM items WHERE i_key = s_item)", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item) OR price > 1", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item OR color = 'red')", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key > s_item)", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT count(*) FROM items WHERE i_key = s_item)", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item HAVING count(*) = 0)", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item GROUP BY GROUPING SETS (()))", []),
+        ("SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM items WHERE i_key = s_item ORDER BY count(*))", []),
+        (
+            "SELECT * FROM sales f WHERE EXISTS (SELECT 1 FROM days WHERE day = f.s_day AND s_item = s_item)",
+            ["s_day=days.day"],
+        ),
+        ("SELECT * FROM sales x WHERE EXISTS (SELECT 1 FROM sales x, days WHERE day = x.s_day)", ["s_day=days.day"]),
+        ("SELECT * FROM sales f WHERE EXISTS (SELECT 1 FROM unknown u, days WHERE day = s_day)", []),
+        (
+            "SELECT * FROM sales WHERE s_day IN (SELECT day FROM days WHERE days.s_item = sales.s_item)",
+            ["s_day=days.day", "s_item=days.s_item"],
+        ),
+        (
+            "SELECT * FROM sales WHERE EXISTS (SELECT 1 FROM days WHERE day IN (SELECT c_day FROM customers))",
+            [],
+        ),
+    ],
+)
+def test_rows_need_a_partner_where_the_statement_says_so(statement: str, expected: list[str]) -> None:
+    assert of_sales(statement) == expected
+
+
+def test_a_snowflake_is_told_arm_by_arm() -> None:
+    told = joins(
+        "SELECT brand, sum(price) FROM sales, items, brands "
+        "WHERE s_item = i_key AND i_brand = b_key AND brand = 'x' GROUP BY 1"
+    )
+    assert told == {
+        "sales": ["s_item=items.i_key"],
+        "items": ["i_brand=brands.b_key", "i_key=sales.s_item"],
+        "brands": ["b_key=items.i_brand"],
+    }
+
+
+def test_a_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
+    part = "SELECT s_item AS k FROM sales, items WHERE s_item = i_key"
+    assert of_sales(f"{part} UNION ALL {part}") == ["s_item=items.i_key"] * 2
+    below = "SELECT * FROM (SELECT s_item AS k FROM sales UNION SELECT b_key FROM brands) JOIN items ON k = i_key"
+    assert joins(below) == {"sales": ["s_item=items.i_key"], "brands": ["b_key=items.i_key"]}
+
+
+def test_columns_of_a_predicate_are_told() -> None:
+    found = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
+    assert found[0].columns == {"i_key", "color", "i_brand"}
+
+
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "customers m, LATERAL (SELECT i_key FROM items WHERE i_key = o.s_item) l, days AS o",
+        "customers m JOIN items ON i_key = o.s_item, days AS o",
+        "customers m LEFT JOIN items ON i_key = o.s_item, days AS o",
+    ],
+)
+def test_a_name_of_a_later_source_is_that_of_the_outer_query(inner: str) -> None:
+    """LATERAL and ON see the sources on their left; `o` is `sales` there, and not `days`."""
+    found = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
+    assert not [join for join in found.get("items", []) if "days" in join]

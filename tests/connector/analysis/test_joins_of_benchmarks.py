@@ -1,0 +1,129 @@
+"""In SSB all dimensions with conditions limit the large table; in TPC-H whole arms of the snowflake do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.ssb.queries import QUERIES
+from seamark.connector.analysis.scans import find_scans
+from seamark.connector.plans.async_client import KnownTable
+from seamark.connector.plans.joins import Dimension, PlannedScan, find_dimensions, why_not_requested
+
+MB = 1 << 20
+SSB = {
+    "lineorder": ("lo_custkey lo_partkey lo_suppkey lo_orderdate lo_quantity lo_discount", 1000 * MB),
+    "date": ("d_datekey d_year d_yearmonthnum d_weeknuminyear d_yearmonth", MB),
+    "part": ("p_partkey p_mfgr p_category p_brand1", 100 * MB),
+    "supplier": ("s_suppkey s_nation s_city s_region", 5 * MB),
+    "customer": ("c_custkey c_nation c_city c_region", 50 * MB),
+}
+TPCH = {
+    "lineitem": ("l_orderkey l_partkey l_suppkey l_shipdate l_quantity l_receiptdate l_commitdate", 760 * MB),
+    "orders": ("o_orderkey o_custkey o_orderdate o_orderstatus", 170 * MB),
+    "partsupp": ("ps_partkey ps_suppkey ps_availqty", 115 * MB),
+    "part": ("p_partkey p_name p_brand p_size p_type p_container", 24 * MB),
+    "customer": ("c_custkey c_nationkey c_mktsegment", 24 * MB),
+    "supplier": ("s_suppkey s_nationkey s_comment", MB),
+    "nation": ("n_nationkey n_regionkey n_name", 1000),
+    "region": ("r_regionkey r_name", 1000),
+}
+_KINDS = {"p_name": "string", "p_brand1": "string"}
+FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
+
+
+def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
+    """What limits each place of the table."""
+    chosen, _ = planned(sql, tables)
+    return [shown(each) for place, each in chosen.items() if place.table == (table,)]
+
+
+def planned(
+    sql: str, tables: dict[str, tuple[str, int]]
+) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
+    """The joins of each scan, and of each table why it has no others."""
+    known = {
+        (None, None, name): KnownTable("1", {one: _KINDS.get(one, "long") for one in columns.split()}, 1, size, 2)
+        for name, (columns, size) in tables.items()
+    }
+    found = find_scans(sql, columns_of=lambda names: known[names].columns)
+    places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}
+    chosen = find_dimensions(places, known)
+    reasons = [(place.table[0], why_not_requested(n, places, known, chosen)) for n, place in places.items()]
+    return chosen, reasons
+
+
+def shown(each: tuple[Dimension, ...]) -> str:
+    told = []
+    for one in each:
+        behind = f" ({shown(one.dimensions)})" if one.dimensions else ""
+        told.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
+    return ", ".join(sorted(told))
+
+
+@pytest.mark.parametrize("name", QUERIES)
+def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
+    date, part, supplier, customer = (
+        f"lo_{one}" for one in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
+    )
+    flights = {
+        "Q1": [date],
+        "Q2": [part, supplier],
+        "Q3": [customer, date, supplier],
+        "Q4.1": [customer, part, supplier],
+        "Q4": [customer, date, part, supplier],
+    }
+    expected = flights.get(name) or flights[name.partition(".")[0]]
+    assert limiting(QUERIES[name], "lineorder", SSB) == [", ".join(sorted(expected))]
+
+
+@pytest.mark.parametrize(
+    ("number", "table", "expected"),
+    [
+        (3, "lineitem", ["l_orderkey: orders (o_custkey: customer)"]),
+        (3, "orders", ["o_custkey: customer"]),
+        (
+            5,
+            "lineitem",
+            [
+                "l_orderkey: orders (o_custkey: customer (c_nationkey: nation (n_regionkey: region))), "
+                "l_suppkey: supplier (s_nationkey: nation (n_regionkey: region))"
+            ],
+        ),
+        (9, "lineitem", ["l_partkey+l_suppkey: partsupp (ps_partkey: part), l_partkey: part"]),
+        (11, "partsupp", ["ps_suppkey: supplier (s_nationkey: nation)"] * 2),
+        (17, "lineitem", ["l_partkey: part"] * 2),
+        (19, "lineitem", ["l_partkey: part"]),  # the join is in each branch of OR
+        (20, "partsupp", ["ps_partkey: part"]),
+        (21, "lineitem", ["l_orderkey: orders, l_suppkey: supplier (s_nationkey: nation)"]),
+        (4, "orders", []),
+        (18, "lineitem", []),
+    ],
+)
+def test_arms_of_a_snowflake_limit_as_far_as_they_have_conditions(number: int, table: str, expected: list[str]) -> None:
+    assert limiting(query(number), table, TPCH) == expected
+
+
+def query(number: int) -> str:
+    text = "\n".join(line for line in FILE.read_text().splitlines() if not line.startswith("--"))
+    return text.split(";")[number - 1]
+
+
+def test_joins_that_are_not_requested_have_their_reasons() -> None:
+    large = "it is not 4 times smaller"
+    no_condition = "neither it nor a smaller table that it is joined with has a condition"
+
+    def because(**reasons: str) -> list[str]:
+        return [f"the join with {table} leaves out no files, because {why}" for table, why in reasons.items()]
+
+    _, found = planned(query(18), TPCH)
+    assert found == [
+        ("customer", because(orders=large)),
+        ("orders", because(customer=no_condition, lineitem=large)),
+        ("lineitem", because(orders=no_condition, lineitem=large)),
+        ("lineitem", []),
+    ]
+    _, found = planned(query(9), TPCH)
+    assert dict(found)["lineitem"] == because(supplier=no_condition, orders=no_condition)
+    assert dict(found)["part"] == because(lineitem=large)

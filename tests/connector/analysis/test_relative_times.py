@@ -1,0 +1,96 @@
+"""The span of an expression of the current time has its value in every zone, at any moment of the day."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, date, datetime, time, timedelta, timezone
+
+import pytest
+from sqlglot import parse_one
+
+from seamark.connector.analysis.literals import months_later
+from seamark.connector.analysis.relative_times import parse_span
+from tests.seeds import first_seed
+
+ZONES = [timezone(timedelta(minutes=60 * hours)) for hours in (-12, -11, -8, -5, 0, 1, 2, 9, 14)] + [
+    timezone(timedelta(hours=5, minutes=45))
+]
+"""Without changes of their offsets: these are at most three hours."""
+
+
+def start_of(moment: datetime, unit: str) -> datetime:
+    midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
+    match unit:
+        case "year":
+            return midnight.replace(month=1, day=1)
+        case "quarter":
+            return midnight.replace(month=(moment.month - 1) // 3 * 3 + 1, day=1)
+        case "month":
+            return midnight.replace(day=1)
+        case "week":
+            return midnight - timedelta(days=moment.weekday())
+    return midnight
+
+
+def months_from(moment: datetime, count: int) -> datetime:
+    return datetime.combine(months_later(moment.date(), "MONTH", count), moment.timetz())
+
+
+def drawn(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
+    """An expression, and its value in the zone of `now` as an instant in UTC and as a time without a zone."""
+    text, value = rng.choice(["now()", "current_timestamp", "localtimestamp", "current_date"]), now
+    if text == "current_date":
+        value = start_of(now, "day")
+    for _ in range(rng.randrange(4)):
+        count = rng.choice([-1, 1]) * rng.choice([1, 2, 3, 7, 30])
+        match rng.randrange(5):
+            case 0:
+                unit = rng.choice(["year", "quarter", "month", "week", "day"])
+                text, value = f"date_trunc('{unit}', {text})", start_of(value, unit)
+            case 1:
+                text, value = f"({text} + INTERVAL '{count}' MONTH)", months_from(value, count)
+            case 2:
+                text, value = f"date_add('month', {count}, {text})", months_from(value, count)
+            case 3:
+                text, value = f"({text} - INTERVAL '{count}' DAY)", value - timedelta(days=count)
+            case 4:
+                text, value = f"CAST({text} AS date)", start_of(value, "day")
+    return text, [value.astimezone(UTC).replace(tzinfo=None), value.replace(tzinfo=None)]
+
+
+def test_the_value_is_within_the_span_in_every_zone() -> None:
+    rng, read = random.Random(first_seed()), 0
+    for _ in range(2000):
+        # Days near the ends of months more often.
+        day = date(2023, 1, 1) + timedelta(days=rng.randrange(1200))
+        if rng.random() < 0.5:
+            day = months_later(day.replace(day=1), "MONTH", 1) + timedelta(days=rng.randint(-4, 3))
+        moment = rng.choice([time(0), time(23, 59, 59), time(11, 59), time(12), time(10, 30)])
+        analysed = datetime.combine(day, moment, UTC)
+        # A plan in DuckDB and Spark lasts for a day.
+        for later in (timedelta(0), timedelta(hours=23)):
+            now = (analysed + later).astimezone(rng.choice(ZONES))
+            text, values = drawn(rng, now)
+            span = parse_span(parse_one(text, read="trino"), analysed.date())
+            if span is None:
+                continue
+            read += 1
+            low, high = (datetime.combine(one, time()) for one in (span.low, span.high))
+            assert all(low <= value <= high for value in values), (text, now, span, values)
+    assert read > 2000
+
+
+def test_a_span_is_no_wider_than_the_zones_need() -> None:
+    for text, days in (("current_date - INTERVAL '7' DAY", 5), ("now() - INTERVAL '1' MONTH", 12)):
+        span = parse_span(parse_one(text, read="trino"), date(2026, 3, 12))
+        assert span is not None
+        assert (span.high - span.low).days <= days
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_conversion_to_a_zone_and_back_is_read_once(times: int) -> None:
+    text = "now()"
+    for _ in range(times):
+        text = f"CAST({text} AT TIME ZONE 'Pacific/Kiritimati' AS timestamp)"
+    span = parse_span(parse_one(text, read="trino"), date(2026, 3, 12))
+    assert (span is None) == (times > 1)

@@ -1,0 +1,469 @@
+"""Statements go over plan tables where every doubt is ruled out in time, and as they came where one is left."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+import pytest
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from seamark.connector.analysis import statement_cache as reading
+from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
+from seamark.connector.plans.async_client import KnownTable, PlanTableRequest, PlanTableResponse
+from seamark.connector.trino.protocol import circuit_breaker
+from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
+from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
+from seamark.connector.trino.rewriter import Limits, RewriteResult
+from tests.connector.trino.played import COLUMNS, Seamark, filter_of, rewriter
+
+SESSION = Session(catalog="lake", schema="db")
+
+
+async def rewritten(
+    statement: str, session: Session = SESSION, **seamark: Any
+) -> tuple[RewriteResult, list[PlanTableRequest]]:
+    server = Seamark(**seamark)
+    async with rewriter(server) as made:
+        return await made.rewrite(statement, session), server.asked
+
+
+def raising(error: Exception) -> Callable[[PlanTableRequest], Any]:
+    def plan(wanted: PlanTableRequest) -> Any:
+        raise error
+
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("statement", "session", "expected", "asked"),
+    [
+        ("SELECT * FROM t WHERE id = 1", SESSION, "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1", ("db", "t")),
+        (
+            'SELECT * FROM Other."A.B"."T" q WHERE id = 1',
+            SESSION,
+            'SELECT * FROM Other."A.B"."T" FOR VERSION AS OF 100 q WHERE id = 1',
+            ("a", "b", "t"),
+        ),
+        (
+            "SELECT * FROM s.t WHERE id = 1",
+            Session("lake"),
+            "SELECT * FROM s.t FOR VERSION AS OF 100 WHERE id = 1",
+            ("s", "t"),
+        ),
+        (
+            "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1",
+            SESSION,
+            "EXPLAIN ANALYZE SELECT 1 FROM t FOR VERSION AS OF 100 WHERE id = 1",
+            ("db", "t"),
+        ),
+    ],
+)
+async def test_names_are_the_sessions_where_the_statement_leaves_them_out(
+    statement: str, session: Session, expected: str, asked: tuple[str, ...]
+) -> None:
+    done, wanted = await rewritten(statement, session)
+    assert done.statement == expected
+    assert [one.table for one in wanted] == [asked]
+    assert (done.files, done.considered_files) == (1, 100)
+    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(asked)}=1/100; ms=")
+
+
+@pytest.mark.parametrize(
+    ("statement", "session", "why"),
+    [
+        ("SELECT 1", SESSION, "nothing to prune by"),
+        ("SELECT * FROM t", SESSION, "nothing to prune by"),
+        ("SELECT * FROM hive.db.t WHERE id = 1", SESSION, "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session("hive", "db"), "of other catalogs"),
+        ("SELECT * FROM t AS lakes WHERE id = 1", Session("hive", "db"), "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session("lake"), "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1", Session(), "of other catalogs"),
+        ('SELECT * FROM "t$files" WHERE id = 1', SESSION, "no scan that could leave files out"),
+        ('SELECT * FROM "t~plan~9" WHERE id = 1', SESSION, "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id + x = 1", SESSION, "no scan that could leave files out"),
+        ("INSERT INTO u SELECT id, x FROM t WHERE id = 1", SESSION, "no scan that could leave files out"),
+        ("DELETE FROM t WHERE id = 1", SESSION, "no scan that could leave files out"),
+        ("SELECT * FROM t WHERE id = 1 /* Seamark: OFF */", SESSION, "switched off"),
+        ("SELECT * FROM t WHERE id = 1", Session("lake", "db", off=True), "switched off"),
+        ("SELECT * FROM t WHERE id = 1", Session("lake", "db", in_transaction=True), "in a transaction"),
+        ("SELECT * FROM t WHERE (((", SESSION, "no scan that could leave files out"),
+    ],
+)
+async def test_in_doubt_a_statement_goes_on_as_it_came_and_nobody_is_asked(
+    statement: str, session: Session, why: str
+) -> None:
+    done, wanted = await rewritten(statement, session)
+    assert done.statement is None
+    assert done.summary.partition("; ms=")[0] == f"unchanged; {why}"
+    assert wanted == []
+
+
+async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_another() -> None:
+    for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
+        done, wanted = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
+        assert done.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
+        assert len(wanted) == 1
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (lambda wanted: {"plan_snapshot_id": None}, "plans keep too many of the files"),
+        (raising(NotFound("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
+        (raising(BadRequest("", status=400)), "Seamark refused: 400"),
+        (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
+    ],
+)
+async def test_without_a_plan_there_is_a_reason(plan: Callable[[PlanTableRequest], Any], why: str) -> None:
+    done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
+    assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {why}")
+    assert len(wanted) == 1
+
+
+async def test_every_statement_asks_anew() -> None:
+    server = Seamark()
+    async with rewriter(server) as made:
+        for number in range(3):
+            done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert f"OF {100 + number} " in (done.statement or "")
+
+
+async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 600.0)
+    server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
+    statement = "SELECT * FROM t WHERE id = 1"
+    async with rewriter(server) as made:
+        first = await made.rewrite(statement, SESSION)
+        again = await made.rewrite(statement, SESSION)
+        assert (first.statement, again.statement, len(server.asked)) == (None, None, 1)
+        assert again.summary == "unchanged; plans keep too many of the files as of lately"
+        assert again.depends_on_data
+        await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
+        await made.rewrite(statement + " ", SESSION)
+        assert len(server.asked) == 3
+    monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 0.0)
+    server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"plan_snapshot_id": None})
+    async with rewriter(server) as made:
+        assert (await made.rewrite(statement, SESSION)).statement is None
+        assert "OF 101 " in ((await made.rewrite(statement, SESSION)).statement or "")
+
+
+@pytest.mark.parametrize("error", [NotFound("", status=404, kind=""), ServerFailed("")])
+async def test_a_failure_is_no_reason_not_to_ask_again(error: Exception) -> None:
+    server = Seamark(plan=raising(error))
+    async with rewriter(server) as made:
+        for count in (1, 2):
+            assert (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
+            assert len(server.asked) == count
+
+
+# Several tables
+
+
+async def test_names_without_a_table_are_told_by_the_columns() -> None:
+    done, wanted = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
+    assert {(one.table[-1], one.filter) for one in wanted} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+
+
+async def test_columns_are_not_asked_for_where_the_text_says_all() -> None:
+    server = Seamark()
+    async with rewriter(server) as made:
+        await made.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
+        assert server.looked_at == []
+
+
+async def test_a_text_is_read_once_for_the_same_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads = []
+    real = reading._read
+    monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
+    server = Seamark(wait_s=0.01)
+    async with rewriter(server) as made:
+        statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
+        await asyncio.gather(*(made.rewrite(statement, SESSION) for _ in range(20)))
+        assert len(reads) == 2  # without columns, and with
+        server.version = "2"
+        done = await made.rewrite(statement, SESSION)
+        assert len(reads) == 3
+        assert done.statement is not None
+
+
+async def test_a_table_that_stands_there_twice_is_read_at_one_snapshot() -> None:
+    done, wanted = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
+    assert done.statement == (
+        "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    )
+    assert [(one.filter, one.snapshot_id, one.kept_max) for one in wanted] == [
+        (filter_of("id = 1"), None, 0.95),
+        (None, 7, 1.0),
+    ]
+
+
+async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() -> None:
+    snapshots = itertools.count()
+    done, _ = await rewritten(
+        "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
+        plan=lambda wanted: {"snapshot_id": next(snapshots)},
+    )
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 1
+    assert " u FOR VERSION AS OF 1" in (done.statement or "")
+
+
+async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_either() -> None:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+        if wanted.snapshot_id is not None:
+            raise NotFound("", status=404)
+        return {}
+
+    done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
+    assert done.statement is None
+    assert len(wanted) == 2
+
+
+async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_places() -> None:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+        if wanted.filter == filter_of("x = 2"):
+            raise BadRequest("", status=400)
+        return {}
+
+    done, wanted = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    assert wanted[-1].filter is None
+
+
+async def test_the_past_is_planned_as_of_then_and_stays_the_past() -> None:
+    statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
+    done, wanted = await rewritten(statement)
+    assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    assert [(one.snapshot_id, one.past) for one in wanted] == [(5, True)]
+    done, _ = await rewritten(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
+    assert done.statement is not None
+    assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
+
+
+async def test_a_branch_is_planned_as_of_its_snapshot_and_the_statement_names_that() -> None:
+    statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
+    done, wanted = await rewritten(statement)
+    assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    assert [(one.snapshot_id, one.ref, one.past) for one in wanted] == [(None, "it's", True)]
+    done, _ = await rewritten("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
+    assert done.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
+    twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
+    done, wanted = await rewritten(twice)
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    assert [(one.snapshot_id, one.ref) for one in wanted] == [(None, "dev"), (7, None)]
+
+
+@pytest.mark.parametrize(
+    ("audit", "current", "plans"),
+    [(8, 7, 2), (9, 7, 0), (8, 6, 0), (None, 7, 0)],
+    ids=["neither moved", "the branch moved", "the table moved", "the branch is gone"],
+)
+async def test_a_table_and_its_branch_are_read_in_one_state_or_without_plans(
+    audit: int | None, current: int, plans: int
+) -> None:
+    statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
+    refs = {} if audit is None else {"audit": audit}
+    done, wanted = await rewritten(
+        f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
+        plan=lambda wanted: {} if wanted.ref is None else {"snapshot_id": 8},
+        tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
+    )
+    assert (done.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
+    assert {(one.table[-1], one.ref) for one in wanted} == {("t", None), ("t", "audit"), ("u", None)}
+
+
+async def test_a_table_has_no_plans_beside_a_branch_without_one() -> None:
+    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+        return {"plan_snapshot_id": None} if wanted.past else {}
+
+    known = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
+    done, _ = await rewritten(union, plan=plan, tables=known)
+    assert done.statement is None
+    kept = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
+    done, _ = await rewritten(kept, plan=plan)
+    assert done.statement is not None  # the snapshot of a number does not move
+
+
+# Prepared statements
+
+
+async def test_a_prepared_statement_is_rewritten_where_it_is_kept() -> None:
+    texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
+    session = Session("lake", "db", prepared=texts)
+    done, wanted = await rewritten("EXECUTE p USING 5", session)
+    assert (done.prepared, done.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
+    assert wanted[0].filter == filter_of("id = 5")
+    headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
+    prepare(headers, "p", done.statement or "")
+    assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": done.statement}
+    assert headers["X-Other"] == "1"
+
+
+@pytest.mark.parametrize(
+    "statement", ["EXECUTE gone USING 5", "EXECUTE p USING id", "EXECUTE p", "DEALLOCATE PREPARE p"]
+)
+async def test_executions_that_are_not_understood_are_left_alone(statement: str) -> None:
+    session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
+    done, wanted = await rewritten(statement, session)
+    assert (done.statement, wanted) == (None, [])
+
+
+def test_a_session_is_told_by_its_headers() -> None:
+    def told(*headers: tuple[str, str]) -> Session:
+        return session_of(CIMultiDictProxy(CIMultiDict(headers)))
+
+    assert told() == Session()
+    assert told(("X-Trino-Catalog", "Lake"), ("X-Trino-Schema", " DB")) == Session("lake", "db")
+    assert told(("X-Trino-Transaction-Id", "NONE")) == Session()
+    assert told(("X-Trino-Transaction-Id", "abc")).in_transaction
+    assert told(("X-Seamark", "OFF")).off
+    assert told(("X-Trino-Client-Tags", "a, seamark-off")).off
+    assert not told(("X-Trino-Client-Tags", "seamark-office")).off
+    assert told(("X-Trino-Time-Zone", "UTC")).utc
+    assert not told(("X-Trino-Time-Zone", "Europe/Zurich")).utc
+    assert not told(("X-Trino-Time-Zone", "UTC"), ("X-Trino-Session", "a=1,time_zone_id=Europe%2FZurich")).utc
+    assert told(("X-Trino-Prepared-Statement", "p=%24zstd%3Aabc,q=x")).prepared == {"q": "x"}
+
+
+# Time zones
+
+
+@pytest.mark.parametrize(
+    ("utc", "trust", "column", "asked"),
+    [
+        (True, True, "at", True),
+        (True, False, "at", False),
+        (False, True, "at", False),
+        (False, False, "local", True),
+    ],
+)
+async def test_times_without_a_zone_prune_where_the_zone_is_known(
+    utc: bool, trust: bool, column: str, asked: bool
+) -> None:
+    server = Seamark()
+    async with rewriter(server, Limits(10.0, trust_time_zone=trust)) as made:
+        statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
+        done = await made.rewrite(statement, Session("lake", "db", utc=utc))
+        assert (done.statement is not None) == asked
+
+
+# Time
+
+
+async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
+    server, told = Seamark(wait_s=600.0), []
+    async with rewriter(server, Limits(budget_s=0.2)) as made:
+        async with asyncio.timeout(60):
+            while not made.open_breakers:
+                told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+        # On a busy machine the first text may not be read within the budget.
+        slow = [one for one in told if not one.startswith("unchanged; not read in time")]
+        assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
+        assert made.open_breakers == ["seamark"]
+        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert done.summary.startswith("unchanged; Seamark failed lately; ms=")
+        assert len(server.asked) == FAILURES_MAX
+
+
+async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
+    class Uneven(Seamark):
+        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
+            await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
+            return await super().plan_table(wanted)
+
+    async with rewriter(Uneven(), Limits(budget_s=3)) as made:
+        done = await made.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
+        assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
+
+
+async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_next_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = reading._read
+    go, reads = Event(), 0
+
+    def slow(*given: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        go.wait()
+        return real(*given)
+
+    monkeypatch.setattr(reading, "_read", slow)
+    async with rewriter(Seamark(), Limits(budget_s=0.3)) as made:
+        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert done.summary.startswith("unchanged; not read in time")
+        assert made.open_breakers == []
+        go.set()
+        async with asyncio.timeout(60):  # the budget may be too short for a busy machine, once or twice
+            while (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
+                await asyncio.sleep(0.05)
+        known = reads
+        await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert reads == known
+
+
+async def test_a_bug_in_reading_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(reading, "find_scans", broken)
+    done, _ = await rewritten("SELECT * FROM t WHERE id = 1")
+    assert done.statement is None
+
+
+async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
+    for error, is_open in ((Unreachable("gone"), True), (BadRequest("", status=400), False)):
+        server = Seamark(plan=raising(error))
+        async with rewriter(server) as made:
+            for _ in range(FAILURES_MAX):
+                await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert (made.open_breakers == ["seamark"]) == is_open
+
+
+async def test_a_statement_that_lists_snapshots_has_idle_plans_withdrawn_first() -> None:
+    server = Seamark()
+    async with rewriter(server) as made:
+        made.release(await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
+        kept = await made.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
+        assert server.leased == []
+        await made.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
+        assert server.leased == [(("db", "t"), [100], 0)]
+        assert kept.plans == [(("db", "t"), 101)]
+
+
+EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
+
+
+@pytest.mark.parametrize(
+    ("statement", "explains"),
+    [
+        (EXPLAINED, True),
+        (f"-- a\n/* b */ /* c */\n-- d\n{EXPLAINED}", True),
+        ("EXECUTE one", True),
+        ("SELECT 1 FROM t WHERE id = 1", False),
+        ("/* explain */ SELECT 1 AS explain FROM t WHERE id = 1", False),
+        ("-- explain\nSELECT 1 FROM t WHERE id = 1", False),
+    ],
+)
+async def test_a_statement_that_shows_what_is_read_is_known_however_it_is_sent(statement: str, explains: bool) -> None:
+    done, _ = await rewritten(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    assert done.statement is not None
+    assert done.used.explains is explains
+
+
+@pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])
+async def test_comments_of_any_length_hold_up_nobody(line: str) -> None:
+    begun_s = time.process_time()  # what others do on the machine does not count
+    await rewritten(f"{line}\nSELECT 1 FROM t WHERE id = 1")
+    assert time.process_time() - begun_s < 5

@@ -1,0 +1,264 @@
+"""Random queries give the same rows when each scanned table is cut down to the rows that its predicate is true for, and
+that have partners in what it is joined to.
+
+DuckDB runs both: the statement as it is, and as spliced, over tables that hold what the predicates and the joins leave
+(and now and then some of the other rows, as files do). It shares no code with what reads the statements.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import duckdb
+import msgspec
+import pytest
+
+from seamark.connector.analysis.scans import find_scans, read_from_view
+from seamark.connector.plans.conditions import Like, sql_of
+from seamark.connector.plans.quotes import quoted_text
+from seamark.connector.plans.scan import Join, Scan
+from seamark.connector.plans.splices import splice
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.comparisons import resolve_literals
+from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
+from seamark.formats.iceberg.expressions.sql import parse_sql
+from seamark.formats.iceberg.types import schema as ours
+from tests.connector.analysis.comparisons import MACROS, ZONE, Stored, quoted
+from tests.connector.analysis.statements import Statements
+from tests.planner.lakes.schemas import Field, Schema
+
+QUERIES_PER_LAKE = 40
+
+
+def lakes(seed: int, count: int) -> Iterator[tuple[random.Random, Statements, duckdb.DuckDBPyConnection]]:
+    for number in range(count):
+        rng = random.Random(f"{seed}/{number}")
+        statements = Statements(rng)
+        with duckdb.connect(config={"threads": 1}) as connection:  # rows of equal keys keep their order
+            connection.execute(f"SET TimeZone = '{ZONE}'")
+            for text in (*MACROS, *statements.make_tables()):
+                connection.execute(text)
+            yield rng, statements, connection
+
+
+def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
+    return Counter(map(repr, connection.execute(text).fetchall()))
+
+
+class Told:
+    """What the metastore would know of the tables' columns: all, some, or nothing."""
+
+    def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
+        known = rng.choice([tables, tables, tables, [], [one for one in tables if rng.random() < 0.5]])
+        self._columns = {one.name.lower(): {name.lower(): kind for name, kind in one.columns.items()} for one in known}
+
+    def __call__(self, names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
+        return self._columns.get(names[2])
+
+
+def pruned(
+    rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
+) -> tuple[str, list[str], int]:
+    """The statement over plan tables, the names of these, and how many rows the joins alone have left out."""
+    replacements, names, left_out = [], [], 0
+    loose, joined = rng.random() < 0.3, rng.random() < 0.8
+    for number, scan in enumerate(found):
+        name = f"{scan.table}~plan~{number}"
+        kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+        dimensions = "".join(partners_of(rng, found, (number,))) if joined else ""
+        either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
+        rows = f"FROM {quoted(scan.table)} AS j1 WHERE"
+        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({kept}{dimensions}){either}")
+        if dimensions:
+            left_out += connection.execute(f"SELECT count(*) {rows} {kept} AND NOT (TRUE{dimensions})").fetchall()[0][0]
+        replacements.append(read_from_view(scan, name))
+        names.append(name)
+    return splice(text, replacements), names, left_out
+
+
+def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
+    """Conditions on the last of `path`, by its joins to scans that are not on it: some of them, and some of theirs."""
+
+    def partner(join: Join) -> str:
+        other = found[join.scan]
+        parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(likes_sql, other.likes)]
+        parts += [] if join.where is None else [sql_of(join.where)]
+        rows = f"SELECT * FROM {quoted(other.table)} WHERE {' AND '.join(parts)}"
+        more = "".join(partners_of(rng, found, (*path, join.scan)))
+        return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
+
+    yield from joins_sql(rng, found[path[-1]].joins, path, partner)
+
+
+def joins_sql(
+    rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], partner: Callable[[Join], str]
+) -> Iterator[str]:
+    """Some of the joins to scans that are not on the path, and some of the disjunctions of alternatives."""
+    if len(path) > 3:
+        return
+    for number in dict.fromkeys(join.any_of for join in joins):
+        group = [join for join in joins if join.any_of == number]
+        if number is None:
+            yield from (f" AND {partner(join)}" for join in group if join.scan not in path and rng.random() < 0.8)
+        elif rng.random() < 0.8 and not any(join.scan in path for join in group):
+            own = [] if group[0].unless is None else [sql_of(group[0].unless)]
+            yield f" AND ({' OR '.join([*map(partner, group), *own])})"
+
+
+def equal_sql(join: Join, depth: int) -> str:
+    """That a row of `j{depth}` and one of the next are partners."""
+    pairs = [(f"j{depth}.{quoted(one)}", f"j{depth + 1}.{quoted(two)}") for one, two in join.on]
+    if join.transform == "identity":
+        return " AND ".join(f"{own} = {other}" for own, other in pairs)
+    ((own, other),) = pairs
+    start = f"date_trunc('{join.transform}', {own}) = TRY_CAST({other}::VARCHAR AS TIMESTAMP)"
+    number = f"year({own}) = TRY_CAST({other}::VARCHAR AS BIGINT)"
+    return f"({start} OR {number})" if join.transform == "year" else start
+
+
+def likes_sql(either: tuple[Like, ...]) -> str:
+    texts = []
+    for like in either:
+        column = quoted(like.column[1])
+        term = column if like.function is None else f"{like.function}({column})"
+        escape = "" if like.escape is None else f" ESCAPE {quoted_text(like.escape)}"
+        texts.append(f"{term} {'NOT ' if like.negated else ''}LIKE {quoted_text(like.pattern)}{escape}")
+    return f"({' OR '.join(texts)})"
+
+
+def check_bound(statements: Statements, scan: Scan) -> None:
+    """The catalog uses all of the predicate, and reads the same from its SQL and from its expression."""
+    stored = next(one for one in statements.tables if one.name.lower() == scan.table)
+    fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored.columns.items(), 1)]
+    schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
+    of_text = parse_sql(str(scan.predicate), schema)
+    if of_text.unused:  # doubles are not compared with columns whose values doubles do not represent
+        assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
+        return
+    assert scan.filter is not None
+    sent = json.loads(json.dumps(expression_json(scan.filter)))
+    of_filter = resolve_literals(parse_expression(sent, typed=True), schema, ())
+    bound = [bind(one, schema, (), case_sensitive=False) for one in (of_filter, of_text.expression)]
+    assert bound[0] == bound[1], (scan.predicate, sent)
+
+
+def campaign(seed: int, lakes_count: int) -> Counter[str]:
+    told: Counter[str] = Counter()
+    for rng, statements, connection in lakes(seed, lakes_count):
+        for _ in range(QUERIES_PER_LAKE):
+            text = statements.query(rng.choice([1, 1, 2, 2, 3]))
+            try:
+                expected = rows_of(connection, text)
+            except duckdb.Error:
+                told["invalid"] += 1
+                continue
+            found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
+            told["queries"] += 1
+            told["with rows"] += bool(expected)
+            told["understood"] += bool(found)
+            told["scans"] += len(found)
+            told["predicates"] += sum(one.predicate is not None for one in found)
+            told["likes"] += sum(len(one.likes) for one in found)
+            told["joins"] += sum(len(one.joins) for one in found)
+            told["periods"] += sum(join.transform != "identity" for one in found for join in one.joins)
+            told["alternatives"] += sum(join.any_of is not None for one in found for join in one.joins)
+            told["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
+            for scan in found:
+                if scan.predicate is not None:
+                    check_bound(statements, scan)
+    return told
+
+
+def check_same(
+    rng: random.Random,
+    connection: duckdb.DuckDBPyConnection,
+    text: str,
+    found: tuple[Scan, ...],
+    expected: Counter[str],
+    seed: str,
+) -> int:
+    """How many rows the joins alone have left out."""
+    new, names, left_out = pruned(rng, connection, text, found)
+    asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
+    shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
+    try:
+        rows = rows_of(connection, new)
+    except duckdb.Error as error:
+        raise AssertionError(f"{error}\n{shown}") from error
+    assert rows == expected, shown
+    for name in names:
+        connection.execute(f"DROP TABLE {quoted(name)}")
+    return left_out
+
+
+def check_worth(told: Counter[str]) -> None:
+    """It was not about nothing."""
+    assert told["invalid"] < 0.15 * told["queries"], told
+    assert told["understood"] > 0.8 * told["queries"], told
+    assert told["with rows"] > 0.3 * told["queries"], told
+    assert told["predicates"] > 0.2 * told["scans"], told
+    assert told["joins"] > 0.05 * told["scans"], told
+    assert told["rows left out by joins"] > 0.2 * told["queries"], told
+
+
+def test_a_query_in_a_text_within_the_statement_is_read_as_it_would_be_alone() -> None:
+    for rng, statements, _ in lakes(13, 3):
+        told = Told(rng, statements.tables)
+        for _ in range(20):
+            text = statements.query(rng.choice([1, 2]))
+            alone, inside = find_scans(text, columns_of=told), immediate(text)
+            found = find_scans(inside, columns_of=told)
+            assert [one.predicate for one in found] == [one.predicate for one in alone], text
+            expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
+            assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
+
+
+def test_on_sees_the_sources_of_its_join_and_else_those_of_an_outer_query() -> None:
+    """`d` in the subquery is the outer one: the other `d` is joined later."""
+    columns = {"t": {"k": "long"}, "u": {"k": "long"}}
+    inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
+    text = f"SELECT k FROM t AS d WHERE EXISTS ({inner})"
+    found = find_scans(text, columns_of=lambda names: columns[names[2]])
+    assert [one.predicate for one in found] == [None, None, None, None, '"k" = 2']
+    with duckdb.connect() as connection:
+        for name in columns:
+            connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")
+        expected = rows_of(connection, text)
+        assert sum(expected.values()) == 3
+        for seed in range(6):
+            check_same(random.Random(seed), connection, text, found, expected, f"seed {seed}")
+
+
+def test_lateral_sees_the_left_side_of_its_join() -> None:
+    """Whether it also sees what stands before a comma depends on the engine."""
+    lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
+
+    def joins(sources: str) -> int:
+        text = f"SELECT q.k FROM {sources} WHERE a.k = 2"
+        return len(find_scans(text, columns_of=lambda _: {"k": "long"})[-1].joins)
+
+    assert joins(f"t AS a CROSS JOIN {lateral}") == 1
+    assert joins(f"t AS a JOIN t AS b ON a.k = b.k LEFT JOIN {lateral} ON TRUE") == 1
+    assert joins(f"t AS a, {lateral}") == 1
+    assert joins(f"t AS a, t AS b CROSS JOIN {lateral}") == 0
+
+
+def immediate(text: str) -> str:
+    return "EXECUTE IMMEDIATE '" + text.replace("'", "''") + "'"
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_the_answer_stays_when_only_rows_that_the_predicates_are_true_for_are_left(seed: int) -> None:
+    check_worth(campaign(seed, 4))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 113))
+def test_thousands_of_answers_stay(seed: int) -> None:
+    told = campaign(seed, 40)
+    check_worth(told)
+    assert told["likes"] > 0, told

@@ -1,0 +1,219 @@
+"""Random queries on a star keep their rows when its tables are cut down to what the analysis says, for the shapes that
+random tables seldom have: joins on the day, month or year of a column, joins within each branch of OR, disjunctions
+over several dimensions, columns of subqueries. DuckDB runs both, as in `test_scans_oracle.py`, and each query is read
+as Trino's and as DuckDB's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import duckdb
+import pytest
+
+from seamark.connector.analysis.scans import find_scans
+from seamark.connector.plans.scan import Scan
+from tests.connector.analysis.comparisons import KINDS, VALUES, Stored
+from tests.connector.analysis.test_scans_oracle import check_same, rows_of
+from tests.connector.duckdb.test_statements_oracle import check_one
+from tests.seeds import first_seed
+
+TABLES = {
+    "fact": {"k1": "long", "k2": "long", "c": "long", "ts": "timestamp", "d": "date", "t": "string"},
+    "days": {"day": "date", "start": "timestamp", "yr": "long", "x": "long"},
+    "one": {"k": "long", "x": "long", "name": "string"},
+    "two": {"k": "long", "y": "long", "name": "string"},
+}
+ROWS = {"fact": 30, "days": 8, "one": 5, "two": 5}
+KEYS = [
+    "CAST(f.ts AS date) = days.day",
+    "date_trunc('day', f.ts) = days.start",
+    "date_trunc('month', f.ts) = days.start",
+    "date_trunc('month', f.d) = days.day",
+    "days.day = date_trunc('year', f.d)",
+    "date_trunc('hour', f.ts) = days.start",
+    "year(f.ts) = days.yr",
+    "days.yr = extract(YEAR FROM f.d)",
+    "f.d = days.day",
+]
+SHORT = {
+    "long": ["0", "1", "2"],
+    "string": ["'a'", "'ab'", "'b'"],
+    "date": [*VALUES["date"], "DATE '1969-12-31'"],
+    "timestamp": [
+        *VALUES["timestamp"],
+        "TIMESTAMP '2020-02-01 00:00:00'",
+        "TIMESTAMP '1969-12-31 23:59:59.999999'",
+        "TIMESTAMP '1969-12-31 23:00:00'",
+    ],
+}
+
+
+class Stars:
+    """`check_one` takes it for `Statements`."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.tables = [Stored(name, columns) for name, columns in TABLES.items()]
+        self.held: list[str] = []
+
+    def make_tables(self) -> list[str]:
+        made = []
+        for name, columns in TABLES.items():
+            typed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
+            made.append(f"CREATE TABLE {name} ({typed})")
+            for _ in range(self.rng.choice([0, *[ROWS[name]] * 9])):
+                values = (self.value(column, kind) for column, kind in columns.items())
+                made.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")
+        return made
+
+    def value(self, column: str, kind: str) -> str:
+        if self.chance(0.15):
+            return "NULL"
+        return self.rng.choice(["2020", "2021", "1969"] if column == "yr" else SHORT[kind])
+
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
+
+    def query(self, _: int = 1) -> str:
+        source, names = self.fact(), ["f"]
+        for name, on in self.rng.sample(self.joins(), self.rng.randint(1, 3)):
+            kind = self.rng.choice(["JOIN", "JOIN", "JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN", ","])
+            more = f" {self.rng.choice(['AND', 'OR'])} {self.condition([*names, name])}" if self.chance(0.15) else ""
+            relation = self.dimension(name)
+            if kind == "," and not more:
+                source += f" CROSS JOIN {relation}"
+                names.append(name)
+                self.held.append(on)
+                continue
+            if self.chance(0.15):
+                on = self.in_branches(on, [*names, name])
+            source += f" {kind if kind != ',' else 'JOIN'} {relation} ON {on}{more}"
+            names.append(name)
+        where = [*(self.in_branches(on, names) for on in self.held), self.condition(names)]
+        if self.chance(0.4):
+            where.append(self.condition(names))
+        self.held = []
+        shown = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
+        tail = " GROUP BY f.k1" if shown.startswith("f.k1,") else ""
+        return f"SELECT {shown} FROM {source} WHERE {' AND '.join(where)}{tail}"
+
+    def fact(self) -> str:
+        return self.rng.choice(
+            [
+                "fact AS f",
+                "fact AS f",
+                "(SELECT * FROM fact WHERE c < 2) AS f",
+                "(SELECT * FROM fact AS a WHERE a.c IN (SELECT y FROM two) OR a.c = 1) AS f",
+                "(SELECT k1, k2, c, ts, d, t FROM fact GROUP BY k1, k2, c, ts, d, t) AS f",
+            ]
+        )
+
+    def dimension(self, name: str) -> str:
+        columns = ", ".join(TABLES[name])
+        first, *_, last = TABLES[name]
+        return self.rng.choice(
+            [
+                name,
+                name,
+                name,
+                f"(SELECT {columns} FROM {name}) AS {name}",
+                f"(SELECT {columns} FROM {name} GROUP BY ROLLUP ({columns})) AS {name}",
+                f"(SELECT {columns} FROM {name} ORDER BY {columns} LIMIT 3) AS {name}",
+                f"(SELECT {name}.* FROM two AS z LEFT JOIN {name} ON z.k = {name}.{last}) AS {name}"
+                if TABLES[name][last] == "long"
+                else name,
+                f"(SELECT {columns} FROM {name} WHERE {first} IS NOT NULL) AS {name}",
+            ]
+        )
+
+    def joins(self) -> list[tuple[str, str]]:
+        return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
+
+    def in_branches(self, on: str, names: Sequence[str]) -> str:
+        """Now and then the join is in each branch of OR, and rarely in all but one. Then another one may be in that."""
+        if self.chance(0.4):
+            return on
+        one, _, other = on.partition(" = ")
+        branches = []
+        for _ in range(self.rng.choice([2, 2, 3])):
+            joined = self.rng.choice([on, on, f"{other} = {one}", f"({on})", f"{on} AND {on}"])
+            if self.chance(0.1):
+                joined = self.rng.choice([f"{one} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
+            branches.append(f"({joined} AND {self.branch(names)})")
+        return f"({' OR '.join(branches)})"
+
+    def condition(self, names: Sequence[str]) -> str:
+        parts = [self.branch(names) for _ in range(self.rng.choice([1, 1, 2, 2, 3]))]
+        text = f"({' OR '.join(parts)})"
+        return f"NOT {text}" if self.chance(0.1) else text
+
+    def branch(self, names: Sequence[str]) -> str:
+        parts = [self.comparison(self.rng.choice(names)) for _ in range(self.rng.choice([1, 1, 2]))]
+        return parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
+
+    def comparison(self, name: str) -> str:
+        table = "fact" if name == "f" else name
+        column, kind = self.rng.choice(list(TABLES[table].items()))
+        place, literal = f"{name}.{column}", self.value(column, kind)
+        return self.rng.choice(
+            [
+                f"{place} = {literal}",
+                f"{place} = {literal}",
+                f"{place} IN ({literal}, {self.value(column, kind)})",
+                f"{place} <> {literal}",
+                f"{place} >= {literal}",
+                f"{place} IS NULL",
+                f"{place} IS DISTINCT FROM {literal}",
+                f"NOT {place} = {literal}",
+            ]
+        )
+
+
+def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter[str]]:
+    told, told_duckdb = Counter[str](), Counter[str]()
+    for number in range(stars):
+        name = f"seed {seed}/{number}"
+        rng = random.Random(name)
+        statements = Stars(rng)
+        with duckdb.connect(config={"threads": 1}) as connection:
+            for text in statements.make_tables():
+                connection.execute(text)
+            for _ in range(queries):
+                text = statements.query()
+                found = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
+                told["rows left out by joins"] += check_same(
+                    rng, connection, text, found, rows_of(connection, text), name
+                )
+                count(told, found)
+                check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]
+    return told, told_duckdb
+
+
+def count(told: Counter[str], found: Sequence[Scan]) -> None:
+    joins = [join for one in found for join in one.joins]
+    told["queries"] += 1
+    told["periods"] += any(join.transform != "identity" for join in joins)
+    told["alternatives"] += any(join.any_of is not None for join in joins)
+    told["with unless"] += any(join.unless is not None for join in joins)
+
+
+def check_worth(told: Counter[str], told_duckdb: Counter[str]) -> None:
+    assert told["periods"] > 0.2 * told["queries"], told
+    assert min(told["alternatives"], told["with unless"]) > 0.02 * told["queries"], told
+    assert told["rows left out by joins"] > told["queries"], told
+    assert told_duckdb["understood"] > 0.8 * told_duckdb["queries"], told_duckdb
+    assert told_duckdb["periods"] > 0.15 * told_duckdb["queries"], told_duckdb
+    assert told_duckdb["joins"] > 0.5 * told_duckdb["queries"], told_duckdb
+
+
+def test_queries_on_stars_keep_their_rows() -> None:
+    check_worth(*campaign(first_seed(), 2, 25))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_thousands_of_queries_on_stars_keep_their_rows() -> None:
+    check_worth(*campaign(first_seed() + 1, 60, 100))

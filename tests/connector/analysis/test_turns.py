@@ -1,0 +1,91 @@
+"""Long statements take no turn from those of others: one is read at a time, beside the short ones, and clients in
+turn."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from seamark.connector.analysis import statement_cache as reading
+from seamark.connector.analysis.lexer import parse_execute
+from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS, SHORT_CHARACTERS, on_behalf_of
+from seamark.connector.trino import rewriter as rewriting
+from seamark.connector.trino.protocol.sessions import Session
+from seamark.connector.trino.rewriter import Limits
+from tests.connector.trino.played import Seamark, rewriter
+from tests.waits import until
+
+SESSION = Session(catalog="lake", schema="db")
+WAIT_S = 60
+
+
+def statement(number: int, characters: int = 0) -> str:
+    return f"SELECT * FROM t WHERE id = {number}{' ' * characters} AND id < 1000"
+
+
+async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, go, at_once = reading._read, threading.Event(), [0, 0]
+
+    def read(text: Any, tables: Any) -> Any:
+        if len(text.text) <= SHORT_CHARACTERS:
+            return real(text, tables)
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        assert go.wait(WAIT_S)
+        at_once[0] -= 1
+        return real(text, tables)
+
+    monkeypatch.setattr(reading, "_read", read)
+    async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
+        long = [asyncio.create_task(made.rewrite(statement(number, SHORT_CHARACTERS), SESSION)) for number in range(3)]
+        done = await made.rewrite(statement(7), SESSION)
+        assert done.statement is not None
+        assert not any(one.done() for one in long)
+        go.set()
+        assert all([(await one).statement is not None for one in long])
+    assert at_once == [0, 1]
+
+
+async def test_who_sends_much_waits_for_its_own_under_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, begun, go, order = reading._read, threading.Event(), threading.Event(), []
+
+    def read(text: Any, tables: Any) -> Any:
+        order.append(text.text)
+        begun.set()
+        assert go.wait(WAIT_S)
+        return real(text, tables)
+
+    monkeypatch.setattr(reading, "_read", read)
+    async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
+
+        async def sent(number: int, address: str, who: str) -> Any:
+            with on_behalf_of(address, who):
+                return await made.rewrite(statement(number), SESSION)
+
+        many = [asyncio.create_task(sent(number, "10.0.0.1", f"name {number}")) for number in range(5)]
+        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        other = asyncio.create_task(sent(9, "10.0.0.2", "ann"))
+        await until(lambda: "address 10.0.0.2" in made._reader._short._own)
+        go.set()
+        for one in (*many, other):
+            assert (await one).statement is not None
+    assert statement(9) in order[:3]  # after what was being read, and at most one that waited
+
+
+async def test_a_long_text_is_not_split_into_tokens_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads, real = [], parse_execute
+
+    def parse(text: str) -> Any:
+        threads.append(threading.get_ident())
+        return real(text)
+
+    monkeypatch.setattr(rewriting, "parse_execute", parse)
+    prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
+    async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
+        for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS} 1"):
+            assert (await made.rewrite(text, prepared)).statement is not None
+    assert len(threads) == 2
+    assert [thread == threading.get_ident() for thread in threads] == [True, False]

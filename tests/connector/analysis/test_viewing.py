@@ -1,0 +1,386 @@
+"""Statements that name views: what is asked of a view is asked of the tables behind it, and every doubt leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from seamark.connector.analysis.views import DEPTH_MAX, VIEWS_MAX
+from seamark.connector.client.errors import Forbidden, NotFound
+from seamark.connector.plans.async_client import KnownTable, Name, PlanTableRequest, View
+from seamark.connector.trino.protocol.sessions import Session
+from seamark.connector.trino.rewriter import RewriteResult
+from tests.connector.trino.played import COLUMNS as COLUMNS_OF
+from tests.connector.trino.played import READER, Seamark, filter_of, rewriter
+
+SESSION = Session(catalog="other", schema="elsewhere", user=READER)
+COLUMNS = {"k": "long", "x": "int", "twice": "long"}
+
+
+def tried(names: str, columns: Iterable[str] = COLUMNS) -> str:
+    """What stands before a statement over plan views: the views that it names, never read."""
+    listed = ", ".join(f'"{one}"' for one in columns)
+    each = [f'"~{number}" AS (SELECT {listed} FROM {one} WHERE FALSE)' for number, one in enumerate(names.split())]
+    return f"WITH {', '.join(each)} "
+
+
+def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
+    return View(f"file:///{hash(text)}", text, columns or COLUMNS, catalog, "db")
+
+
+PLAIN = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
+
+
+async def rewritten(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
+    server = Seamark(**played)
+    async with rewriter(server) as made:
+        return await made.rewrite(statement, SESSION), server
+
+
+async def test_a_view_is_read_over_the_plans_of_what_is_behind_it() -> None:
+    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
+    assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
+    ((name, _, predicate, (reference,)),) = server.views_asked
+    assert (name, predicate) == (("db", "v"), '"k" = 4')
+    assert PLAIN.text[reference.start : reference.end] == "t"
+    assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
+    (wanted,) = [one for one in server.asked if one.table == ("db", "t")]
+    assert wanted.filter == filter_of("x > 5 AND id = 4")
+
+
+async def test_the_answer_tells_nothing_of_the_tables_behind_it_and_all_names_are_renewed() -> None:
+    done, _ = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
+    assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
+    assert (done.files, done.considered_files) == (1, 100), "of which the operator is told"
+    assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
+
+
+async def test_names_in_a_view_are_its_own() -> None:
+    text = 'SELECT a.id AS k, a.x FROM t a JOIN lake."s.p".u AS b ON a.id = b.uid'
+    done, server = await rewritten(
+        "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": view(text)}
+    )
+    assert done.statement is not None
+    assert {one.table for one in server.asked} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
+    ((_, _, _, references),) = server.views_asked
+    assert [text[one.start : one.end] for one in references] == ["t", 'lake."s.p".u']
+    assert [one.table for one in references] == [("db", "t"), ("s", "p", "u")]
+
+
+@pytest.mark.parametrize(
+    ("statement", "given"),
+    [
+        ("SELECT * FROM lake.db.v WHERE x = 4", view("SELECT id AS x FROM t", x="int")),  # stored as a long
+        ("SELECT * FROM lake.db.v WHERE n = 4", view("SELECT id * 2 AS n FROM t", n="long")),
+        ("SELECT * FROM lake.db.v", PLAIN),
+        ("SELECT count(*) FROM lake.db.v WHERE n = 4", view("SELECT count(*) AS n FROM t", n="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t ORDER BY id LIMIT 3", k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog=None, k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog="hive", k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t FOR VERSION AS OF 7", k="long")),
+        ("SELECT * FROM lake.db.v WHERE k = 4", view("not understood", k="long")),
+        ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN),
+    ],
+)
+async def test_a_view_that_cannot_be_looked_into_is_left(statement: str, given: View) -> None:
+    done, server = await rewritten(statement, views={"v": given})
+    assert done.statement is None
+    assert server.views_asked == []
+
+
+async def test_a_views_own_conditions_leave_files_out_too() -> None:
+    done, server = await rewritten("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
+    assert done.statement == tried("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
+    assert [one[2] for one in server.views_asked] == ["TRUE"]
+    assert server.asked[-1].filter == filter_of("x > 5")
+
+
+async def test_a_table_beside_a_view_of_it_is_read_at_one_snapshot_with_it() -> None:
+    counted = view("SELECT count(*) AS n FROM t", n="long")
+    statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
+    done, _ = await rewritten(statement, views={"v": counted})
+    over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
+    assert done.statement == tried("lake.db.v", ["n"]) + over
+    done, _ = await rewritten(statement, views={"v": counted}, answer=lambda _: None)
+    assert done.statement is None
+
+
+NESTED = {
+    "top": view('SELECT m.k, upper(u.y) AS y FROM "Mid" AS m JOIN u ON u.uid = m.k', k="long", y="int"),
+    "mid": view("SELECT v.k, x FROM v WHERE x < 9", k="long", x="int"),
+    "v": PLAIN,
+}
+
+
+async def test_what_is_asked_of_a_view_is_asked_of_what_is_behind_the_views_in_it() -> None:
+    done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
+    over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
+    assert done.statement == tried("lake.db.top", ["k", "y"]) + over
+    assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
+        ("v", '("x" < 9 AND "k" = 4)'),
+        ("mid", '"k" = 4'),
+        ("top", '"k" = 4'),
+    ]
+    wanted = {one.table[-1]: one.filter for one in server.asked if one.table[-1] in ("t", "u")}
+    assert wanted == {"t": filter_of("x > 5 AND x < 9 AND id = 4"), "u": filter_of("uid = 4")}
+    shown = [
+        [(view.text[one.start : one.end], one.table, one.plan, one.alias) for one in references]
+        for _, view, _, references in server.views_asked
+    ]
+    assert shown == [
+        [("t", ("db", "t"), (), False)],
+        [("v", (), ("db", "v~plan~0"), True)],
+        [("u", ("db", "u"), (), False), ('"Mid"', (), ("db", "mid~plan~1"), False)],
+    ]
+
+
+async def test_of_nested_views_the_outermost_is_told_and_all_are_renewed() -> None:
+    done, _ = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
+    views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
+    assert views < set(done.plans)
+    assert {of for of, _ in set(done.plans) - views} == {("db", "t"), ("db", "u")}
+    assert len(done.plans) == 5
+
+
+async def test_names_in_a_nested_view_are_its_own() -> None:
+    """One of the same name stands in another schema, and reads another table."""
+    there = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
+    inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
+    outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
+    server = Seamark(views={"top": outer})
+    server.views |= {("db", "v"): inner, ("there", "v"): there}
+    async with rewriter(server) as made:
+        done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    assert done.statement is not None
+    assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
+        (("db", "v"), "file:///inner", '"k" = 4'),
+        (("there", "v"), "file:///there", '("x" = 6 AND "k" = 4)'),
+        (("db", "top"), outer.location, '"k" = 4'),
+    }
+    assert {one.table for one in server.asked} >= {("db", "u"), ("there", "t")}
+
+
+async def test_of_a_nested_views_column_no_more_is_asked_than_of_a_views() -> None:
+    """`n` is computed by the inner view, `x` is of another type there than in its table, and `w` is both in turn."""
+    inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
+    outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
+    statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
+    done, server = await rewritten(statement, views={"top": outer, "v": inner})
+    assert done.statement is not None
+    assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
+    assert server.asked[-1].filter == filter_of("id = 4")
+
+
+async def test_nested_views_that_are_known_are_asked_for_at_once() -> None:
+    server = Seamark(views=dict(NESTED))
+    async with rewriter(server) as made:
+        await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        before = len(server.asked), len(server.views_read)
+        done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
+    assert done.statement is not None
+    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "none of them for a table"
+    assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
+
+
+async def test_where_a_nested_view_has_no_plan_the_others_have() -> None:
+    for refused, others in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
+        server = Seamark(views=dict(NESTED), answer=naming(refused))
+        async with rewriter(server) as made:
+            done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        assert (done.statement is None) == (refused == "top")
+        asked = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
+        assert asked == [one for one in others if (refused, one) != ("v", "mid")], "nothing else is behind that one"
+        if refused != "top":
+            ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
+            assert [(one.table, one.plan) for one in references] == [(("db", "u"), ())]
+            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, "of no view that is not read"
+
+
+def naming(refused: str) -> Callable[[Name], str | None]:
+    def answer(name: Name) -> str | None:
+        return None if name[-1] == refused else f"{name[-1]}~plan~named"
+
+    return answer
+
+
+async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> None:
+    """`t` stands in the outer view and in the inner one: where the inner one has no plan, `t` has none in either."""
+    outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
+    views = {"top": outer, "v": PLAIN}
+    statement = "SELECT * FROM lake.db.top WHERE k = 4"
+    done, server = await rewritten(statement, views=views)
+    assert done.statement is not None
+    assert sorted((one.table or one.plan)[1][0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
+    done, server = await rewritten(statement, views=views, answer=naming("v"))
+    assert done.statement is not None
+    assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
+    done, server = await rewritten(f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v"))
+    assert done.statement is not None
+    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
+
+    def turning(wanted: PlanTableRequest) -> dict[str, Any]:
+        return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
+
+    done, server = await rewritten(statement, views=views, plan=turning)
+    assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
+
+
+async def test_a_view_that_reads_itself_ends() -> None:
+    """Trino makes no such view, and fails who reads another's."""
+    views = {
+        "v": view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
+        "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
+    }
+    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views=views)
+    assert done.summary.startswith(("rewritten; ", "unchanged; "))
+    assert len(server.views_asked) <= VIEWS_MAX
+
+
+async def test_views_are_looked_into_to_a_depth_and_no_more_of_them_than_a_number() -> None:
+    chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
+    for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
+        given = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
+        done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=given)
+        assert (done.statement is not None) == is_seen
+        assert len(server.views_asked) == (depth if is_seen else 0)
+    two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
+    two["v7"] = view("SELECT id AS k FROM t", k="long")
+    done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
+    assert done.statement is None, "it would be 255 of them"
+    assert server.views_asked == []
+
+
+async def test_a_nested_view_that_has_changed_is_read_again() -> None:
+    server = Seamark(views=dict(NESTED))
+    async with rewriter(server) as made:
+        statement = "SELECT * FROM lake.db.top WHERE k = 4"
+        assert (await made.rewrite(statement, SESSION)).statement is not None
+        server.views["v"] = view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
+        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert server.views_asked[-3][1] is server.views["v"]
+        server.views["mid"] = view("SELECT k FROM new", k="long")
+        server.views["new"] = view("SELECT id AS k FROM t", k="long")
+        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
+        del server.views["new"]
+        before = len(server.views_asked)
+        assert (await made.rewrite(statement, SESSION)).statement is None, "nothing is known of the column any more"
+        assert len(server.views_asked) == before
+
+
+async def test_what_a_view_was_says_nothing_of_the_tables_beside_it() -> None:
+    """The name `x` in the subquery is the outer table's until the view has such a column."""
+    statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
+    tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
+    server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
+    async with rewriter(server) as made:
+        await made.rewrite(statement, SESSION)
+        assert [one.table[-1] for one in server.asked if one.joins] == ["t"]
+        server.views["v"] = view("SELECT id AS x FROM t", x="long")
+        server.asked.clear()
+        await made.rewrite(statement, SESSION)
+        assert [one.table[-1] for one in server.asked if one.joins] == []
+        assert "u" in [one.table[-1] for one in server.asked]
+
+
+def refusing(error: Exception) -> Callable[[Name], str | None]:
+    def answer(name: Name) -> str | None:
+        raise error
+
+    return answer
+
+
+async def test_who_may_not_make_plan_views_asks_once_and_not_for_each_statement() -> None:
+    server = Seamark(views={"v": PLAIN}, answer=refusing(Forbidden("no", status=403, kind="ForbiddenException")))
+    async with rewriter(server) as made:
+        for _ in range(3):
+            done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            assert done.statement is None
+    assert len(server.views_asked) == 1
+    assert len(server.views_read) == 2, "what it is, and whether it is the same still"
+
+
+async def test_a_view_that_has_changed_is_read_again() -> None:
+    server = Seamark(views={"v": PLAIN})
+    async with rewriter(server) as made:
+        assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+        server.views["v"] = view("SELECT uid AS k FROM u", k="long")
+        server.answer = refusing(NotFound("gone", status=404, kind="NoSuchViewException"))
+        assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
+        server.answer = None
+        assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+    assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
+
+
+async def test_a_view_that_is_known_is_asked_for_as_a_view_alone() -> None:
+    server = Seamark(views={"v": PLAIN})
+    async with rewriter(server) as made:
+        for _ in range(4):
+            await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+    assert len(server.views_read) == 1 + 4, "whether it is the same still"
+    assert [one.table[-1] for one in server.asked] == ["v", *["t"] * 4]
+
+
+async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
+    statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
+    done, _ = await rewritten(statement, views={"v": PLAIN})
+    assert done.statement is not None
+    assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
+
+    def turning(wanted: PlanTableRequest) -> dict[str, Any]:
+        return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
+
+    done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)
+    assert done.statement is None
+    done, _ = await rewritten(statement, views={"v": PLAIN}, answer=lambda _: None)
+    assert done.statement is None, "the view reads the table as it is, so all do"
+
+
+async def test_one_view_in_two_places_has_a_plan_for_each() -> None:
+    statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
+    done, server = await rewritten(statement, views={"v": PLAIN})
+    assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
+    over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
+    assert done.statement == tried("lake.db.v") + over
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (
+            "WITH q AS (SELECT 1) SELECT k FROM lake.db.v WHERE k = 4",
+            'WITH {} q AS (SELECT 1) SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = 4',
+        ),
+        (
+            "EXPLAIN ANALYZE /* why */ SELECT k FROM lake.db.v WHERE k = 4",
+            'EXPLAIN ANALYZE /* why */ WITH {} SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = 4',
+        ),
+        (
+            "EXECUTE IMMEDIATE 'SELECT k FROM lake.db.v WHERE k = ?' USING 4",
+            'EXECUTE IMMEDIATE \'WITH {} SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = ?\' USING 4',
+        ),
+        (
+            "(SELECT k FROM lake.db.v WHERE k = 4) UNION ALL SELECT k FROM lake.db.v w WHERE k = 5",
+            'WITH {} (SELECT k FROM lake.db."v~plan~0" AS "v" WHERE k = 4) UNION ALL '
+            'SELECT k FROM lake.db."v~plan~1" w WHERE k = 5',
+        ),
+    ],
+)
+async def test_the_view_itself_is_named_where_trino_checks_its_rules(statement: str, expected: str) -> None:
+    done, _ = await rewritten(statement, views={"v": PLAIN})
+    named = tried("lake.db.v").removeprefix("WITH ").rstrip()
+    assert done.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
+    assert done.used.views == {("lake", "db", "v")}
+    assert set(done.used.columns) == {("lake", "db", "t")}
+
+
+async def test_without_a_users_name_views_are_left_alone() -> None:
+    """A plan view is of one user."""
+    server = Seamark(views={"v": PLAIN})
+    async with rewriter(server) as made:
+        done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
+    assert (done.statement, server.views_asked) == (None, [])

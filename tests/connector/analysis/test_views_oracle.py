@@ -1,0 +1,188 @@
+"""Random queries over random views, and views over these, give the same rows when the tables behind a view are cut down
+to what is asked of it, and the view has no other rows then than it had.
+
+DuckDB runs both, as in `test_scans_oracle.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import duckdb
+import pytest
+
+from seamark.connector.analysis.scans import find_scans, read_from_view, result_types
+from seamark.connector.analysis.scopes import COMPUTED
+from seamark.connector.analysis.views import BEFORE, plan_view_query
+from seamark.connector.plans.scan import Scan
+from seamark.connector.plans.splices import Replacement, splice
+from tests.connector.analysis.comparisons import Stored, quoted
+from tests.connector.analysis.statements import Statements
+from tests.connector.analysis.test_scans_oracle import Told, lakes, pruned, rows_of
+
+QUERIES_PER_LAKE = 40
+VIEWS = 5
+VIEWS_MAX = 16
+"""In one statement."""
+DEPTH_MAX = 4
+ROWS_MAX = 60
+"""Of a view. Views that are joined within one another soon have millions."""
+
+
+class TellingViews:
+    """Of tables what is known, of views what the adapter would take for their columns. A view reads those before it."""
+
+    def __init__(self, told: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
+        self._told = told
+        self._views: dict[str, dict[str, str]] = {}
+        for name, view in views.items():
+            columns = {one.lower(): kind for one, kind in view.columns.items()}
+            found = result_types(texts[name], tuple(columns), columns_of=self)
+            self._views[name] = {one: kind if found.get(one) == kind else COMPUTED for one, kind in columns.items()}
+
+    def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
+        return self._views.get(names[2]) or self._told(names)
+
+
+def make_views(
+    statements: Statements, connection: duckdb.DuckDBPyConnection
+) -> tuple[dict[str, Stored], dict[str, str]]:
+    """Each over tables, and over those before it."""
+    views, texts, tables = {}, {}, statements.tables
+    while len(views) < VIEWS:
+        name = f"v{len(views)}"
+        statements.tables = [*tables, *[view for view in views.values() for _ in range(3)]]
+        text, columns = statements.with_query([], statements.rng.choice([1, 1, 2]), [])
+        if len({one.lower() for one, _ in columns}) < len(columns):
+            continue
+        try:
+            if len(connection.execute(f"FROM ({text}) LIMIT {ROWS_MAX + 1}").fetchall()) > ROWS_MAX:
+                continue
+            connection.execute(f"CREATE VIEW {name} AS {text}")
+        except duckdb.Error:
+            continue
+        views[name], texts[name] = Stored(name, dict(columns)), text
+    statements.tables = tables
+    return views, texts
+
+
+def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
+    """The scans of tables, joined to one another."""
+    numbers = {number: left for left, number in enumerate(n for n, one in enumerate(found) if one.table not in views)}
+    return tuple(
+        replace(
+            found[number],
+            joins=tuple(replace(j, scan=numbers[j.scan]) for j in found[number].joins if j.scan in numbers),
+        )
+        for number in numbers
+    )
+
+
+@dataclass
+class Cutting:
+    """Of one lake."""
+
+    rng: random.Random
+    connection: duckdb.DuckDBPyConnection
+    telling: TellingViews
+    views: Mapping[str, Stored]
+    texts: Mapping[str, str]
+    told: Counter[str]
+    left: int = 0
+    """How many views are still looked into: in one another there may be very many."""
+
+    def over_plans(self, found: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
+        """Plan views in the places of views, and their names."""
+        new, names = [], []
+        for number, scan in enumerate(found):
+            name = f"{scan.table}~plan~{depth}~{number}"
+            is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
+            if is_looked_into and self.cut_view(scan, name, depth):
+                new.append(read_from_view(scan, name))
+                names.append(name)
+        return new, names
+
+    def cut_view(self, scan: Scan, name: str, depth: int) -> bool:
+        """Stores the rows of the plan view under `name`, where there is anything to leave out."""
+        self.left -= 1
+        text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
+        stated = plan_view_query(text, scan.table, predicate)
+        inner = find_scans(stated, columns_of=self.telling)
+        assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
+        # Now and then one is left as it is.
+        new, names = self.over_plans(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
+        rest = without_views(inner, self.views)
+        if not names and not any(one.predicate or one.joins for one in rest):
+            return False
+        _, more, _ = pruned(self.rng, self.connection, stated, rest)
+        cut = splice(stated, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
+        self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
+        # Nobody sees other rows by this name than by the view's.
+        allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
+        assert rows_of(self.connection, f"FROM {quoted(name)}") == allowed, f"{stated}\n-- became\n{cut}"
+        self.drop([*names, *more])
+        self.told["views cut"] += 1
+        self.told["views cut within views"] += depth > 0
+        self.told["views asked within views"] += depth > 0 and scan.predicate is not None
+        return True
+
+    def drop(self, names: list[str]) -> None:
+        for name in names:
+            self.connection.execute(f"DROP TABLE {quoted(name)}")
+
+
+def campaign(seed: int, lakes_count: int) -> Counter[str]:
+    told: Counter[str] = Counter()
+    for rng, statements, connection in lakes(seed, lakes_count):
+        # DuckDB 2.0 takes EXISTS over a LEFT JOIN to an empty table for false, but for this.
+        connection.execute("PRAGMA disable_optimizer")
+        views, texts = make_views(statements, connection)
+        telling = TellingViews(Told(rng, statements.tables), views, texts)
+        cutting = Cutting(rng, connection, telling, views, texts, told)
+        statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
+        for _ in range(QUERIES_PER_LAKE):
+            text = statements.query(rng.choice([1, 1, 2, 2, 3]))
+            try:
+                expected = rows_of(connection, text)
+            except duckdb.Error:
+                told["invalid"] += 1
+                continue
+            told["queries"] += 1
+            told["with rows"] += bool(expected)
+            found = find_scans(text, columns_of=telling)
+            told["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
+            cutting.left = VIEWS_MAX
+            new, names = cutting.over_plans(found)
+            whole = splice(text, new)
+            rest = without_views(found, views)
+            kept, more, _ = pruned(rng, connection, text, rest)
+            both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
+            for became in (whole, kept, both):
+                assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
+            cutting.drop([*names, *more])
+    return told
+
+
+def check_worth(told: Counter[str]) -> None:
+    assert told["invalid"] < 0.1 * told["queries"], told
+    assert told["with rows"] > 0.2 * told["queries"], told
+    assert told["views asked"] > 0.05 * told["queries"], told
+    assert told["views cut"] > 0.3 * told["views asked"], told
+    assert told["views cut within views"] > 0.1 * told["views cut"], told
+    assert told["views asked within views"] > 0.005 * told["views cut"], told
+
+
+@pytest.mark.parametrize(
+    ("seed", "lakes"), [(24, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (21, 22))]
+)
+def test_answers_stay_over_views_of_which_only_what_is_asked_for_is_left(seed: int, lakes: int) -> None:
+    check_worth(campaign(seed, lakes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(300, 310))
+def test_thousands_of_answers_over_views_stay(seed: int) -> None:
+    check_worth(campaign(seed, 20))
