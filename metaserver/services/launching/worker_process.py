@@ -42,6 +42,8 @@ _VARIABLES = frozenset(
 """What a worker gets of the server's environment, which may contain secrets."""
 _PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
 _STORAGE_PREFIX = "AWS_"
+_END_S = 2.0
+"""How long a worker has to end by itself before it is killed."""
 
 
 def job_variables(*, on_s3: bool) -> dict[str, str]:
@@ -86,7 +88,15 @@ class WorkerProcess:
 
     async def close(self) -> None:
         process, self._process = self._process, None
-        if process is not None and process.returncode is None:
+        if process is None or process.returncode is not None:
+            return
+        # At the end of its input a worker ends its job and removes the files of the job.
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(_END_S):
+                await process.wait()
+        except TimeoutError:
             process.kill()
             await process.wait()
 
