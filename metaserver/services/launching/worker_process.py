@@ -43,7 +43,7 @@ _VARIABLES = frozenset(
 _PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
 _STORAGE_PREFIX = "AWS_"
 _END_S = 2.0
-"""How long a worker has to end by itself before it is killed."""
+"""A worker has this long to end before it is killed."""
 
 
 def job_variables(*, on_s3: bool) -> dict[str, str]:
