@@ -16,7 +16,7 @@ POSTGRES = $(shell command -v postgres || ls -d /usr/lib/postgresql/*/bin/postgr
 KERNELS := $(shell find formats metaserver -name '*.pyx' -o -name '*.pxd')
 HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")))
 
-.PHONY: help java venv jars services browser vendor trino hudi lint test test-fast test-all durations demo bench lock hashes wheel
+.PHONY: help java venv jars services browser vendor trino hudi lint test test-fast test-all durations demo bench lock hashes wheel docs
 
 help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
 	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
 	@echo "make wheel     dist/seamark-*.whl, which needs no compiler to install"
+	@echo "make docs      the documentation site in .cache/site/html"
 	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
 
 venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
@@ -123,6 +124,15 @@ lint: venv
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	.venv/bin/codespell
+	.venv/bin/check-jsonschema -qq --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	.venv/bin/check-jsonschema -qq --builtin-schema vendor.dependabot .github/dependabot.yml
+	.venv/bin/hadolint deploy/seamark/Dockerfile
+	$(PY) deploy/site/build.py
+
+# The documentation site, in .cache/site/html.
+docs: venv
+	$(PY) deploy/site/build.py
 
 # Four processes for two cores: each waits for JVMs, servers and disks for much of its time.
 WORKERS ?= 4

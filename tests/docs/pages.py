@@ -94,5 +94,6 @@ class Page:
 
 def all_pages() -> list[Page]:
     """The pages in the root and everything below docs/."""
-    top = (Page(REPO / name) for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"))
+    names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+    top = (Page(REPO / name) for name in names)
     return [*top, *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]

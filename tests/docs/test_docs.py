@@ -198,12 +198,6 @@ def test_spark_is_configured_as_the_tests_and_the_demo_configure_it() -> None:
             assert used == version[1], f"{page}: {artifact} {used}"
 
 
-def test_the_readme_links_every_page() -> None:
-    text = (REPO / "README.md").read_text()
-    pages = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "docs").rglob("*.md"))
-    assert [page for page in pages if f"({page}" not in text] == []
-
-
 def test_statements_of_a_page_run_in_the_shell_that_it_opens() -> None:
     """`spark-sql` waits for a semicolon; `pyspark` takes Python."""
     for page in PAGES:
