@@ -1,8 +1,8 @@
 """Seamark: an Iceberg REST catalog whose clients open only the files that matter.
 
 This package is the client's interface; `seamark.spark` is that of PySpark. Both import a module when one of its names
-is first used. `metaserver`, `connector` and `cache` are links to the folders of the repository; a wheel holds them as
-packages below `seamark`.
+is first used. `commands`, `metaserver`, `connector`, `formats` and `cache` are links to the folders of the repository;
+a wheel has them as packages below `seamark`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import pytest
 from seamark.formats.runtime import errors
 
 REPO = Path(__file__).resolve().parents[1]
-PACKAGES = ("metaserver", "connector", "formats", "cache")
+PACKAGES = ("commands", "metaserver", "connector", "formats", "cache")
 FILES = sorted(path.relative_to(REPO) for package in PACKAGES for path in (REPO / package).rglob("*.py"))
 
 WALL_CLOCK = {"time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns"}

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison, Query
-from seamark.metaserver.cli.terminal import print_bars
+from seamark.commands.terminal import print_bars
 
 MIB = 1 << 20
 TOLD = {

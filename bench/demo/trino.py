@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.demo import lake
 from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, Ask, Measured, on_clustered
 from bench.trino.asking import Client
-from seamark.metaserver.cli.installation.java import java_25_home
+from seamark.commands.installation.java import java_25_home
 from tests.services.trino import JARS, trino_server
 from tests.services.trino_proxy import trino_proxy
 

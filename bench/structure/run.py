@@ -25,7 +25,7 @@ from seamark.connector.write.appends import append
 from tests.server.rig import Running, running
 
 REPO = str(Path(__file__).resolve().parents[2])
-PACKAGES = tuple(f"{REPO}/{name}/" for name in ("metaserver", "formats", "connector", "cache"))
+PACKAGES = tuple(f"{REPO}/{name}/" for name in ("commands", "metaserver", "formats", "connector", "cache"))
 GOALS = {"plan of a new filter": (45, 200), "commit of a property": (35, 160)}
 """Files and functions, from the issue on the project's structure."""
 ROUNDS = 5

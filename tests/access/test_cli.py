@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from seamark.commands.main import cli
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.authenticator import open_authenticator
 from seamark.metaserver.access.principal import Principal
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant
 from seamark.metaserver.store.open import open_store

@@ -22,8 +22,8 @@ from schemathesis.core.errors import SchemathesisError
 from schemathesis.core.result import Err
 from schemathesis.schemas import APIOperation
 
+from seamark.commands.reference import openapi_document
 from seamark.formats.protocol.wire import decode_json
-from seamark.metaserver.cli.reference import openapi_document
 from tests.api.client import SCHEMA, VIEW_VERSION
 from tests.api.rest.standard import document
 from tests.services.seamark import Seamark

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 REPO = Path(__file__).resolve().parents[2]
-PACKAGES = ("cache", "connector", "formats", "metaserver")
+PACKAGES = ("cache", "commands", "connector", "formats", "metaserver")
 CALLS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "split", "findall", "finditer"})
 METHODS = frozenset({"match", "fullmatch", "search", "finditer"})
 """The ways to apply an expression; the others search as `finditer` does."""

@@ -19,10 +19,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from seamark.commands.job_worker import run as run_job
 from seamark.connector.client import storage
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
-from seamark.metaserver.cli.job_worker import run as run_job
 from seamark.metaserver.services.launching.launchers import JobRequest
 from tests.api.client import Api
 from tests.connector.lake import catalog_at

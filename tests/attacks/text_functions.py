@@ -30,7 +30,7 @@ NOT_CALLED = (
     "connector/duckdb/session.py",
     "connector/spark/",
     "connector/trino/server.py",
-    "metaserver/cli/",
+    "commands/",
     "metaserver/objects/local.py",
     "metaserver/settings/settings",
     "metaserver/store/",

@@ -16,12 +16,12 @@ from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
 from rich.progress import Progress
 
-from seamark.metaserver.cli import demo
-from seamark.metaserver.cli.main import cli
+from seamark.commands import demo
+from seamark.commands.main import cli
 from tests.services.process import REPO, http_ok
 from tests.services.seamark import Seamark
 
-ARGV = [sys.executable, "-c", "from seamark.metaserver.cli.main import main; main()", "demo"]
+ARGV = [sys.executable, "-c", "from seamark.commands.main import main; main()", "demo"]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
+from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.write.appends import append
-from seamark.metaserver.cli.main import cli
 from tests.api.client import VIEW_VERSION
 
 

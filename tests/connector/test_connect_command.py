@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner, Result
 from pyiceberg.catalog import load_catalog
 
+from seamark.commands.main import cli
 from seamark.connector.client.engines import ENGINES, EXTENSIONS, NO_HIVE, RUNTIME, catalog_conf, connection_text
 from seamark.connector.client.indexes import IndexClient
-from seamark.metaserver.cli.main import cli
 from tests.connector.served import Served
 from tests.docs.pages import REPO, Page
 from tests.docs.test_docs import spark_conf

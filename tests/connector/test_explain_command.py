@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
-from seamark.metaserver.cli.catalog.expression_text import expression_text
-from seamark.metaserver.cli.explain import advice
-from seamark.metaserver.cli.main import cli
+from seamark.commands.catalog.expression_text import expression_text
+from seamark.commands.explain import advice
+from seamark.commands.main import cli
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
 

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import pytest
 
-from seamark.metaserver.cli.terminal import show_size
+from seamark.commands.terminal import show_size
 from tests.console.browser import Watched, open_browser, open_page
 from tests.console.world import (
     SCHEMA,

@@ -19,8 +19,8 @@ import jsonschema
 import pytest
 import yaml
 
+from seamark.commands.main import cli
 from seamark.connector.client.engines import catalog_conf
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import subcommands
 from tests.services import postgres, s3, trino

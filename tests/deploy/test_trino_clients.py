@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import sqlalchemy
 
-from seamark.metaserver.cli.installation.java import java_25_home
+from seamark.commands.installation.java import java_25_home
 from tests.deploy.shop import Shop, both, post, rows_of
 from tests.services.java import SHORT_LIVED
 from tests.services.process import ServiceFailed

@@ -13,11 +13,11 @@ from pathlib import Path
 import click
 from aiohttp import web
 
+from seamark.commands.main import cli
 from seamark.formats.runtime import errors
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.endpoints import served_endpoints
 from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings.settings import Settings
 from tests.api.rest.standard import operations
 from tests.docs.commands import subcommands

@@ -9,7 +9,8 @@ import pytest
 
 from tests.docs.pages import REPO, Page, all_pages
 
-ROOTS = ("metaserver", "connector", "formats", "cache", "tests", "bench", "docs", "deploy")
+PACKAGES = ("commands", "metaserver", "connector", "formats", "cache")
+ROOTS = (*PACKAGES, "tests", "bench", "docs", "deploy")
 _PATH = re.compile(rf"(?:{'|'.join(ROOTS)})/[\w./-]*")
 GLOSSARY = REPO / "docs" / "glossary.md"
 
@@ -67,7 +68,7 @@ def _named_classes() -> list[str]:
 
 @cache
 def _code() -> str:
-    paths = [path for root in ROOTS[:3] for ending in ("py", "pyx") for path in (REPO / root).rglob(f"*.{ending}")]
+    paths = [path for root in PACKAGES for ending in ("py", "pyx") for path in (REPO / root).rglob(f"*.{ending}")]
     return "\n".join(path.read_text() for path in paths)
 
 

@@ -12,11 +12,11 @@ import click
 import pytest
 
 from bench.connect import trino as trino_snippet
+from seamark.commands.main import cli
 from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, catalog_conf
 from seamark.formats.runtime import errors
 from seamark.formats.runtime.tls import CA_VARIABLE
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings.settings import FIELDS, environment_name
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
 from tests.docs.commands import subcommands

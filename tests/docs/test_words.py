@@ -13,7 +13,7 @@ from dataclasses import fields
 import click
 import pytest
 
-from seamark.metaserver.cli.main import cli
+from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Page, all_pages
@@ -103,7 +103,7 @@ def _raised_texts(source: str) -> Iterator[str]:
 
 def test_errors_use_no_banned_word() -> None:
     found = {}
-    for package in ("metaserver", "connector", "formats", "cache"):
+    for package in ("commands", "metaserver", "connector", "formats", "cache"):
         for path in sorted((REPO / package).rglob("*.py")):
             texts = list(_raised_texts(path.read_text()))
             if hits := list(find_banned("\n\n".join(texts), RULES)):
@@ -111,7 +111,7 @@ def test_errors_use_no_banned_word() -> None:
     assert found == {}
 
 
-PLAIN = ("metaserver", "connector", "formats", "cache", "seamark", "bench")
+PLAIN = ("commands", "metaserver", "connector", "formats", "cache", "seamark", "bench")
 """Packages whose docstrings and comments use no banned word."""
 _TEXT = re.compile(r'\s*[rR]?"""')
 

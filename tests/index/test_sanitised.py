@@ -49,7 +49,7 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 @pytest.mark.timeout(3600)  # compilers with sanitizers are slow, and on a busy machine slower
 @pytest.mark.parametrize("which", TESTS)
 def test_no_kernel_touches_a_byte_that_is_not_its_own(which: str, tmp_path: Path) -> None:
-    for name in ("formats", "metaserver", "cache", "connector", "tests"):
+    for name in ("formats", "metaserver", "cache", "connector", "commands", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # links to the folders above
     for name in ("setup.py", "pyproject.toml", "README.md"):

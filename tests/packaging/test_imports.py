@@ -17,14 +17,14 @@ REPO = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 
-COMMANDS_OF_DEMO = ("seamark.metaserver.cli.demo",)
-COMMANDS_OF_SQL = ("seamark.metaserver.cli.sql",)
+COMMANDS_OF_DEMO = ("seamark.commands.demo",)
+COMMANDS_OF_SQL = ("seamark.commands.sql",)
 PARTS = {
     "client": ((), ("seamark", "seamark.connector", "seamark.formats", "seamark.cache.memory")),
     "spark": (("spark",), ("seamark.spark", "seamark.connector.spark")),
     "trino": (("trino",), ("seamark.connector.trino", "seamark.connector.analysis", "seamark.formats.runtime")),
     "duckdb": (("duckdb",), ("seamark.duckdb", "seamark.connector.duckdb", "seamark.connector.sql", *COMMANDS_OF_SQL)),
-    "server": (("server", "otel"), ("seamark.metaserver", "seamark.formats", "seamark.cache")),
+    "server": (("server", "otel"), ("seamark.commands", "seamark.metaserver", "seamark.formats", "seamark.cache")),
     "demo": (("server", "demo"), COMMANDS_OF_DEMO),
 }
 """Part -> extras that it needs; packages all of whose modules they let one import."""
@@ -39,7 +39,7 @@ ELSEWHERE = (
     "seamark.formats.runtime.unreadable",
 )
 """Modules of the client's packages that need the libraries of an extra."""
-COMMANDS_OF_TRINO = ("seamark.metaserver.cli.trino_proxy",)
+COMMANDS_OF_TRINO = ("seamark.commands.trino_proxy",)
 
 IMPORT_ALL = """
 import importlib, sys
@@ -138,7 +138,7 @@ def test_each_part_imports_with_the_libraries_of_its_extra_alone(part: str) -> N
     [
         ("seamark", ("pyarrow", "numpy", "aiohttp", "pyspark", "sqlglot", "seamark.connector")),
         ("seamark.spark", ("pyspark", "aiohttp", "sqlglot")),
-        ("seamark.metaserver.cli.main", ("pyarrow", "numpy", "aiohttp", "rich", "seamark.metaserver.server")),
+        ("seamark.commands.main", ("pyarrow", "numpy", "aiohttp", "rich", "seamark.metaserver.server")),
     ],
 )
 def test_an_import_waits_for_the_first_use(imported: str, kept_out: tuple[str, ...]) -> None:
@@ -156,7 +156,7 @@ def test_an_interpreter_completes_all_names(imported: str) -> None:
 
 def test_help_imports_no_command() -> None:
     script = (
-        "import sys; from click.testing import CliRunner; from seamark.metaserver.cli.main import cli;"
+        "import sys; from click.testing import CliRunner; from seamark.commands.main import cli;"
         "assert 'trino-proxy' in CliRunner().invoke(cli, ['--help']).output; print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
@@ -169,16 +169,16 @@ def test_the_client_never_imports_the_server() -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
     packages = {name.split(".")[1] for name in done.stdout.split() if name.startswith("seamark.")}
     assert packages >= {"connector", "formats"}
-    assert "metaserver" not in packages
+    assert packages.isdisjoint({"commands", "metaserver"})
 
 
 def test_our_modules_are_imported_below_seamark_alone() -> None:
     """`import metaserver` is refused in a checkout: it would make a second copy of each class."""
-    packages = "metaserver|connector|formats|cache"
+    packages = "commands|metaserver|connector|formats|cache"
     bare = re.compile(rf"^\s*(?:from|import|cimport) (?:{packages})(?:\.| import|$)", re.MULTILINE)
     files = [
         path
-        for folder in ("metaserver", "connector", "formats", "cache", "tests", "bench", "docs")
+        for folder in ("commands", "metaserver", "connector", "formats", "cache", "tests", "bench", "docs")
         for path in (REPO / folder).rglob("*")
         if path.suffix in (".py", ".pyx", ".pxd", ".pyi", ".md")
     ]
@@ -186,7 +186,7 @@ def test_our_modules_are_imported_below_seamark_alone() -> None:
     assert [str(path) for path in files if bare.search(path.read_text())] == []
 
 
-@pytest.mark.parametrize("package", ["metaserver", "connector", "formats", "cache"])
+@pytest.mark.parametrize("package", ["commands", "metaserver", "connector", "formats", "cache"])
 def test_a_package_imported_past_seamark_names_the_right_import(package: str) -> None:
     command = [sys.executable, "-c", f"import {package}"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)

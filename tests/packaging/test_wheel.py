@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 USES = {
     "": "import seamark; seamark.SeamarkClient; seamark.upsert; seamark.scan",
     "spark": "from seamark.spark import write, sql, register",
-    "trino": "import seamark.metaserver.cli.trino_proxy",
+    "trino": "import seamark.commands.trino_proxy",
     "server": "import seamark.metaserver.server",
 }
 """Extra -> what it is for."""
@@ -53,9 +53,9 @@ def other_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
         '[project]\nname = "cache"\nversion = "1"\n[tool.setuptools]\n'
-        'packages = ["cache", "connector", "formats", "metaserver"]\n'
+        'packages = ["cache", "commands", "connector", "formats", "metaserver"]\n'
     )
-    for name in ("cache", "connector", "formats", "metaserver"):
+    for name in ("cache", "commands", "connector", "formats", "metaserver"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"OWNER = 'somebody else, {name}'\n")
     run(
@@ -93,7 +93,7 @@ def test_each_extra_works_in_an_environment_of_its_own(
     wanted = f"{wheel}[{extra}]" if extra else str(wheel)
     run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", wanted, other_cache, cwd=tmp_path)
     run(python, "-c", USES[extra], cwd=tmp_path)
-    for name in ("cache", "connector", "formats", "metaserver"):
+    for name in ("cache", "commands", "connector", "formats", "metaserver"):
         assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
     seamark = tmp_path / "venv" / "bin" / "seamark"
     assert "trino-proxy" in run(seamark, "--help", cwd=tmp_path)

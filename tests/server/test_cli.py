@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from seamark.metaserver.cli.main import cli
+from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
 from tests.docs.commands import subcommands
 from tests.services.command import SEAMARK, run_seamark

@@ -16,16 +16,16 @@ import pytest
 import urllib3
 from click.testing import CliRunner
 
-from seamark.connector.client.engines import RUNTIME, catalog_conf, connection_text
-from seamark.metaserver.cli.installation import doctor, java, packages
-from seamark.metaserver.cli.installation.engine_files import (
+from seamark.commands.installation import doctor, java, packages
+from seamark.commands.installation.engine_files import (
     Finding,
     SparkSetup,
     check_spark,
     check_trino,
     read_properties,
 )
-from seamark.metaserver.cli.main import cli
+from seamark.commands.main import cli
+from seamark.connector.client.engines import RUNTIME, catalog_conf, connection_text
 from tests.services.process import free_port
 from tests.services.seamark import Seamark
 

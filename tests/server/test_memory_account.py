@@ -31,7 +31,9 @@ OWNED = {
 
 def caches() -> Iterator[tuple[str, str]]:
     """(file, name) of every cache that the server creates; the name is empty where none is given."""
-    for path in sorted(path for package in ("formats", "metaserver") for path in (REPO / package).rglob("*.py")):
+    for path in sorted(
+        path for package in ("formats", "metaserver", "commands") for path in (REPO / package).rglob("*.py")
+    ):
         for node in ast.walk(ast.parse(path.read_text())):
             if not isinstance(node, ast.Call):
                 continue

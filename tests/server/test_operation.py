@@ -24,10 +24,10 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
+from seamark.commands import reference
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.cli import reference
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
@@ -260,7 +260,7 @@ def drop_of(name: str) -> list[Any]:
 
 def test_the_openapi_file_is_the_generated_one() -> None:
     committed = (reference.REFERENCE / "openapi.json").read_text()
-    assert committed == reference.openapi_document(), "run python -m seamark.metaserver.cli.reference"
+    assert committed == reference.openapi_document(), "run python -m seamark.commands.reference"
 
 
 async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.commands import reference
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.cli import reference
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name, redact_url
 from seamark.metaserver.settings.sources import load
 
@@ -209,4 +209,4 @@ def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -
 
 def test_the_reference_page_is_the_generated_one() -> None:
     committed = (reference.REFERENCE / "settings.md").read_text()
-    assert committed == reference.settings_page(), "run python -m seamark.metaserver.cli.reference"
+    assert committed == reference.settings_page(), "run python -m seamark.commands.reference"

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from rich.table import Table
 
-from seamark.metaserver.cli import explain, terminal
+from seamark.commands import explain, terminal
 from tests.api.client import Api
 from tests.server.rig import running
 

@@ -18,10 +18,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from seamark.commands.installation.doctor import check_server
+from seamark.commands.main import cli
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
-from seamark.metaserver.cli.installation.doctor import check_server
-from seamark.metaserver.cli.main import cli
 from tests.services.authority import Authority, key_pem
 from tests.services.command import SEAMARK, run_seamark
 from tests.services.process import ManagedProcess, free_port

@@ -27,8 +27,8 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parents[2]
 MODULES = (
-    "seamark.metaserver.cli.main",
-    "seamark.metaserver.cli.serve",
+    "seamark.commands.main",
+    "seamark.commands.serve",
     "seamark.metaserver.store.sql.sqlite",
     "seamark.metaserver.objects.local",
     "tests.faults.rigs.dying_server",

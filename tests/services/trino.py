@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import trino.dbapi
 
-from seamark.metaserver.cli.installation.java import java_25_home
+from seamark.commands.installation.java import java_25_home
 from tests.services.java import SHORT_LIVED
 from tests.services.process import CACHE, DEPLOY, ManagedProcess, ServiceFailed, free_port, http_ok
 from tests.services.s3 import S3

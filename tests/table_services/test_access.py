@@ -16,13 +16,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from seamark.commands import spark_driver
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.tls import Certificate
-from seamark.metaserver.cli import spark_driver
 from seamark.metaserver.objects import credentials
 from seamark.metaserver.services.launching.access_probe import storage_problem
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest

@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import Instant
-from seamark.metaserver.cli.main import cli
 from tests.services.command import run_seamark
 from tests.services.process import free_port
 from tests.services.seamark import SHARED_KEY, Seamark

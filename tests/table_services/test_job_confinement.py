@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from seamark.metaserver.cli.confinement import landlock
+from seamark.commands.confinement import landlock
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 SCRIPT = """
 import json, os, socket, subprocess, sys, tempfile, threading
 from seamark.connector.client.storage import Storage, confine
 from seamark.connector.client.values import LoadedTable
-from seamark.metaserver.cli.confinement import jobs
+from seamark.commands.confinement import jobs
 from seamark.formats.iceberg.metadata.new_table import new_table
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.metaserver.services.launching.launchers import JobRequest
@@ -126,7 +126,7 @@ def test_a_job_opens_the_files_of_its_table_and_reaches_the_hosts_that_it_needs(
 def test_a_kernel_without_landlock_refuses_nothing() -> None:
     """Then our code alone refuses other files."""
     script = (
-        "from seamark.metaserver.cli.confinement import landlock\n"
+        "from seamark.commands.confinement import landlock\n"
         "landlock._abi = lambda: 0\n"
         "print(landlock.confine_files(readable=[], writable=[]), open('/etc/hostname', 'rb').close())\n"
     )
@@ -136,7 +136,7 @@ def test_a_kernel_without_landlock_refuses_nothing() -> None:
 
 INPUT_SCRIPT = """
 import os, sys
-from seamark.metaserver.cli import job_worker
+from seamark.commands import job_worker
 
 job_worker.JOBS["reading"] = lambda client, table: {"read": len(os.read(0, 1000))}
 job_worker.confine_job = lambda *given: None

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from seamark.commands.main import cli
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.access.standing_rights import StandingRights
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.server import new_holder
 from seamark.metaserver.services import jobs, scheduler, watch
 from seamark.metaserver.services.runs import RunLog

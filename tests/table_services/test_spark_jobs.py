@@ -17,8 +17,8 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
-from seamark.metaserver.cli.main import cli
 from tests.services.java import java_17
 from tests.services.seamark import Seamark
 from tests.waits import block_until

@@ -36,7 +36,7 @@ from seamark.metaserver.api.sql.protocol import (
 )
 
 _BUFFER_BYTES = 1 << 20
-MODULE = "seamark.metaserver.cli.sql.worker"
+MODULE = "seamark.commands.sql.worker"
 _VARIABLES = frozenset(
     ("PATH", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 )

@@ -30,7 +30,7 @@ from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, JobProgress, Report
 
 REQUEST, ANSWER, PROGRESS, ALIVE = "request.json", "answer.json", "progress.json", "alive"
-MODULE = "seamark.metaserver.cli.spark_driver"
+MODULE = "seamark.commands.spark_driver"
 _SCRIPT = f"from {MODULE} import main\n\nmain()\n"
 _OUTPUT_BYTES = 4000
 _NICE = 10

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from seamark.metaserver.cli.confinement import landlock
+from seamark.commands.confinement import landlock
 
 SCRIPT = """
 import json, subprocess, sys, threading
-from seamark.metaserver.cli.confinement import landlock
+from seamark.commands.confinement import landlock
 import seamark.connector
 inside, outside = sys.argv[1:]
 told = {"changes": landlock.forbid_changes(), "reads": landlock.forbid_reads_except([inside])}

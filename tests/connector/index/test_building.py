@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
+from seamark.commands.build import interruptible
+from seamark.commands.main import cli
 from seamark.connector.client.errors import Refused
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import AdaptiveWorkers, GroupLimits, InProcessWorkers, Progress, build, group_files
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
-from seamark.metaserver.cli.build import interruptible
-from seamark.metaserver.cli.main import cli
 from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
 from tests.connector.served import Served
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest, NotFound, Refused
 from seamark.connector.client.indexes import IndexClient
-from seamark.metaserver.cli.main import cli
 from tests.api.indexes.indexed import index_bytes, write
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served

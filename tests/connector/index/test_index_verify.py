@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import Forbidden
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
@@ -18,7 +19,6 @@ from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
-from seamark.metaserver.cli.main import cli
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
 

@@ -21,6 +21,7 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.types import DateType, ListType, LongType, NestedField, StringType, TimestampType, TimestamptzType
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties
@@ -29,7 +30,6 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, TtlPolicy
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.services.policy import check_policy
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from seamark.commands.explain import advice
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.client.values import Explanation
@@ -16,7 +17,6 @@ from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.appends import append
-from seamark.metaserver.cli.explain import advice
 from tests.connector.lake import catalog_at
 from tests.seeds import first_seed, quick
 

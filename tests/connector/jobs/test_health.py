@@ -11,13 +11,13 @@ from click.testing import CliRunner
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
-from seamark.metaserver.cli.main import cli
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, rows

@@ -21,6 +21,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
 import seamark.duckdb
+from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_manifests
@@ -29,7 +30,6 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.commit.rewriting import manifest_rewrite
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from pyiceberg.expressions import In
 from pyiceberg.table import Table
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.expiration import expire
@@ -25,7 +26,6 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import StorageError
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as server
 from seamark.metaserver.store.port import InstantFilter

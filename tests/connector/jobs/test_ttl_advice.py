@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from pyiceberg.transforms import DayTransform, MonthTransform
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl
@@ -21,7 +22,6 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, columns_of
-from seamark.metaserver.cli.main import cli
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create

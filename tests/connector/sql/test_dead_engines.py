@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 
+from seamark.commands.main import cli
+from seamark.commands.maintenance import launching
 from seamark.connector.client.engines import RUNTIME, catalog_conf
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql import spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
-from seamark.metaserver.cli.main import cli
-from seamark.metaserver.cli.maintenance import launching
 from seamark.metaserver.services.service import JobFailed
 from tests.services.process import free_port
 

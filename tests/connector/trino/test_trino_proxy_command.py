@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from seamark.metaserver.cli.main import cli
+from seamark.commands.main import cli
 from tests.connector.trino.rig import nowhere
 from tests.services.trino_proxy import trino_proxy
 

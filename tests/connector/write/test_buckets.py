@@ -12,13 +12,13 @@ from click.testing import CliRunner
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest, Conflict, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
-from seamark.metaserver.cli.main import cli
 from tests.connector.write.test_upserts import create, held, rows
 
 

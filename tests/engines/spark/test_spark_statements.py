@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import SparkSession
 
+from seamark.commands.main import cli
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.spark.statements.execution import (
     ICEBERG,
@@ -26,7 +27,6 @@ from seamark.connector.spark.statements.execution import (
 from seamark.connector.spark.statements.located_rows import StatementLimits
 from seamark.connector.spark.statements.row_changes import Changes, write_changes
 from seamark.connector.write.row_changes import Report
-from seamark.metaserver.cli.main import cli
 from seamark.spark import sql
 from tests.engines.tables import SparkTables
 from tests.seeds import first_seed

@@ -143,7 +143,7 @@ from seamark.formats.index.kinds.kinds import KINDS
 from tests.index.kinds.signature_kind import SIGNATURE
 KINDS[SIGNATURE.name] = SIGNATURE
 from seamark.metaserver.api.indexes.indexes import INDEX_SCHEMA
-from seamark.metaserver.cli.index import create
+from seamark.commands.index import create
 options = {one.name: one for one in create.params}
 print("signature" in options["kind"].type.choices, options["width"].help)
 print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["width"])

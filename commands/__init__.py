@@ -1,0 +1,7 @@
+"""The command `seamark`: each module has a group of commands, and `main.py` assembles them.
+
+Commands use the server and the connector, so this package is above both, and no other package imports it.
+"""
+
+if __name__ != "seamark.commands":
+    raise ImportError("Import seamark.commands: commands is its folder in the repository")

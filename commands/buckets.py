@@ -1,0 +1,121 @@
+"""`seamark buckets`: shows the sizes of a table's buckets and the recommended number, and doubles the number.
+
+The server is found like for `seamark explain`. Exit codes: 0 on success, 1 when the server refuses or cannot be
+reached, 2 for invalid arguments, such as a number of buckets that is not a doubling.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import (
+    make_table,
+    open_console,
+    print_json,
+    print_result,
+    say,
+    show_count,
+    show_size,
+)
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
+
+
+@click.command()
+@click.argument("table")
+@click.option(
+    "--column", help="Only the buckets of this column. Required for a resize if several columns have buckets."
+)
+@click.option("--resize", "wanted", type=click.IntRange(min=1), metavar="N", help="The new number of buckets.")
+@click.option("--double", is_flag=True, help="Double the number of buckets.")
+@click.option(
+    "--target-bytes",
+    type=click.IntRange(min=1),
+    default=TARGET_BYTES,
+    show_default=True,
+    metavar="BYTES",
+    help="Target size of a bucket, for the advice.",
+)
+@server_command
+def buckets(
+    client: SeamarkClient,
+    table: str,
+    column: str | None,
+    wanted: int | None,
+    double: bool,
+    target_bytes: int,
+    as_json: bool,
+) -> None:
+    """Shows the sizes of the buckets of TABLE with advice on their number, or resizes them.
+
+    \b
+    For instance:
+      seamark buckets sales.orders
+      seamark buckets sales.orders --double
+    A resize changes the partition spec alone: it is one commit, writers and readers continue, and old files
+    stay unchanged. TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    """
+    if double and wanted is not None:
+        raise click.UsageError("--double and --resize are both set; set one of them")
+    sizes = bucket_sizes(client, table, target_bytes=target_bytes)
+    shown = [size for size in sizes if column in (None, size.column)]
+    if not shown:
+        has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
+        raise BadRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
+    if double or wanted is not None:
+        done = resize(client, table, buckets=wanted or 2 * shown[0].buckets, column=column)
+        again = "" if done.before != done.buckets else ", as before"
+        text = f"{done.column}: {show_count(done.buckets, 'bucket')} from now on{again} (partition spec {done.spec_id})"
+        print_result(done, text, as_json=as_json)
+    elif as_json:
+        print_json([_json(size) for size in shown])
+    else:
+        _show(table, shown)
+
+
+def _json(sizes: BucketSizes) -> dict[str, Any]:
+    each = zip(*(part.tolist() for part in (sizes.files, sizes.rows, sizes.bytes)), strict=True)
+    return {
+        "column": sizes.column,
+        "field": sizes.field,
+        "buckets": sizes.buckets,
+        "advice": sizes.advice,
+        "target-bytes": sizes.target_bytes,
+        "partition-bytes": sizes.partition_bytes,
+        "skew": round(sizes.skew, 3),
+        "shared-files": sizes.shared_files,
+        "shared-bytes": sizes.shared_bytes,
+        "sizes": [{"files": files, "rows": rows, "bytes": size} for files, rows, size in each],
+    }
+
+
+def _show(table: str, columns: list[BucketSizes]) -> None:
+    listed = make_table(
+        ("column", "buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
+        (
+            (
+                bucketed.column,
+                f"{bucketed.buckets:,}",
+                f"{bucketed.files.mean():,.1f} each",
+                *(show_size(int(size)) for size in (bucketed.bytes.min(), bucketed.bytes.mean(), bucketed.bytes.max())),
+                f"{bucketed.skew:.1f}",
+                f"{bucketed.advice:,}",
+            )
+            for bucketed in columns
+        ),
+        right_aligned=("buckets", "files", "smallest", "mean", "largest", "skew", "advice"),
+    )
+    open_console().print(listed)
+    for bucketed in columns:
+        if bucketed.shared_files:
+            share = f"{show_count(bucketed.shared_files, 'file')} ({show_size(bucketed.shared_bytes)})"
+            of = f"with rows of several buckets of {bucketed.column}"
+            say(f"{share} {of}; older partition specs wrote them.")
+        if bucketed.advice > bucketed.buckets:
+            each = show_size(round(bucketed.partition_bytes / bucketed.advice))
+            more = "" if len(columns) == 1 else f" --column {bucketed.column}"
+            say(f"Of about {each} each: seamark buckets {table}{more} --resize {bucketed.advice}")

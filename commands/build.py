@@ -1,0 +1,185 @@
+"""`seamark index build`: builds the missing part of an index, while writers go on.
+
+Small builds run in this process; larger builds in Spark, embedded unless `--master` names a cluster. Exit codes: 0 when
+the index covers all files that it can, 1 after a refusal, 2 for invalid arguments, 130 after Ctrl-C, 143 after
+SIGTERM. Ctrl-C and SIGTERM roll the build back; its index files stay, and the next build continues from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as ProgressBar
+
+from seamark.commands.connecting import server_command
+from seamark.commands.options import Misconfigured
+from seamark.commands.terminal import open_console, print_json, say, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import (
+    AdaptiveWorkers,
+    BuildReport,
+    ClusterFailed,
+    InProcessWorkers,
+    Progress,
+    TableReplaced,
+    Workers,
+    build,
+)
+from seamark.formats.runtime.errors import Corrupt
+
+_SKIPPED_SHOWN_MAX = 10
+ENGINES = ("auto", "process", "spark")
+
+
+def engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--engine` and `--master` to a command."""
+    command = click.option(
+        "--master",
+        default="local[*]",
+        show_default=True,
+        envvar="SPARK_MASTER",
+        show_envvar=True,
+        help="Spark master: local[N], or the URL of a cluster whose workers have this package.",
+    )(command)
+    return click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default="auto",
+        show_default=True,
+        help="Reader of the data files: this process, Spark, or (auto) Spark for many files.",
+    )(command)
+
+
+@contextmanager
+def open_workers(engine: str, master: str) -> Iterator[Workers]:
+    """Closed with the block. Misconfigured when Spark is requested and not installed."""
+    start = partial(start_spark, master)
+    workers: Workers = InProcessWorkers()
+    if engine == "spark":
+        try:
+            workers = start()
+        except ClusterFailed as error:
+            raise click.ClickException(str(error)) from None
+    elif engine == "auto" and has_spark():
+        workers = AdaptiveWorkers(start)
+    try:
+        yield workers
+    finally:
+        workers.close()
+
+
+def has_spark() -> bool:
+    return importlib.util.find_spec("pyspark") is not None
+
+
+def start_spark(master: str) -> Workers:
+    """PySpark is an optional dependency, which only this function imports."""
+    if not has_spark():
+        raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --engine process")
+    workers: Workers = importlib.import_module("seamark.connector.spark.index_job").SparkWorkers.start(master)
+    return workers
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Within the block, SIGTERM acts like Ctrl-C. Each ends the block with KeyboardInterrupt, and the command, quietly,
+    with the code that shells give to a process that the signal ends. Further signals have no effect: they would
+    interrupt what cleans up. SIGKILL stops immediately."""
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not received:
+            received.append(number)
+            raise KeyboardInterrupt(signal.Signals(number).name)
+
+    before: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before[number] = signal.signal(number, interrupt)
+        yield
+    except KeyboardInterrupt:
+        if not received:
+            raise
+        before.clear()  # the process ends now, and further signals have no effect until it has
+        raise SystemExit(128 + received[0]) from None
+    finally:
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
+
+
+@click.command("build")
+@click.argument("table")
+@click.argument("name", required=False)
+@engine_options
+@server_command
+def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str, as_json: bool) -> None:
+    """Builds the index NAME of TABLE, or all its indexes, for data files that are not covered.
+
+    Reads only the indexed columns. Writers do not wait; files that they commit during the build are included.
+    """
+    indexes = client.indexes(table) if name is None else [client.index(table, name)]
+    broken = [index for index in indexes if index.health == "broken" and name is None]
+    names = [
+        index.name
+        for index in indexes
+        if index.kind != "bucket" and index not in broken and (name is not None or index.state == "enabled")
+    ]
+    if not names and not broken:
+        raise Misconfigured(f"{table} has no index to build; define one with seamark index create")
+    reports: list[BuildReport] = []
+    with interruptible(), open_workers(engine, master) as workers:
+        for index_name in names:
+            try:
+                reports.append(_build(client, table, index_name, workers, as_json=as_json))
+            except (OSError, ClusterFailed, TableReplaced, Corrupt) as error:
+                raise click.ClickException(f"Index {index_name} is not built: {error}") from None
+    if as_json:
+        print_json([report.json for report in reports])
+    if broken:
+        problems = "; ".join(f"{index.name}: {index.problem}" for index in broken)
+        which = "1 index is broken and was" if len(broken) == 1 else f"{len(broken)} indexes are broken and were"
+        raise click.ClickException(f"{which} not built: {problems}")
+
+
+def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_json: bool) -> BuildReport:
+    console = open_console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[text]}"))
+    with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        shown = bar.add_task(f"Index {name}", total=None, text="")
+        report = build(client, table, name, workers, on_progress=partial(_show, bar, shown))
+    done = report.progress
+    if not as_json:
+        say(
+            f"Index {name}: {show_count(done.files_done, 'data file')}, {show_count(done.rows_done, 'row')} in "
+            f"{show_count(done.index_files, 'index file')}, {show_size(done.size_bytes)}"
+        )
+    _show_left(report)
+    if report.json["state"] != "completed":
+        raise click.ClickException(f"Index {name} is not built: {report.json['reason']}")
+    return report
+
+
+def _show(bar: ProgressBar, shown: TaskID, now: Progress) -> None:
+    text = show_size(now.size_bytes)
+    if now.eta_ms is not None:
+        text += f", done about {datetime.fromtimestamp(now.eta_ms / 1000, UTC).astimezone():%H:%M:%S}"
+    bar.update(shown, completed=now.files_done + now.files_skipped, total=now.files_total, text=text)
+
+
+def _show_left(report: BuildReport) -> None:
+    if report.files_not_indexed:
+        say(f"Cannot be indexed, and kept by every plan: {show_count(report.files_not_indexed, 'data file')}", err=True)
+    for path, why in report.skipped[:_SKIPPED_SHOWN_MAX]:
+        say(f"  {path}: {why}", err=True)
+    if report.files_not_indexed > _SKIPPED_SHOWN_MAX:
+        say("  …", err=True)

@@ -1,0 +1,161 @@
+"""`seamark snapshot` and `seamark timeline`: what happened to a table, through the running server.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from seamark.commands.connecting import server_command, server_options
+from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name
+from seamark.connector.client.values import Instant
+
+_LIMIT = 20
+_FOLLOW_S = 1.0
+_HIDDEN = ("request-id", "definition-id")
+"""Parts of an instant's summary for machines, which `--json` has."""
+
+
+@click.group()
+def snapshot() -> None:
+    """Lists and shows snapshots of a table."""
+
+
+@snapshot.command("list")
+@click.argument("table")
+@click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of snapshots.")
+@server_command
+def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
+    """Lists the snapshots of TABLE, newest first, with the branches and tags that name them."""
+    snapshots, refs = _snapshots(client, table)
+    shown = snapshots[:limit]
+    if as_json:
+        print_json([{**one, "refs": refs.get(one["snapshot-id"], [])} for one in shown])
+        return
+    if not shown:
+        say(f"{table} has no snapshots.")
+        return
+    print_rows(
+        ("snapshot", "committed", "operation", "rows", "files", "size", "refs"),
+        (
+            (
+                str(one["snapshot-id"]),
+                time_text(one["timestamp-ms"]),
+                _summary(one, "operation"),
+                _count(one, "total-records"),
+                _count(one, "total-data-files"),
+                show_size(int(size)) if (size := _summary(one, "total-files-size")).isdecimal() else "",
+                ", ".join(refs.get(one["snapshot-id"], [])),
+            )
+            for one in shown
+        ),
+        right_aligned=("rows", "files", "size"),
+    )
+    if len(snapshots) > limit:
+        say(f"{show_count(len(snapshots) - limit, 'older snapshot', 'are')} not shown; set --limit")
+
+
+@snapshot.command()
+@click.argument("table")
+@click.argument("snapshot")
+@server_command
+def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
+    """Shows one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
+    snapshots, refs = _snapshots(client, table)
+    found = next(
+        (
+            one
+            for one in snapshots
+            if str(one["snapshot-id"]) == snapshot or snapshot in refs.get(one["snapshot-id"], ())
+        ),
+        None,
+    )
+    if found is None:
+        raise click.ClickException(f"{table} has no snapshot, branch or tag {snapshot}")
+    if as_json:
+        print_json({**found, "refs": refs.get(found["snapshot-id"], [])})
+        return
+    summary = found.get("summary", {})
+    facts = {
+        "snapshot": str(found["snapshot-id"]),
+        "parent": str(found.get("parent-snapshot-id") or ""),
+        "committed": time_text(found["timestamp-ms"]),
+        "schema": str(found.get("schema-id", "")),
+        "refs": ", ".join(refs.get(found["snapshot-id"], [])),
+        **dict(sorted(summary.items())),
+    }
+    print_rows(("property", "value"), facts.items())
+
+
+def _snapshots(client: IndexClient, table: str) -> tuple[list[dict[str, Any]], dict[int, list[str]]]:
+    """Newest first, and the names of branches and tags by snapshot id."""
+    metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table, history=True).metadata)
+    refs: dict[int, list[str]] = {}
+    for name, ref in sorted(metadata.get("refs", {}).items()):
+        refs.setdefault(ref["snapshot-id"], []).append(name)
+    return sorted(metadata.get("snapshots", ()), key=lambda one: -int(one["timestamp-ms"])), refs
+
+
+def _summary(snapshot: dict[str, Any], name: str) -> str:
+    return str(snapshot.get("summary", {}).get(name, ""))
+
+
+def _count(snapshot: dict[str, Any], name: str) -> str:
+    text = _summary(snapshot, name)
+    return f"{int(text):,}" if text.isdecimal() else text
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of instants.")
+@click.option("--action", help="Only this action: commit, create, drop, index, maintenance, …")
+@click.option("--follow", is_flag=True, help="Then print new instants until Ctrl-C.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line, oldest first.")
+@server_options
+def timeline(
+    client: IndexClient, table: str | None, limit: int, action: str | None, follow: bool, as_json: bool
+) -> None:
+    """Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first."""
+    newest = list(client.timeline(table, action=action, newest_first=True, limit=limit))
+    _show(newest[::-1], as_json=as_json)
+    if not newest and not as_json and not follow:
+        say(f"No instant has the action {action}." if action else "Nothing happened yet.")
+    since = newest[0].position if newest else None
+    while follow:
+        time.sleep(_FOLLOW_S)
+        new = list(client.timeline(table, action=action, since=since))
+        _show(new, as_json=as_json)
+        since = new[-1].position if new else since
+
+
+def _show(instants: list[Instant], *, as_json: bool) -> None:
+    if as_json:
+        for one in instants:
+            click.echo(json.dumps(msgspec.structs.asdict(one)))
+    elif instants:
+        print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
+
+
+def _row(one: Instant) -> tuple[str, ...]:
+    what = join_name((*one.namespace, *([one.name] if one.name else [])))
+    return time_text(one.requested_ms), one.action, one.state, what, one.who, _details(one.summary)
+
+
+def _details(summary: Mapping[str, Any]) -> str:
+    """What changed. A commit without a snapshot changes properties, schemas or references: its `updates` say which."""
+    updates = summary.get("updates")
+    if "operation" not in summary and isinstance(updates, list):
+        return ", ".join(dict.fromkeys(map(str, updates)))[:200]
+    kept = [
+        f"{name} {value}" for name, value in summary.items() if isinstance(value, str | int) and name not in _HIDDEN
+    ]
+    return ", ".join(kept[:6])[:200]

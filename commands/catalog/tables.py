@@ -1,0 +1,254 @@
+"""`seamark table` and `seamark undrop`: list, show, create, rename, drop and restore tables through the running server.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import msgspec
+
+from seamark.commands.catalog.entries import (
+    NamedEntries,
+    add_commands,
+    latest_dropped,
+    print_changed,
+    print_properties,
+)
+from seamark.commands.catalog.properties import checked_properties
+from seamark.commands.connecting import server_command
+from seamark.commands.options import parse_properties
+from seamark.commands.terminal import print_json, print_rows, say, time_text
+from seamark.connector.client.catalog import (
+    create_table,
+    drop_table,
+    dropped_entries,
+    rename_table,
+    restore_dropped,
+)
+from seamark.connector.client.errors import Refused
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name
+from seamark.connector.client.policies import change_table_properties
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.iceberg.types.types import canonical_primitive
+from seamark.formats.index.keys.terms import parse_term
+from seamark.formats.runtime import errors
+
+_TOTALS = {"total-records": "rows", "total-data-files": "data files", "total-delete-files": "delete files"}
+_TYPES = (
+    *("boolean", "int", "long", "float", "double", "decimal(9,2)", "date", "time", "timestamp", "timestamptz"),
+    *("string", "uuid", "fixed[16]", "binary"),
+)
+_SQL_TYPES = {
+    **dict.fromkeys(("tinyint", "smallint", "integer"), "int"),
+    **dict.fromkeys(("varchar", "char", "text"), "string"),
+    **dict.fromkeys(("varbinary", "blob", "bytes"), "binary"),
+    **dict.fromkeys(("decimal", "numeric"), "decimal(9,2)"),
+    **{"bigint": "long", "real": "float", "bool": "boolean", "datetime": "timestamp"},
+}
+"""Iceberg's types for the names of other types in SQL."""
+
+
+@click.group()
+def table() -> None:
+    """Lists, shows, creates, changes, renames and drops tables.
+
+    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    """
+
+
+def _load(client: IndexClient, table: str) -> dict[str, Any]:
+    metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table).metadata)
+    return metadata
+
+
+_TABLES = NamedEntries("table", IndexClient.tables, _load, rename_table, drop_table, is_purgeable=True)
+add_commands(table, _TABLES)
+
+
+@table.command()
+@click.argument("table")
+@server_command
+def show(client: IndexClient, table: str, as_json: bool) -> None:
+    """Shows the schema, the partitions, the properties and the size of TABLE."""
+    metadata = _load(client, table)
+    if as_json:
+        print_json(metadata)
+        return
+    schemas = {schema["schema-id"]: schema for schema in metadata["schemas"]}
+    specs = {spec["spec-id"]: spec for spec in metadata["partition-specs"]}
+    fields = schemas[metadata["current-schema-id"]]["fields"]
+    names = {field["id"]: field["name"] for field in fields}
+    parts = [
+        field["name"] if field["transform"] == "identity" else f"{field['transform']}({_source(field, names)})"
+        for field in specs[metadata["default-spec-id"]]["fields"]
+    ]
+    current = metadata.get("current-snapshot-id")
+    snapshot = next((one for one in metadata.get("snapshots", ()) if one["snapshot-id"] == current), None)
+    say(f"{table}: format version {metadata['format-version']}, {metadata['location']}")
+    say(f"uuid {metadata['table-uuid']}, partitioned by {', '.join(parts) or 'nothing'}")
+    if snapshot is None:
+        say("It has no snapshot yet.")
+    else:
+        summary = snapshot.get("summary", {})
+        totals = [f"{int(summary[key]):,} {text}" for key, text in _TOTALS.items() if summary.get(key, "").isdecimal()]
+        say(f"snapshot {current} of {time_text(snapshot['timestamp-ms'])}: {', '.join(totals) or 'no totals'}")
+    print_rows(
+        ("id", "column", "type", "required"),
+        ((str(f["id"]), f["name"], _type_text(f["type"]), "yes" if f["required"] else "") for f in fields),
+        right_aligned=("id",),
+    )
+    print_properties(metadata)
+
+
+def _source(field: dict[str, Any], names: dict[int, str]) -> str:
+    return names.get(field.get("source-id", -1), str(field.get("source-id")))
+
+
+def _type_text(kind: Any) -> str:
+    if isinstance(kind, str):
+        return kind
+    if kind["type"] == "list":
+        return f"list<{_type_text(kind['element'])}>"
+    if kind["type"] == "map":
+        return f"map<{_type_text(kind['key'])}, {_type_text(kind['value'])}>"
+    fields = (f"{field['name']}: {_type_text(field['type'])}" for field in kind["fields"])
+    return f"struct<{', '.join(fields)}>"
+
+
+@table.command()
+@click.argument("table")
+@click.option(
+    "--column",
+    "columns",
+    metavar="NAME:TYPE",
+    multiple=True,
+    required=True,
+    help="A column with an Iceberg type: id:long, price:decimal(9,2), at:timestamptz. With ! after the type it is "
+    "required. Repeatable.",
+)
+@click.option(
+    "--partition", "partition", metavar="TERM", multiple=True, help="c, day(ts), bucket[16](id); repeatable, in order."
+)
+@click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
+@click.option("--location", help="Default: chosen by the server in its warehouse.")
+@server_command
+def create(
+    client: IndexClient,
+    table: str,
+    columns: tuple[str, ...],
+    partition: tuple[str, ...],
+    properties: tuple[str, ...],
+    location: str | None,
+    as_json: bool,
+) -> None:
+    """Creates TABLE, empty. The namespace must exist."""
+    fields = [_field(number, text) for number, text in enumerate(columns, 1)]
+    schema = {"type": "struct", "schema-id": 0, "fields": fields}
+    given = checked_properties(parse_properties(properties, "--property"))
+    spec = _spec(partition, fields) if partition else None
+    create_table(client, table, schema, partition_spec=spec, location=location, properties=given)
+    print_changed(client, _TABLES, table, f"Table {table} is created", as_json=as_json)
+
+
+def _field(number: int, text: str) -> dict[str, Any]:
+    name, colon, kind = text.rpartition(":")
+    if not colon or not name:
+        raise click.UsageError(f"--column {text!r} has no type; write NAME:TYPE, for example id:long")
+    required = kind.endswith("!")
+    try:
+        canonical = canonical_primitive(kind.rstrip("!").strip())
+    except errors.BadRequest as error:
+        name_of_type = kind.rstrip("!").strip().lower()
+        known = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, most=1)), None)
+        hint = f"write {known}" if known else f"the types are {', '.join(_TYPES)}"
+        raise click.UsageError(f"--column {text!r}: {error.message}; {hint}") from None
+    return {"id": number, "name": name, "type": canonical, "required": required}
+
+
+def _spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    ids = {field["name"]: field["id"] for field in fields}
+    parts = []
+    for text in terms:
+        try:
+            transform, column = parse_term(text)
+        except errors.BadRequest as error:
+            raise click.UsageError(f"--partition {text!r}: {error.message}") from None
+        if column not in ids:
+            raise click.UsageError(f"--partition {text!r}: there is no column {column}; there are {', '.join(ids)}")
+        name = column if transform == "identity" else f"{column}_{transform.partition('[')[0]}"
+        parts.append({"source-id": ids[column], "transform": transform, "name": name})
+    return {"spec-id": 0, "fields": parts}
+
+
+@table.command("set")
+@click.argument("table")
+@click.argument("properties", metavar="PROPERTY=VALUE...", nargs=-1)
+@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@server_command
+def set_properties(
+    client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
+) -> None:
+    """Changes properties of TABLE."""
+    changes = checked_properties(parse_properties(properties, "property"))
+    if not changes and not removals:
+        raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
+    change_table_properties(client, table, changes, removals)
+    print_changed(client, _TABLES, table, f"Table {table} is changed", as_json=as_json)
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--id", "entry_id", help="The id of the dropped entry, if several had the name.")
+@click.option("--to", metavar="NAME", help="Restore it under another name, with its namespace.")
+@server_command
+def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
+    """Restores the dropped table or view TABLE; without TABLE, lists what can be restored.
+
+    If several had the name, the latest is restored.
+    """
+    if table is None and entry_id is None:
+        _show_dropped(list(dropped_entries(client)), as_json=as_json)
+        return
+    if entry_id is None:
+        assert table is not None
+        entry = latest_dropped(client, table)
+        if entry is None:
+            raise click.ClickException(f"No dropped table or view {table} can be restored; seamark undrop lists them")
+        entry_id = str(entry["id"])
+    try:
+        restored = restore_dropped(client, entry_id, to)
+    except Refused as error:
+        if error.kind != "AlreadyExistsException":
+            raise
+        raise click.ClickException(f"{error.message}; --to NAME restores it under another name") from None
+    if as_json:
+        print_json(restored)
+        return
+    say(f"The {restored['kind']} {join_name((*restored['namespace'], restored['name']))} is restored")
+
+
+def _show_dropped(entries: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json(entries)
+    elif not entries:
+        say("Nothing was dropped that can be restored.")
+    else:
+        print_rows(
+            ("name", "kind", "dropped", "until", "files", "id"),
+            (
+                (
+                    join_name((*entry["namespace"], entry["name"])),
+                    entry["kind"],
+                    time_text(entry["dropped-ms"]),
+                    time_text(entry["expires-ms"]),
+                    "deleted then" if entry["purge"] else "kept",
+                    entry["id"],
+                )
+                for entry in entries
+            ),
+        )

@@ -1,0 +1,141 @@
+"""Restricts the process of one job to its table: the folders of the table, a folder for temporary files, and the hosts
+that the job needs.
+
+The data files that a job decodes come from writers, and the process has the rights of the server's account and the keys
+of encrypted files. `confine` refuses other files in our code; Landlock refuses them in the kernel, also if a library
+has a fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from seamark.commands.confinement import landlock
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.policies import effective_properties
+from seamark.connector.client.storage import S3_SCHEMES, Storage, confine, confined_folders
+from seamark.connector.client.values import LoadedTable
+from seamark.connector.parquet.encryption.keys import KMS_CLASS
+from seamark.formats.iceberg.metadata.clustering import joins_of
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.protocol.wire import ACCESS_CHECK
+from seamark.metaserver.services.launching.launchers import JobRequest
+
+PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
+"""Properties that name folders of a table beside its location."""
+_ALLOWED = "seamark.allowed-locations"
+"""Folders whose files the table may name, although they are not its own; only an admin of the catalog sets it."""
+_JOINING = "clustering"
+_SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
+_PORTS = {"http": 80, "https": 443}
+_DNS = 53
+
+
+def give_up_privileges() -> None:
+    """Hides the memory of this process, which may have keys, from other processes of its account and core dumps."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    library = ctypes.CDLL(None)
+    for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
+        library.prctl(option, value, 0, 0, 0)
+
+
+def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> None:
+    """Restricts this process to the files and hosts of a job. `scratch`: the folder of its temporary files.
+
+    The folders of the table are opened without symbolic links below the folders of the warehouse, because a writer
+    could replace them by links to those of other tables.
+
+    Raises:
+        NotFound: The table does not exist.
+        PermissionError: A folder of the table is outside the warehouse, or a symbolic link leads to it.
+    """
+    tempfile.tempdir = scratch
+    if request.service == ACCESS_CHECK:  # it has no table
+        loaded, own, others = _checked_storage(request.arguments), list[str](), list[str]()
+    else:
+        loaded = client.load_table((*request.namespace, request.table))
+        own, others = _folders_of(client, request, loaded)
+    for folder in own:
+        path = Storage().local_path(f"{folder}/x")
+        if path is not None:
+            path.make_folder()  # a rule needs a folder that exists
+    give_up_privileges()
+    confine(own, request.folders)
+    with confined_folders() as writable:
+        confine([*own, *others], request.folders)
+        with confined_folders() as readable:
+            landlock.confine_files(
+                readable=[*readable, *_named_files(loaded)],
+                writable=[*writable, scratch],
+                connectable=None if os.environ.get(KMS_CLASS) else set(_ports(request.url, loaded)),
+            )
+
+
+def _checked_storage(arguments: Mapping[str, Any]) -> LoadedTable:
+    """The storage that a check of access uses, as that of a table."""
+    endpoint = arguments.get("endpoint", "")
+    location = arguments.get("location", "") or ("s3://" if endpoint else "")
+    return LoadedTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
+
+
+def _folders_of(client: SeamarkClient, request: JobRequest, loaded: LoadedTable) -> tuple[list[str], list[str]]:
+    """The local folders of the table, and those that its jobs only read."""
+    metadata = decode_table(loaded.metadata, loaded.location)
+    own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
+    others = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
+    for joined in _joined_tables(client, request, metadata):
+        of_joined = client.load_table(joined)
+        properties = decode_table(of_joined.metadata, of_joined.location).properties
+        others += local_folders([of_joined.location, *(properties.get(name, "") for name in PATHS)])
+    return own, others
+
+
+def _joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
+    """The tables that a clustering reads."""
+    if request.service != _JOINING:
+        return ()
+    policy = effective_properties(client, (*request.namespace, request.table))
+    return [join.table for join in joins_of({**policy, **metadata.properties}).values()]
+
+
+def local_folders(locations: Iterable[str]) -> Iterator[str]:
+    """The paths of those of these locations that are local."""
+    for location in locations:
+        path = location.strip().removeprefix("file://").removeprefix("file:")
+        if path.startswith("/"):
+            yield path.rstrip("/") or "/"
+
+
+def _named_files(loaded: LoadedTable) -> Iterator[str]:
+    """Files that variables name: those of the keys of encrypted files, and for tables on S3 those of AWS's clients."""
+    for name, value in os.environ.items():
+        if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
+            yield os.path.abspath(value)
+    if loaded.location.partition(":")[0] in S3_SCHEMES:
+        yield from (value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value))
+        yield os.path.expanduser("~/.aws")
+
+
+def _ports(url: str, loaded: LoadedTable) -> Iterator[int]:
+    """The ports of this server, of the storage, of proxies, and of names of hosts."""
+    yield _DNS
+    urls = [url, *(os.environ.get(name, "") for name in _PROXIES), *(loaded.storage.get("s3.endpoint", "").split())]
+    if loaded.location.partition(":")[0] in S3_SCHEMES:
+        urls += [
+            "https://",
+            *(value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value),
+        ]
+        urls += ["http://"]  # where AWS's clients get keys from, on its machines
+    for one in filter(None, urls):
+        parts = urlsplit(one if "://" in one else f"http://{one}")
+        port = parts.port or _PORTS.get(parts.scheme)
+        if port:
+            yield port

@@ -1,0 +1,135 @@
+"""Landlock: the Linux kernel restricts which files this process opens, and what it starts later.
+
+`confine` and DuckDB's settings forbid the same; this also holds if a library has a fault. A kernel without Landlock
+(before 5.13, or switched off) restricts nothing. The only package for it on PyPI is a pre-release, so the three system
+calls are made here. They restrict the calling thread and the threads that it starts later, so they come before DuckDB
+and Arrow start theirs. See linux/landlock.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+
+import seamark
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+"""The same numbers on all architectures."""
+_ABI, _PATH_BENEATH = 1, 1
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+_CHANGES = sum(1 << bit for bit in range(4, 13)) | _EXECUTE | _WRITE_FILE
+"""Of ABI 1: removes and makes files of all kinds."""
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+"""Since ABI 2 and ABI 3."""
+_NET_PORT, _BIND_TCP, _CONNECT_TCP = 2, 1 << 0, 1 << 1
+"""Since ABI 4."""
+_SCOPED = 1 << 0 | 1 << 1
+"""Since ABI 6: abstract sockets and signals of other processes."""
+_FILE = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+"""Accesses that a rule for a file may have."""
+_SYSTEM = (
+    *("/usr", "/lib", "/lib64", "/opt", "/dev/urandom", "/dev/null", "/proc/self", "/proc/meminfo", "/proc/cpuinfo"),
+    *("/sys/devices/system/cpu", "/sys/fs/cgroup", "/etc/ssl", "/etc/pki", "/etc/ca-certificates", "/etc/resolv.conf"),
+    *("/etc/hosts", "/etc/host.conf", "/etc/nsswitch.conf", "/etc/gai.conf", "/etc/services", "/etc/localtime"),
+    *("/etc/ld.so.cache", "/etc/mime.types", "/run/systemd/resolve"),
+)
+"""Libraries, names of hosts, certificates and time zones."""
+
+
+def forbid_changes() -> bool:
+    """Nothing is written, made, removed or started from now on. False if the kernel has no Landlock."""
+    abi = _abi()
+    handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
+    return abi > 0 and _restrict(handled, {})
+
+
+def forbid_reads_except(folders: Iterable[str]) -> bool:
+    """Of files only those below these folders are opened from now on, and those that Python and the system need. False
+    if the kernel has no Landlock."""
+    if _abi() < 1:
+        return False
+    reads = _READ_FILE | _READ_DIR
+    return _restrict(reads, dict.fromkeys([*folders, *_system_paths()], reads))
+
+
+def confine_files(
+    *, readable: Iterable[str], writable: Iterable[str], connectable: Iterable[int] | None = None
+) -> bool:
+    """From now on, only files below these folders are read, and those that Python and the system need; only files below
+    `writable` are written, made or removed; no program is started. `connectable`: the TCP ports of other machines that
+    are reached, and none is listened on; None: all. False if the kernel has no Landlock.
+
+    Ports need Linux 6.7; since 6.12, the process signals no other process either."""
+    abi = _abi()
+    if abi < 1:
+        return False
+    reads = _READ_FILE | _READ_DIR
+    handled = _CHANGES | reads | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
+    rights = dict.fromkeys([*readable, *_system_paths()], reads)
+    rights["/dev/null"] = reads | _WRITE_FILE
+    rights |= dict.fromkeys(writable, handled & ~_EXECUTE)
+    ports = None if abi < 4 or connectable is None else frozenset(connectable)
+    return _restrict(handled, rights, ports=ports, scoped=_SCOPED if abi >= 6 else 0)
+
+
+def _system_paths() -> list[str]:
+    """What Python and the system read."""
+    names = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SEAMARK_CA", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+    variables = (os.environ.get(name) for name in names)
+    python = (sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path)))
+    # In a checkout, the packages below `seamark` are links.
+    packages = [os.path.realpath(entry) for path in seamark.__path__ for entry in os.scandir(path)]
+    return [*python, *packages, *filter(None, variables), *_SYSTEM]
+
+
+def _abi() -> int:
+    """The version of Landlock; 0 or less if there is none."""
+    if sys.platform != "linux":
+        return 0
+    return int(_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI)))
+
+
+def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0) -> bool:
+    """`rights`: the accesses that stay, by file or folder. OSError if the kernel refuses a rule."""
+    attributes = struct.pack("=Q", handled)
+    if ports is not None or scoped:
+        attributes += struct.pack("=Q", 0 if ports is None else _BIND_TCP | _CONNECT_TCP)
+        attributes += struct.pack("=Q", scoped) if scoped else b""
+    ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    if ruleset < 0:
+        raise OSError(ctypes.get_errno(), "Landlock: no ruleset")
+    try:
+        for path, access in rights.items():
+            with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+                _allow(ruleset, access & handled, path)
+        for port in ports or ():
+            _add_rule(ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), f"port {port}")
+        if _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
+            raise OSError(ctypes.get_errno(), "Landlock: the ruleset is refused")
+    finally:
+        os.close(ruleset)
+    return True
+
+
+def _allow(ruleset: int, access: int, path: str) -> None:
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        of_kind = access if os.path.isdir(path) else access & _FILE
+        _add_rule(ruleset, _PATH_BENEATH, struct.pack("=Qi", of_kind, descriptor), path)
+    finally:
+        os.close(descriptor)
+
+
+def _add_rule(ruleset: int, kind: int, rule: bytes, what: str) -> None:
+    if _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
+        raise OSError(ctypes.get_errno(), f"Landlock: no rule for {what}")
+
+
+def _call(number: int, *arguments: object) -> int:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.syscall.restype = ctypes.c_long
+    return int(library.syscall(ctypes.c_long(number), *arguments))

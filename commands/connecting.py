@@ -1,0 +1,179 @@
+"""Finds the running server for commands, and reports its refusals and connection errors.
+
+Exit codes: 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+import msgspec
+
+from seamark.commands.options import Misconfigured, address_options, json_option, load_settings, settings_flags
+from seamark.commands.terminal import printable
+from seamark.connector.client.catalog import dropped_entries, list_views
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_table
+from seamark.formats.iceberg.types.near_names import near_names
+from seamark.formats.runtime.decoding import from_json
+
+_NAMES_MAX = 10_000
+"""Names that are compared with one that does not exist."""
+
+_REFUSED = re.compile(r"No answer from [^ ]+: Connection refused")
+
+Client = TypeVar("Client", bound=SeamarkClient)
+
+
+def served_at(config: Path | None, flags: dict[str, Any]) -> str:
+    """The URL of the server with this home. Misconfigured when none is running."""
+    path = load_settings(flags, config).home / "server.json"
+    try:
+        return str(from_json(path.read_bytes(), dict[str, Any])["url"])
+    except (OSError, KeyError, msgspec.DecodeError):
+        home = printable(shlex.quote(str(path.parent)))
+        raise Misconfigured(
+            f"No server runs from {home}; start one with seamark serve --home {home}, or set --url, or the --home of "
+            "the server"
+        ) from None
+
+
+def failed(error: ClientError, *, has_token: bool) -> click.ClickException:
+    """The error of the command for an error of its client, with what to do as far as that is known."""
+    hint = ""
+    if isinstance(error, Unauthenticated) and not has_token:
+        hint = "; set --token or the variable SEAMARK_TOKEN"
+    elif isinstance(error, Unreachable) and _REFUSED.fullmatch(error.message):
+        hint = "; start the server, or set --url to the address that it printed"
+    return click.ClickException(printable(f"{error.message}{hint}"))
+
+
+@contextmanager
+def connected(make: Callable[[], Client]) -> Iterator[Client]:
+    """The client, closed with the block. Errors within the block become error messages of the command."""
+    try:
+        client = make()
+    except ValueError as error:
+        raise click.UsageError(printable(str(error))) from None
+    try:
+        yield client
+    except ValueError as error:
+        raise click.UsageError(printable(str(error))) from None
+    except BadRequest as error:
+        raise Misconfigured(printable(error.message)) from None
+    except ClientError as error:
+        raise failed(error, has_token=client.has_token) from None
+    finally:
+        client.close()
+
+
+def server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--url`, `--token`, `--home` and `--config` to a command, and passes it the client as `client`."""
+
+    @settings_flags(("home",))
+    @address_options
+    @wraps(command)
+    def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
+        def make() -> IndexClient:
+            return IndexClient(url or served_at(config, {"home": home}), token=token)
+
+        with connected(make) as client, suggesting(client, given.get("table")):
+            command(client=client, **given)
+
+    return run
+
+
+def server_command(command: Callable[..., None]) -> Callable[..., None]:
+    """As `server_options`, with `--json`, which the command receives as `as_json`."""
+    return json_option(server_options(command))
+
+
+@contextmanager
+def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
+    """Within the block, NotFound also says what to do: which command restores or creates what does not exist, or what
+    exists and is spelled like it: like `table`, or like the name in the error."""
+    try:
+        yield
+    except NotFound as error:
+        what, _, missing = error.message.partition(" does not exist: ")
+        if _is_other(client, what, missing):
+            other = "view" if what == "Table" else "table"
+            message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
+            raise NotFound(message, status=error.status) from None
+        if what in ("Table", "View") and _was_dropped(client, missing):
+            todo = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
+            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
+        similar = similar_name(client, missing if table is None else table)
+        if similar is None and what in ("Namespace", "View"):
+            similar = _similar(missing, _named(client, view=what == "View"))
+        if similar is None and what == "Namespace":
+            todo = f"seamark namespace create {shlex.quote(missing)} creates it"
+            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
+        if similar is None:
+            raise
+        raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
+
+
+def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
+    """Whether what is no table is a view, or the reverse. Never raises."""
+    if what not in ("Table", "View"):
+        return False
+    try:
+        levels = split_table(name)
+        names = list_views(client, levels[:-1]) if what == "Table" else client.tables(levels[:-1])
+        return levels in islice(names, _NAMES_MAX)
+    except (ClientError, ValueError):
+        return False
+
+
+def _was_dropped(client: SeamarkClient, name: str) -> bool:
+    """Whether a table or view of this name can be restored. Never raises."""
+    try:
+        *namespace, last = split_table(name)
+        entries = islice(dropped_entries(client, tuple(namespace)), _NAMES_MAX)
+        return any(entry["name"] == last for entry in entries)
+    except (ClientError, ValueError):
+        return False
+
+
+def _named(client: SeamarkClient, *, view: bool) -> Iterator[str]:
+    for levels in client.namespaces():
+        yield from map(join_name, list_views(client, levels) if view else [levels])
+
+
+def _similar(name: str, names: Iterator[str]) -> str | None:
+    """Never raises."""
+    try:
+        return next(iter(near_names(name, islice(names, _NAMES_MAX), most=1)), None)
+    except (ClientError, ValueError):
+        return None
+
+
+def similar_name(client: SeamarkClient, table: Any) -> str | None:
+    """The name of an existing table that is spelled like one that does not exist. Never raises."""
+    if not isinstance(table, str):
+        return None
+    try:
+        missing = split_table(table)
+        namespace, name = missing[:-1], missing[-1]
+        namespaces = list(islice(client.namespaces(), _NAMES_MAX))
+        if namespace not in namespaces:
+            close = near_names(join_name(namespace), map(join_name, namespaces), most=1)
+            namespace = next((levels for levels in namespaces if [join_name(levels)] == close), ())
+        if not namespace:
+            return None
+        tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
+        close = near_names(name, tables, most=1)
+        return None if not close or tables[close[0]] == missing else join_name(tables[close[0]])
+    except (ClientError, ValueError):
+        return None

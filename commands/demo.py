@@ -1,0 +1,233 @@
+"""`seamark demo`: one lookup in a table of many files, before and after an index. Needs no JVM.
+
+A server starts with its defaults in a temporary home. Stock PyIceberg writes the table and asks the lookup; the
+server's table services build the index. The rows before and after must be equal, and equal to those that were written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.transforms import IdentityTransform
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from seamark.commands.terminal import print_bars, show_count
+from seamark.connector.client.errors import ClientError, NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.decoding import from_json
+
+NAMESPACE, TABLE, INDEX = "demo", "demo.events", "by_user"
+DEFINITION = "bloom(user_id, fpp=0.001)"
+ROWS_A_FILE, EVENTS_A_USER = 500, 8
+FILES_MAX = 20_000
+START_S, BUILD_S = 60.0, 300.0
+_CLOCK = SystemClock()
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The rows of one user: how many files PyIceberg opened for them, and how long planning and reading took."""
+
+    files: int
+    seconds: float
+    rows: pa.Table
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """`files_with_rows`: the files that hold a row of the answer, which no plan can leave out."""
+
+    files: int
+    files_with_rows: int
+    before: Lookup
+    after: Lookup
+    build_s: float
+
+
+@click.command()
+@click.option("--files", default=2000, show_default=True, help=f"Data files of the table, at most {FILES_MAX}.")
+@click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
+def demo(files: int, keep: bool) -> None:
+    """Looks one user up in 2,000 files, then again with an index.
+
+    Starts its own server in a temporary folder, writes the table with PyIceberg, and deletes all when it ends.
+    Takes less than a minute.
+    """
+    if not 1 <= files <= FILES_MAX:
+        raise click.BadParameter(f"{files} is not between 1 and {FILES_MAX:,}", param_hint="--files")
+    console = Console()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # the server ends as well
+    os.environ["no_proxy"] = "127.0.0.1"  # PyIceberg would ask a proxy for the server
+    with tempfile.TemporaryDirectory(prefix="seamark-demo-") as folder:
+        try:
+            _run(Path(folder), files, console, keep=keep)
+        except ClientError as error:
+            raise click.ClickException(error.message) from None
+
+
+def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
+    columns = TextColumn("{task.description:<43}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("starting seamark serve", total=1)
+        with _server(folder) as url:
+            progress.update(task, completed=1)
+            result = measure(url, files, progress)
+            progress.stop()
+            show(result, console)
+            if keep:
+                console.print(f"\nThe server stays at [bold]{url}[/] until Ctrl-C. The table is {TABLE}.")
+                with contextlib.suppress(KeyboardInterrupt):
+                    signal.pause()
+
+
+@contextlib.contextmanager
+def _server(folder: Path) -> Iterator[str]:
+    """The URL of a server with its defaults; it ends with the block. ClickException if it does not start."""
+    home, log = folder / "home", folder / "server.log"
+    argv = [sys.executable, "-c", "from seamark.commands.main import main; main()", "serve"]
+    argv += ["--home", str(home), "--host", "127.0.0.1", "--port", "0"]
+    # Settings of another server must not apply to the demo.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SEAMARK_")}
+    with log.open("wb") as output:
+        process = subprocess.Popen(  # noqa: S603
+            argv, stdout=output, stderr=output, cwd=folder, env=environment, start_new_session=True
+        )
+    try:
+        yield _url(process, home / "server.json", log)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
+    ends_s = _CLOCK.monotonic() + START_S
+    while process.poll() is None and _CLOCK.monotonic() < ends_s:
+        with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+            return str(from_json(server_json.read_bytes(), dict[str, object])["url"])
+        time.sleep(0.05)
+    last = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+    raise click.ClickException(f"The server did not start:\n{last}")
+
+
+def measure(url: str, files: int, progress: Progress) -> DemoResult:
+    """Writes the table and looks a user up before and after the index. ClickException if an answer is wrong."""
+    events = make_events(files)
+    user = int(events["user_id"][len(events) // 2].as_py())
+    expected = _sorted(events.filter(pc.equal(events["user_id"], user)))
+    with contextlib.closing(RestCatalog("demo", uri=url)) as catalog, contextlib.closing(IndexClient(url)) as client:
+        with _step(progress, f"PyIceberg writes {show_count(files, 'file')}"):
+            write(catalog, events)
+        with _step(progress, f"PyIceberg looks user {user} up"):
+            before = look_up(catalog, user)
+        task = progress.add_task(f"the server builds {DEFINITION}", total=files)
+        build_s = build(catalog, client, progress, task)
+        with _step(progress, f"PyIceberg looks user {user} up again"):
+            after = look_up(catalog, user)
+    for lookup in (before, after):
+        if not lookup.rows.equals(expected):
+            raise click.ClickException(f"A lookup returned {len(lookup.rows)} rows; {len(expected)} were written")
+    with_rows = len(pc.unique(expected["batch"]))
+    return DemoResult(files, with_rows, before, after, build_s)
+
+
+@contextlib.contextmanager
+def _step(progress: Progress, text: str) -> Iterator[None]:
+    task = progress.add_task(text, total=1)
+    yield
+    progress.update(task, completed=1)
+
+
+def make_events(files: int) -> pa.Table:
+    """500 events for each file, of users in random order: minima and maxima of users prune nothing."""
+    rng, count = np.random.default_rng(1), files * ROWS_A_FILE
+    pages = pa.array([f"/page/{number}" for number in range(50)])
+    return pa.table(
+        {
+            "batch": pa.array(np.repeat(np.arange(files, dtype=np.int32), ROWS_A_FILE)),
+            "user_id": rng.integers(0, max(1, count // EVENTS_A_USER), count),
+            "amount": np.round(rng.random(count) * 100, 2),
+            "page": pages.take(pa.array(rng.integers(0, len(pages), count))),
+        }
+    )
+
+
+def write(catalog: RestCatalog, events: pa.Table) -> None:
+    """A file for each batch, in one append."""
+    catalog.create_namespace(NAMESPACE)
+    table = catalog.create_table(TABLE, schema=events.schema)
+    with table.update_spec() as spec:
+        spec.add_field("batch", IdentityTransform(), "batch")
+    table.append(events)
+
+
+def look_up(catalog: RestCatalog, user: int) -> Lookup:
+    started_s = _CLOCK.monotonic()
+    scan = catalog.load_table(TABLE).scan(row_filter=f"user_id = {user}")
+    rows = _sorted(scan.to_arrow())
+    seconds = _CLOCK.monotonic() - started_s
+    return Lookup(len(list(scan.plan_files())), seconds, rows)
+
+
+def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:
+    """Defines the index by a table property, and waits until the server has built it; returns the seconds.
+    ClickException if that takes minutes."""
+    started_s = _CLOCK.monotonic()
+    with catalog.load_table(TABLE).transaction() as transaction:
+        transaction.set_properties({f"seamark.index.{INDEX}": DEFINITION})
+    while _CLOCK.monotonic() < started_s + BUILD_S:
+        with contextlib.suppress(NotFound):
+            index = client.index(TABLE, INDEX)
+            progress.update(task, completed=index.files)
+            if index.files == index.files_total:
+                return _CLOCK.monotonic() - started_s
+        time.sleep(0.1)
+    raise click.ClickException(f"The index was not built within {BUILD_S:g} s")
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    columns = ["batch", "user_id", "amount", "page"]
+    types = pa.schema([("batch", pa.int32()), ("user_id", pa.int64()), ("amount", pa.float64()), ("page", pa.string())])
+    return rows.select(columns).cast(types).sort_by([(name, "ascending") for name in columns]).combine_chunks()
+
+
+def show(result: DemoResult, console: Console) -> None:
+    """The result as bars and one sentence."""
+    before, after = result.before, result.after
+    rows = (
+        ("stock Iceberg", before.files, before.seconds),
+        (f"with {DEFINITION}", after.files, after.seconds),
+        ("files that hold a row of the answer", result.files_with_rows, None),
+    )
+    console.print(
+        f"\nOne user of {result.files * ROWS_A_FILE:,} events in {show_count(result.files, 'file')}: files opened\n"
+    )
+    texts = [f"{files:>6,}{'' if seconds is None else f'{seconds:8.3f} s'}" for _, files, seconds in rows]
+    print_bars([(name, files, text) for (name, files, _), text in zip(rows, texts, strict=True)], console)
+    ratio = before.seconds / max(after.seconds, 1e-6)
+    console.print(
+        f"\nThe same data, the same reader, the same {show_count(len(after.rows), 'row')}: "
+        f"{before.files:,} → {show_count(after.files, 'file')}, {ratio:,.0f}× sooner. "
+        f"The server built the index automatically in {result.build_s:.1f} s.",
+        highlight=False,
+    )

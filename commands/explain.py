@@ -1,0 +1,271 @@
+"""`seamark explain`: shows how the server plans a scan, stage by stage.
+
+A client of the running server, by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1 when the server
+refuses or cannot be reached, 2 for invalid arguments or an invalid predicate, 3 when no part of the predicate could be
+used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import click
+from rich.table import Table
+
+from seamark.commands.catalog.expression_text import expression_text
+from seamark.commands.connecting import server_command
+from seamark.commands.options import parse_time_ms
+from seamark.commands.terminal import make_table, open_console, print_json, printable, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.client.queries import ExplainedQuery, explain_query
+from seamark.connector.client.values import CURRENT, At, Explanation
+from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.keys.terms import format_term
+
+_DEFAULT_LIMIT = 20
+_NOTHING_USED = 3
+_LAYOUTS_SHOWN = 2
+_QUERY = re.compile(r"\s*(select|with)\s", re.IGNORECASE)
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.argument("predicate", required=False)
+@click.option("--sql", "query", metavar="QUERY", help="Explain all tables of a query, instead of TABLE.")
+@click.option(
+    "--dialect",
+    type=click.Choice(("trino", "duckdb")),
+    default="trino",
+    show_default=True,
+    help="With --sql: whose SQL it is. Spark's is mostly read as Trino's.",
+)
+@click.option("--namespace", default="", metavar="A.B", help="With --sql: the namespace of names without one.")
+@click.option(
+    "--join",
+    "joins",
+    type=json.loads,
+    multiple=True,
+    metavar="JSON",
+    help="A join of the table, as in a request for a plan table; repeatable.",
+)
+@click.option("--files", "files", is_flag=True, help="List the remaining files.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=_DEFAULT_LIMIT,
+    show_default=True,
+    help="Maximum number of files to list.",
+)
+@click.option("--ref", help="A branch or tag.")
+@click.option("--snapshot-id", type=int, metavar="ID", help="A snapshot. Default: the current snapshot.")
+@click.option(
+    "--as-of",
+    "as_of_ms",
+    metavar="TIME",
+    callback=lambda context, option, text: None if text is None else parse_time_ms(text, "--as-of"),
+    help="The snapshot that was current at this time: ms since the epoch, or 2026-01-31T12:00 (UTC without a zone).",
+)
+@server_command
+def explain(
+    client: IndexClient,
+    table: str | None,
+    predicate: str | None,
+    query: str | None,
+    dialect: str,
+    namespace: str,
+    joins: tuple[Any, ...],
+    files: bool,
+    limit: int,
+    ref: str | None,
+    snapshot_id: int | None,
+    as_of_ms: int | None,
+    as_json: bool,
+) -> None:
+    """Shows how a scan of TABLE with the SQL PREDICATE is planned: files and bytes after each stage.
+
+    With --sql it shows this for each table of a whole query, with the conditions and joins that the query implies.
+    Nothing is run.
+
+    \b
+    For instance:
+      seamark explain sales.orders "day >= DATE '2024-01-01' AND customer = 42" --files
+      seamark explain sales.orders --join \\
+        '{"table": ["sales", "days"], "on": {"day": "date"}, "predicate": "holiday"}'
+      seamark explain --sql "SELECT sum(price) FROM sales.orders o JOIN sales.days d \\
+        ON o.day = d.date WHERE d.holiday"
+    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    """
+    at = At(snapshot_id, ref, as_of_ms)
+    if (table is None) == (query is None):
+        raise click.UsageError("Give a TABLE, or a query with --sql")
+    if query is not None:
+        if joins or files or at != CURRENT:
+            raise click.UsageError(
+                "--sql takes no --join, --files, --ref, --snapshot-id and --as-of; they are of a TABLE"
+            )
+        explained = explain_query(client, query, dialect=dialect, namespace=split_name(namespace) if namespace else ())
+        if as_json:
+            print_json(explained.json)
+        else:
+            _show_query(explained)
+        return
+    assert table is not None
+    if predicate is not None and _QUERY.match(predicate):
+        raise click.UsageError("The predicate is a whole query; give it with --sql instead of TABLE")
+    explanation = client.explain(table, predicate, at=at, files=files, limit=limit if files else None, joins=joins)
+    if as_json:
+        print_json(explanation.json)
+    else:
+        _show(table, explanation)
+    if explanation.not_used and not explanation.columns:
+        raise SystemExit(_NOTHING_USED)
+
+
+def _show_query(explained: ExplainedQuery) -> None:
+    """Each reference separately, and then one line for all."""
+    console = open_console()
+    for one in explained.tables:
+        console.rule(printable(one.reference), align="left", characters="─")
+        condition = "none on its own columns that could leave files out" if one.predicate is None else one.predicate
+        console.print(f"Condition: {condition}", highlight=False, markup=False)
+        _show(join_name(one.table), one.plan, is_whole=False)
+        console.print()
+    parts = (f"{one.reference} {one.plan.files:,} of {_considered(one.plan):,}" for one in explained.tables)
+    console.print(f"Files to read: {', '.join(parts)}.", highlight=False, markup=False)
+
+
+def _considered(explanation: Explanation) -> int:
+    return explanation.stages[0].files_in if explanation.stages else explanation.files
+
+
+def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> None:
+    """`is_whole`: whether the explained predicate is all that the reader checks. A query may check more."""
+    console = open_console()
+    console.print(
+        make_table(
+            ("stage", "files in", "removed", "left", "bytes left", "time"),
+            (
+                (
+                    stage.name + ("" if stage.complete else " (out of time)"),
+                    *(f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)),
+                    show_size(stage.bytes_left),
+                    _time(stage.microseconds),
+                )
+                for stage in explanation.stages
+            ),
+            right_aligned=("files in", "removed", "left", "bytes left", "time"),
+            title=_title(explanation),
+        )
+    )
+    for index in explanation.indexes:
+        left_out = f"{index['files-removed']:,} of {show_count(index['files-in'], 'file')}"
+        console.print(f"Index {index['name']} ({index['kind']}) left out {left_out}.", markup=False)
+    for join in explanation.joins:
+        outcome = show_count(join["keys"], "key") if join["used"] else f"left out, {join['reason']}"
+        console.print(f"Join with {'.'.join(join['table'])}: {outcome}.", highlight=False, markup=False)
+    for reason in explanation.unpruned_reasons:
+        console.print(f"All files are read: {reason}.", highlight=False, markup=False)
+    console.print(
+        f"To read: {show_count(explanation.files, 'file')}, {show_size(explanation.bytes)}, "
+        f"{show_count(explanation.records, 'record')}; {show_count(explanation.delete_files, 'delete file')} "
+        f"{'applies' if explanation.delete_files == 1 else 'apply'}.",
+        highlight=False,
+        markup=False,
+    )
+    if explanation.columns:
+        columns = ", ".join(f"{column['name']} ({column['type']})" for column in explanation.columns)
+        console.print(f"Compared: {columns}", highlight=False, markup=False)
+    for part, reason in zip(explanation.not_used, explanation.not_used_reasons, strict=True):
+        console.print(f"Not used: {part}: {reason}.", highlight=False, markup=False)
+    for sentence in advice(table, explanation):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    for residual in explanation.residuals if explanation.files else ():
+        files = show_count(residual["files"], "file")
+        if residual["residual"] is True:
+            if not is_whole:
+                continue
+            text = f"Nothing to check in {files}: all rows match."
+            if explanation.not_used:
+                text = f"Readers check the rows of {files} by what is not used."
+        else:
+            text = f"Readers check the rows of {files} by: {expression_text(residual['residual'])}"
+            text += ", and by what is not used" if explanation.not_used else ""
+        console.print(text, highlight=False, markup=False)
+    if not explanation.residuals_complete:
+        console.print("… and more in other partitions.")
+    if explanation.kept is not None:
+        console.print(_files(explanation))
+
+
+def advice(table: str, explanation: Explanation) -> Iterator[str]:
+    """A sentence for each term that leaves most files, with the command that would help."""
+    if explanation.files <= 1:
+        return
+    indexed = {index["name"]: index for index in explanation.indexes}
+    table = shlex.quote(table)
+    compared = Counter(term["column"] for term in explanation.terms)
+    for term in explanation.terms:
+        if term.get("filter", {}).get("type") == "not-null" and compared[term["column"]] > 1:
+            continue  # implied by a comparison, which is reported
+        name, files_in, left = term["column"], term["files-in"], term["files-left"]
+        index = indexed.get(term["index"])
+        if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
+            continue
+        # A writer of the table chose the name, and a reader copies the command.
+        column = shlex.quote(format_term(IDENTITY, name))
+        why = f"bounds of {name} allow it in {left:,} of {show_count(files_in, 'file')}"
+        if not term["has-bounds"]:
+            why = f"no file has bounds of {name}"
+        yield f"{name} {'did not prune' if left == files_in else 'prunes little'}: {why}."
+        if term["index"] is not None:
+            yield f"  The index {term['index']} is on {name}; its coverage: seamark index list {table}"
+        elif term["index-kind"] is not None:
+            command = f"seamark index create {table} --kind {term['index-kind']} --columns {column}"
+            if term["index-files"] is None:
+                yield f"  How many files an index would keep is not known ({term['index-note']}): {command}"
+            else:
+                yield f"  With an index the plan would keep about {show_count(term['index-files'], 'file')}: {command}"
+        elif term["index-files"] is not None:
+            yield f"  An index would not help: about {show_count(term['index-files'], 'file')} hold a matching row."
+    for unknown in explanation.unknown_layouts:
+        yield f"What a layout by {unknown['column']} would give is not known: {unknown['reason']}."
+    for layout in explanation.layouts[:_LAYOUTS_SHOWN]:
+        columns = ", ".join(layout["columns"])
+        what = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
+        setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")
+        files = f"{layout['files']:,} of {show_count(layout['files-in'], 'file')}"
+        yield f"{what}, the table would be read from about {files}: seamark table set {table} {setting}"
+
+
+def _title(explanation: Explanation) -> str:
+    return "No snapshot" if explanation.snapshot_id is None else f"Snapshot {explanation.snapshot_id}"
+
+
+def _files(explanation: Explanation) -> Table:
+    assert explanation.kept is not None
+    return make_table(
+        ("file", "partition", "records", "size", "delete files"),
+        (
+            (
+                file["file-path"],
+                ", ".join(f"{name}={value}" for name, value in file["partition"].items()),
+                f"{file['record-count']:,}",
+                show_size(file["file-size-in-bytes"]),
+                f"{file['delete-files']:,}",
+            )
+            for file in explanation.kept
+        ),
+        right_aligned=("records", "size", "delete files"),
+        title=f"The first {len(explanation.kept):,} of {show_count(explanation.files, 'file')}",
+    )
+
+
+def _time(microseconds: int) -> str:
+    return f"{microseconds:,} µs" if microseconds < 10_000 else f"{microseconds / 1000:,.0f} ms"

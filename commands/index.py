@@ -1,0 +1,215 @@
+"""`seamark index`: defines, lists, pauses and drops a table's indexes through the running server.
+
+The server is found like for `seamark explain`. Exit codes: 0 on success, 1 when the server refuses or cannot be
+reached, 2 for invalid arguments or an invalid definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+from rich.table import Table
+
+from seamark.commands.connecting import server_command
+from seamark.commands.on_demand import DeferredCommand, DeferredGroup
+from seamark.commands.terminal import (
+    make_table,
+    open_console,
+    print_json,
+    print_result,
+    say,
+    show_count,
+    show_size,
+)
+from seamark.connector.client.indexes import Index, IndexClient
+from seamark.connector.client.names import split_table
+from seamark.formats.index.keys.terms import split_arguments
+from seamark.formats.index.kinds.kinds import KINDS, parameters, takers
+from seamark.formats.runtime import errors
+
+_BUILT_NEXT = (
+    "Until they are indexed, plans keep these files. Table services of the server index them next, see: "
+    "seamark services. Without table services: seamark index build {table}"
+)
+_COMMANDS = {
+    "build": DeferredCommand(
+        "seamark.commands.build:build_command", "Builds the index files that a table's indexes lack."
+    ),
+    "verify": DeferredCommand(
+        "seamark.commands.index_verify:verify_command", "Checks a table's indexes against its data."
+    ),
+    "rebuild-registry": DeferredCommand(
+        "seamark.commands.index_verify:rebuild_registry_command",
+        "Registers the index files that the server does not list.",
+    ),
+}
+
+
+@click.group(cls=DeferredGroup, deferred=_COMMANDS)
+def index() -> None:
+    """Defines, builds and verifies indexes of a table, which prune files in addition to column statistics.
+
+    \b
+    For instance:
+      seamark index create sales.orders --kind bitmap --columns discount
+      seamark index list sales.orders
+    TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
+    """
+
+
+def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command an option for each parameter of an index kind."""
+    for one in parameters().values():
+        about = f"Of {', '.join(takers(one.name))}: {one.meaning}. Default: {one.default:g}."
+        command = click.option(f"--{one.name}", type=float, help=about)(command)
+    return command
+
+
+@index.command()
+@click.argument("table")
+@click.option("--kind", required=True, type=click.Choice(list(KINDS)))
+@click.option(
+    "--columns",
+    required=True,
+    multiple=True,
+    metavar="TERM",
+    help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). For a record index "
+    "several, separated by commas.",
+)
+@_parameter_options
+@click.option("--name", help="Name of the index. Default: derived from columns and kind.")
+@server_command
+def create(
+    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
+) -> None:
+    """Defines an index on TABLE. Plans use each index file after it is registered."""
+    try:
+        terms = tuple(part.strip() for given in columns for part in split_arguments(given))
+    except errors.BadRequest as error:
+        raise click.UsageError(error.message) from None
+    defined = client.put_index(table, name or _name_of(kind, terms), kind=kind, columns=terms, **given)
+    if as_json:
+        print_json(defined.json)
+        return
+    say(f"Index {defined.name}: {defined.definition}, {show_count(defined.lag_files, 'data file')} to index")
+    if defined.lag_files:
+        say(_BUILT_NEXT.format(table=table))
+
+
+@index.command("list")
+@click.argument("table")
+@server_command
+def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
+    """Lists the indexes of TABLE and their coverage of the current snapshot."""
+    indexes = client.indexes(table)
+    if as_json:
+        print_json([index.json for index in indexes])
+    elif not indexes:
+        say(f"{table} has no indexes; create one with: seamark index create {table} --kind … --columns …")
+    else:
+        open_console().print(_listed(indexes))
+        if any(index.lag_files for index in indexes):
+            say(_BUILT_NEXT.format(table=table))
+
+
+@index.command()
+@click.argument("table")
+@click.argument("name")
+@server_command
+def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
+    """Shows the index NAME of TABLE with its index files."""
+    shown = client.index(table, name)
+    if as_json:
+        print_json(shown.json)
+        return
+    console = open_console()
+    console.print(_listed([shown]))
+    if used := shown.json.get("used"):
+        console.print(
+            f"Used by {show_count(used['plans'], 'plan')} of this worker: {used['files-removed']:,} of "
+            f"{show_count(used['files-in'], 'file')} left out.",
+            highlight=False,
+        )
+    if shown.audited_ms is not None:
+        console.print(
+            f"Audited {datetime.fromtimestamp(shown.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
+        )
+    if files := shown.json.get("index-files"):
+        console.print(_files(files))
+
+
+@index.command()
+@click.argument("table")
+@click.argument("name")
+@server_command
+def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
+    """Pauses the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
+    paused = client.put_index(table, name, state="paused")
+    print_result(paused.json, f"Index {name} is paused", as_json=as_json)
+
+
+@index.command()
+@click.argument("table")
+@click.argument("name")
+@server_command
+def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
+    """Resumes the index NAME of TABLE: plans use it again."""
+    resumed = client.put_index(table, name, state="enabled")
+    text = f"Index {name} is enabled, {show_count(resumed.lag_files, 'data file')} to index"
+    print_result(resumed.json, text, as_json=as_json)
+
+
+@index.command()
+@click.argument("table")
+@click.argument("name")
+@server_command
+def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
+    """Drops the index NAME of TABLE."""
+    client.drop_index(table, name)
+    print_result({"table": list(split_table(table)), "dropped": name}, f"Index {name} is dropped", as_json=as_json)
+
+
+def _name_of(kind: str, columns: tuple[str, ...]) -> str:
+    """The columns' letters, digits and underscores, and the kind."""
+    words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
+    return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
+
+
+def _listed(indexes: list[Index]) -> Table:
+    return make_table(
+        ("name", "definition", "health", "files", "to index", "size"),
+        (
+            (
+                index.name,
+                index.definition,
+                index.health if index.problem is None else f"{index.health}: {index.problem}",
+                f"{index.files:,} of {index.files_total:,}",
+                f"{index.lag_files:,}",
+                show_size(index.size_bytes),
+            )
+            for index in indexes
+        ),
+        right_aligned=("files", "to index", "size"),
+    )
+
+
+def _files(files: list[dict[str, Any]]) -> Table:
+    return make_table(
+        ("location", "state", "level", "files", "rows", "size"),
+        (
+            (
+                file["location"],
+                file["state"] if file["reason"] is None else f"{file['state']}: {file['reason']}",
+                str(file["level"]),
+                f"{file['files']:,}",
+                f"{file['rows']:,}",
+                show_size(file["size-in-bytes"]),
+            )
+            for file in files
+        ),
+        right_aligned=("level", "files", "rows", "size"),
+        title=show_count(len(files), "index file"),
+    )

@@ -1,0 +1,176 @@
+"""`seamark index verify` and `rebuild-registry`: compare indexes with the data, and rebuild the registry from storage.
+
+Exit codes: 0 when everything is correct, 1 when something is wrong or the server refuses or cannot be reached, 2 for
+invalid arguments.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import click
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as ProgressBar
+
+from seamark.commands.connecting import server_command
+from seamark.commands.options import Misconfigured
+from seamark.commands.terminal import make_table, open_console, print_json, say, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.audits import QUARANTINED, Audit, audit_index
+from seamark.connector.index.verification import VerificationResult
+from seamark.formats.runtime.errors import BadRequest, Corrupt
+
+DEFAULT_SAMPLE = 3
+_PROBLEMS_SHOWN = 20
+
+
+@click.command("verify")
+@click.argument("table")
+@click.argument("name", required=False)
+@click.option(
+    "--sample",
+    type=click.IntRange(min=0),
+    default=DEFAULT_SAMPLE,
+    show_default=True,
+    metavar="N",
+    help="Data files to read for each index file.",
+)
+@click.option("--seed", type=int, help="Seed of the sample, to repeat a run.")
+@click.option("--dry-run", is_flag=True, help="Only report problems; do not quarantine.")
+@server_command
+def verify_command(
+    client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool, as_json: bool
+) -> None:
+    """Verifies the index NAME of TABLE, or all its indexes, against the data.
+
+    Reads each live index file (checksums, counts) and some of its data files (key by key), and compares the row
+    counts of the index with those of the table. Wrong index files are quarantined: plans do not use them, and the
+    next build replaces them. This machine reads the data files, so it needs access to the table's storage.
+    """
+    indexes = client.indexes(table) if name is None else [client.index(table, name)]
+    for index in indexes:
+        if index.health == "broken":
+            say(f"Index {index.name} is broken: {index.problem}", err=True)
+    names = [index.name for index in indexes if index.kind not in (None, "bucket") and index.health != "broken"]
+    if not names:
+        raise Misconfigured(f"{table} has no index that can be verified; see seamark index list {table}")
+    audits: list[Audit] = []
+    for index_name in names:
+        try:
+            audit = _audit(client, table, index_name, sample=sample, report=not dry_run, seed=seed)
+        except (BadRequest, Corrupt, OSError) as error:
+            raise click.ClickException(f"Index {index_name} cannot be verified: {error}") from None
+        audits.append(audit)
+        if not as_json:
+            _show(audit)
+    if as_json:
+        print_json([_json(audit) for audit in audits])
+    wrong = sum(bool(audit.problems) for audit in audits)
+    if wrong:
+        raise click.ClickException(f"{wrong} of {len(names)} indexes are not right")
+
+
+def _json(audit: Audit) -> dict[str, Any]:
+    return {
+        "name": audit.index.name,
+        "problems": list(audit.problems),
+        "seed": audit.seed,
+        "rows": audit.rows,
+        "rows-not-counted": audit.uncounted,
+        "rows-in-files": audit.covered,
+        "index-files": [
+            {"location": one.location, "files": one.files, "rows": one.rows, "verdict": _verdict(audit, one)}
+            for one in audit.verdicts
+        ],
+    }
+
+
+def _audit(client: IndexClient, table: str, name: str, **options: Any) -> Audit:
+    console = open_console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with ProgressBar(*columns, console=console, disable=not console.is_terminal, transient=True) as bar:
+        shown = bar.add_task(f"Index {name}", total=None)
+        return audit_index(client, table, name, **options, on_verdict=partial(_advance, bar, shown))
+
+
+def _advance(bar: ProgressBar, shown: TaskID, verdict: VerificationResult, total: int) -> None:
+    bar.update(shown, total=total, advance=1)
+
+
+def _show(audit: Audit) -> None:
+    index = audit.index
+    if audit.verdicts:
+        listed = make_table(
+            ("index file", "data files", "rows", "read again", "unreadable", "verdict"),
+            (
+                (
+                    _end_of(verdict.location),
+                    *(f"{count:,}" for count in (verdict.files, verdict.rows, verdict.sampled_files)),
+                    f"{verdict.unreadable_files:,}",
+                    _verdict(audit, verdict),
+                )
+                for verdict in audit.verdicts
+            ),
+            right_aligned=("data files", "rows", "read again", "unreadable"),
+            title=f"Index {index.name}",
+        )
+        open_console().print(listed)
+    for problem in audit.problems[:_PROBLEMS_SHOWN]:
+        say(problem, err=True)
+    if len(audit.problems) > _PROBLEMS_SHOWN:
+        say(f"… and {show_count(len(audit.problems) - _PROBLEMS_SHOWN, 'problem')} more", err=True)
+    covered = f"{index.files:,} of {show_count(index.files_total, 'data file')}"
+    files = f"{show_count(len(audit.verdicts), 'index file')}, {covered}"
+    rows = f"rows not counted: {audit.uncounted}"
+    if audit.rows is not None:
+        rows = f"{show_count(audit.rows, 'row')} counted"
+    right = f"not right (--seed {audit.seed})" if audit.problems else "right"
+    if index.lag_files:
+        right += f", {show_count(index.lag_files, 'data file')} to index"
+    say(f"Index {index.name}: {files}, {rows}, {audit.covered:,} in the data files; {right}")
+
+
+def _verdict(audit: Audit, verdict: VerificationResult) -> str:
+    if verdict.has_newer_version:
+        return "of a newer version"
+    state = audit.states.get(verdict.location)
+    if not verdict.problems:
+        return "right" if state is None else "replaced in the meantime"
+    if state == QUARANTINED:
+        return "wrong: quarantined"
+    return "wrong" if state is None else f"wrong here: {state}, as the server finds nothing"
+
+
+def _end_of(location: str) -> str:
+    """The build's folder and the file name; the index files of a table share the folder above."""
+    return "/".join(location.split("/")[-2:])
+
+
+@click.command("rebuild-registry")
+@click.argument("table")
+@server_command
+def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
+    """Registers index files in TABLE's folder that the server does not list.
+
+    Use it after the loss of the database: register the tables again, then run this command. The files do not record
+    quarantines, so run verify afterwards.
+    """
+    result = client.rebuild_index_registry(table)
+    if as_json:
+        print_json(result)
+        return
+    for registered in result["registered"]:
+        say(
+            f"Index {registered['index']}: {show_count(registered['index-files'], 'index file')} registered, of "
+            f"{show_count(registered['files'], 'data file')} and {show_count(registered['rows'], 'row')}, "
+            f"{show_size(registered['size-in-bytes'])}"
+        )
+    say(
+        f"{show_count(result['known'], 'index file', 'were')} listed already, {result['redundant']:,} describe nothing "
+        f"new, {result['left-out-files']:,} are left out"
+    )
+    for left_out in result["left-out"][:_PROBLEMS_SHOWN]:
+        say(f"  {left_out['location']}: {left_out['reason']}", err=True)
+    if result["left-out-files"] > _PROBLEMS_SHOWN:
+        say("  …", err=True)

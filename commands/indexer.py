@@ -1,0 +1,106 @@
+"""`seamark indexer`: a client process that keeps all indexes built, merged and audited.
+
+Any number may run, and may be killed at any time. Logs go to standard error. Exit codes: 0 when it was stopped
+(SIGTERM, Ctrl-C), or with `--once` when nothing failed; 1 when something failed; 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import structlog
+
+from seamark.commands.build import engine_options, interruptible, open_workers
+from seamark.commands.connecting import served_at
+from seamark.commands.options import address_options, load_settings, settings_flags
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.indexer import AuditLimits, Indexer
+from seamark.metaserver.api.http.observability.logs import configure_logging
+
+_log = structlog.get_logger("seamark.indexer")
+
+
+@click.command()
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=1),
+    metavar="SECONDS",
+    default=30,
+    show_default=True,
+    help="Pause between two rounds.",
+)
+@click.option("--once", is_flag=True, help="Run one round, then exit.")
+@click.option(
+    "--audit-bytes",
+    type=click.IntRange(min=0),
+    metavar="BYTES",
+    default=AuditLimits().size_bytes,
+    show_default=True,
+    help="Bytes of index files to verify in a round; 0 disables the audit.",
+)
+@click.option(
+    "--audit-seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    default=AuditLimits().seconds,
+    show_default=True,
+    help="Time limit of the audit in a round.",
+)
+@click.option(
+    "--audit-every",
+    "audit_hours",
+    type=click.FloatRange(min=0),
+    metavar="HOURS",
+    default=AuditLimits().every_s / 3600,
+    show_default=True,
+    help="Minimum time between two audits of an index.",
+)
+@engine_options
+@address_options
+@settings_flags(("home", "log_level", "log_format"))
+def indexer(
+    interval_s: float,
+    once: bool,
+    audit_bytes: int,
+    audit_seconds: float,
+    audit_hours: float,
+    engine: str,
+    master: str,
+    url: str | None,
+    token: str | None,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Keeps the indexes of all tables built, until SIGTERM or Ctrl-C.
+
+    Each round indexes new data files of each table and merges small index files. Writers do not wait. If several
+    indexers run, one at a time works on an index.
+
+    At the end of a round it verifies index files, the least recently audited index first: checksums, and entries
+    against data files. It quarantines wrong index files and rebuilds them in the next round.
+    """
+    configure_logging(load_settings(flags, config))
+    try:
+        client = IndexClient(url or served_at(config, {"home": flags["home"]}), token=token)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    limits = AuditLimits(audit_bytes, audit_seconds, 3600 * audit_hours)
+    keeper = Indexer(client, partial(open_workers, engine, master), audit=limits if audit_bytes else None)
+    with interruptible():
+        try:
+            _log.info("indexer started", url=client.url, engine=engine)
+            if not once:
+                keeper.run(interval_s)
+            elif keeper.round().failed:
+                raise click.exceptions.Exit(1)
+        except KeyboardInterrupt as signal:
+            _log.info("indexer ends", reason=str(signal) or "SIGINT")
+        except ClientError as error:
+            raise click.ClickException(error.message) from None
+        finally:
+            client.close()

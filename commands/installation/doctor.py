@@ -1,0 +1,195 @@
+"""`seamark doctor`: checks this installation, the server and the configurations of engines, and names each fix.
+
+Exit codes: 0 if nothing is at fault, 1 if something is, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import urllib3
+
+from seamark.commands.connecting import served_at
+from seamark.commands.installation.engine_files import (
+    Finding,
+    SparkSetup,
+    check_spark,
+    check_trino,
+    read_properties,
+    read_running_spark,
+)
+from seamark.commands.installation.java import check_java
+from seamark.commands.installation.packages import check_installation, lacking_modules
+from seamark.commands.options import (
+    Misconfigured,
+    address_options,
+    json_option,
+    load_settings,
+    settings_flags,
+)
+from seamark.commands.terminal import print_json, say
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.tls import trusted_by_clients
+
+if TYPE_CHECKING:
+    from seamark.commands.installation import services, warehouse
+else:
+    services = Deferred("seamark.commands.installation.services")
+    warehouse = Deferred("seamark.commands.installation.warehouse")
+
+TIMEOUT_S = 5.0
+SKEW_S_MAX = 30.0
+_WEB = ("http://", "https://")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.option(
+    "--spark",
+    "spark",
+    metavar="FILE|URL",
+    help="A spark-defaults.conf to check, or a running Spark by the URL of its web interface, http://localhost:4040.",
+)
+@click.option("--trino", "trino_file", type=_FILE, help="A catalog file of Trino to check.")
+@address_options
+@json_option
+@settings_flags(("home", "warehouse", "s3_endpoint"))
+def doctor(
+    spark: str | None,
+    trino_file: Path | None,
+    url: str | None,
+    token: str | None,
+    as_json: bool,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Checks the installation, the warehouse, the server and engines' configurations.
+
+    \b
+    For instance:
+      seamark doctor --spark conf/spark-defaults.conf --trino etc/catalog/sea.properties
+      seamark doctor --spark http://localhost:4040
+    Each line is one check; a line that begins with ! needs the fix below it, a line that begins with ~ is advice.
+    The warehouse is checked with the settings of the server on this machine: a small object is written, read and
+    deleted. With --url the server is elsewhere, and its own check counts.
+    """
+    findings = [*check_installation(), *check_java()]
+    if url is None and not lacking_modules("server"):
+        settings = load_settings(flags, config)
+        findings += (checked := list(warehouse.check_warehouse(settings)))
+        if not any(finding.is_fault for finding in checked):
+            findings += services.check_worker(settings)
+    try:
+        url = url or served_at(config, {"home": flags["home"]})
+    except Misconfigured as error:
+        findings.append(
+            Finding("server", error.message, "Start it: seamark serve --home ./seamark-home", is_fault=True)
+        )
+    else:
+        findings += check_server(url, token)
+    if spark is not None:
+        findings += _checked(spark, lambda: check_spark(spark, _spark_setup(spark), url))
+    if trino_file is not None:
+        findings += _checked(str(trino_file), lambda: check_trino(trino_file, url))
+    if as_json:
+        print_json([dataclasses.asdict(finding) for finding in findings])
+    else:
+        _show(findings)
+    if any(finding.is_fault for finding in findings):
+        raise click.exceptions.Exit(1)
+
+
+def _spark_setup(spark: str) -> SparkSetup:
+    return read_running_spark(spark) if spark.startswith(_WEB) else SparkSetup(read_properties(Path(spark)))
+
+
+def _show(findings: list[Finding]) -> None:
+    for finding in findings:
+        mark = "!" if finding.is_fault else "~" if finding.fix else " "
+        say(f"{mark} {finding.subject}: {finding.text}")
+        if finding.fix:
+            say(f"    {finding.fix}")
+    faults = sum(finding.is_fault for finding in findings)
+    say(f"\n{len(findings)} checks, {faults} at fault" if faults else f"\n{len(findings)} checks, nothing at fault")
+
+
+def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+    try:
+        return list(check())
+    except (OSError, ValueError) as error:
+        fix = "Give the path of a properties file, or for Spark the URL of its web interface"
+        why = (error.strerror if isinstance(error, OSError) else None) or error
+        return [Finding(subject, f"it cannot be read: {why}", fix, is_fault=True)]
+
+
+def check_server(url: str, token: str | None) -> Iterator[Finding]:
+    """Reachable, ready, of the same time, and open to this token."""
+    clock = SystemClock()
+    try:
+        pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=trusted_by_clients())
+    except ValueError as error:
+        yield Finding("server", str(error), "Name a file of certificates (PEM) in SEAMARK_CA, or unset it", True)
+        return
+    try:
+        ready = pool.request("GET", f"{url.rstrip('/')}/readyz")
+    except (urllib3.exceptions.HTTPError, ValueError) as error:
+        reason = cause_text(error, url)
+        fix = "Start it (seamark serve), or set --url to the address that it printed"
+        if "SEAMARK_CA" in reason:
+            reason, _, fix = reason.partition("; ")
+            fix = fix[:1].upper() + fix[1:]
+        yield Finding("server", f"{url} does not answer: {reason}", fix, is_fault=True)
+        return
+    if ready.status == 200:
+        yield Finding("server", f"{url} is ready")
+    else:
+        yield Finding(
+            "server",
+            f"{url} is not ready: {_checks(ready)}",
+            "Repair what it names; the server's log has details",
+            True,
+        )
+    skew_s = _skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
+    if abs(skew_s) > SKEW_S_MAX:
+        fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
+        yield Finding("clock", f"it differs from the server's by {skew_s:.0f} s", fix)
+    try:
+        with_client = SeamarkClient(url, token=token)
+    except ValueError as error:
+        yield Finding("token", str(error), "Set --url and --token", is_fault=True)
+        return
+    try:
+        next(with_client.namespaces(), None)
+        yield Finding("token", "accepted" if token else "none is needed to list namespaces")
+        yield from services.check_services(with_client)
+    except Unauthenticated:
+        fix = "Create one on the server (seamark token create NAME), and set SEAMARK_TOKEN"
+        yield Finding("token", "the server refuses it" if token else "the server requires one", fix, is_fault=True)
+    except ClientError as error:
+        yield Finding("catalog", error.message, "The server's log has details", is_fault=True)
+    finally:
+        with_client.close()
+
+
+def _checks(answer: urllib3.BaseHTTPResponse) -> str:
+    try:
+        checks = json.loads(answer.data)["checks"]
+        return ", ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"HTTP status {answer.status}; it may be another server"
+
+
+def _skew_s(date: str | None, now_s: float) -> float:
+    try:
+        return 0.0 if date is None else parsedate_to_datetime(date).timestamp() - now_s
+    except ValueError:
+        return 0.0

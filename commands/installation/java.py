@@ -1,0 +1,68 @@
+"""The Java installations of this machine: what Spark starts, and a JDK for Trino."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from seamark.commands.installation.engine_files import Finding
+
+JAVA_SPARK, JAVA_TRINO = 17, 25
+_JVMS = Path("/usr/lib/jvm")
+_START_S = 20
+
+
+def check_java() -> Iterator[Finding]:
+    """The Java of Spark and of Trino. A variable that names none is a fault; a missing Java is not."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    found = None if java is None else java_version(java)
+    if home and java is None:
+        fix = "Set JAVA_HOME to the folder that contains bin/java, or unset it"
+        yield Finding("Java for Spark", f"JAVA_HOME is {home}, which has no bin/java", fix, is_fault=True)
+    elif found is None:
+        fix = f"To use Spark, install a JDK {JAVA_SPARK} or newer: apt-get install openjdk-17-jdk-headless"
+        yield Finding("Java for Spark", "java is not on the PATH" if java is None else f"{java} does not start", fix)
+    elif found < JAVA_SPARK:
+        fix = f"Spark 4 needs {JAVA_SPARK} or newer: set JAVA_HOME to its home"
+        yield Finding("Java for Spark", f"{java} is version {found}", fix)
+    else:
+        yield Finding("Java for Spark", f"{java} is version {found}")
+    named, home_25 = os.environ.get("JAVA25"), java_25_home()
+    if home_25 is not None:
+        yield Finding("Java for Trino", f"{home_25} is version {_release_version(home_25)}")
+    elif named:
+        fix = f"Set JAVA25 to the home of a JDK {JAVA_TRINO} or newer, or unset it"
+        yield Finding("Java for Trino", f"JAVA25 is {named}, which is no JDK {JAVA_TRINO}", fix, is_fault=True)
+    else:
+        fix = f"To run Trino on this machine, install a JDK {JAVA_TRINO} below {_JVMS}, or set JAVA25 to its home"
+        yield Finding("Java for Trino", f"there is no JDK {JAVA_TRINO}", fix)
+
+
+def java_version(java: str) -> int | None:
+    """The major version of the program `java`. None if it does not run."""
+    try:
+        done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
+    return None if match is None else int(match[1])
+
+
+def java_25_home() -> Path | None:
+    """The home of a JDK 25 or newer: the `JAVA25` variable, else the first below /usr/lib/jvm."""
+    named = os.environ.get("JAVA25")
+    homes = [Path(named)] if named else sorted(_JVMS.glob("*"))
+    return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)
+
+
+def _release_version(home: Path) -> int | None:
+    try:
+        match = re.search(r'JAVA_VERSION="(\d+)', (home / "release").read_text())
+    except (OSError, UnicodeDecodeError):
+        return None
+    return None if match is None else int(match[1])

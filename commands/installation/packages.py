@@ -1,0 +1,84 @@
+"""Checks of what is installed: Python, the compiled kernels, the libraries of the extras, Iceberg's jar for Spark."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from seamark.commands.installation.engine_files import RUNTIME_NAME, Finding
+from seamark.connector.client.engines import RUNTIME
+
+KERNELS = ("index.kernels._scan", "index.kernels._bloom", "iceberg.manifests._manifest")
+EXTRAS = {
+    "server": ("aiohttp", "obstore", "asyncpg", "fastavro", "diskcache"),
+    "spark": ("pyspark", "pandas"),
+    "trino": ("aiohttp", "trino"),
+    "duckdb": ("aiohttp", "duckdb", "duckdb_extension_iceberg"),
+}
+INSTALLERS = {
+    "apt-get": "apt-get install gcc libc6-dev python3-dev",
+    "dnf": "dnf install gcc python3-devel",
+    "zypper": "zypper install gcc python3-devel",
+}
+"""By the program of the system: what installs a C compiler with Python's headers. setup.py has the same."""
+
+
+def check_installation() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    old = sys.version_info < (3, 11)
+    yield Finding("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)
+    missing = [name for name in KERNELS if importlib.util.find_spec(f"seamark.formats.{name}") is None]
+    if missing:
+        first = "" if shutil.which("cc") else f"{_compiler_command()}, then "
+        yield Finding("compiled kernels", f"{missing[0]} is missing", f"Run: {first}make venv", is_fault=True)
+    else:
+        yield Finding("compiled kernels", "present")
+    for extra in EXTRAS:
+        lacking = lacking_modules(extra)
+        text = f"lacks {', '.join(lacking)}" if lacking else "installed"
+        fix = f"To use it, run: pip install 'seamark[{extra}]'" if lacking else ""
+        yield Finding(f"extra {extra}", text, fix)
+    yield from _check_iceberg_jar()
+
+
+def lacking_modules(extra: str) -> list[str]:
+    """Modules of an extra that are not installed."""
+    return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
+
+
+def _compiler_command() -> str:
+    return next((command for program, command in INSTALLERS.items() if shutil.which(program)), "install a C compiler")
+
+
+def _check_iceberg_jar() -> Iterator[Finding]:
+    """That PySpark, if it is installed, finds Iceberg without a download, and that both are of one version."""
+    try:
+        spark = ".".join(metadata.version("pyspark").split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return
+    jars = sorted(jar for folder in _jar_folders() for jar in folder.glob("*iceberg-spark-runtime-*.jar"))
+    fitting = [jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark]
+    if fitting:
+        yield Finding("Iceberg's jar", str(fitting[-1]))
+    elif jars:
+        fix = f"Iceberg's jar must be for Spark {spark}; Seamark is tested with: pip install 'seamark[spark]'"
+        yield Finding("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark}", fix)
+    else:
+        fix = f"Spark downloads it from Maven Central by --packages {RUNTIME}; in a checkout: make jars"
+        yield Finding("Iceberg's jar", "it is not on this machine", fix)
+
+
+def _jar_folders() -> Iterator[Path]:
+    """Of Spark, of a checkout, and of Ivy, which keeps what --packages downloads."""
+    found = importlib.util.find_spec("pyspark")
+    if found is not None and found.origin is not None:
+        yield Path(found.origin).parent / "jars"
+    if home := os.environ.get("SPARK_HOME"):
+        yield Path(home) / "jars"
+    yield Path(".cache", "jars")
+    yield from (folder / "jars" for folder in Path.home().glob(".ivy2*"))

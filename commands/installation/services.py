@@ -1,0 +1,87 @@
+"""Checks of table services: that a server runs them, that no job failed, and that worker processes reach storage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from seamark.commands.installation.engine_files import Finding
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.policies import service_jobs
+from seamark.connector.client.values import Instant
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.objects.locations import parse_location
+from seamark.metaserver.services.launching.access_probe import storage_problem
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.timeline.instants import MAINTENANCE
+
+_RUNS = 200
+"""Latest runs on all tables that are looked at."""
+_SHOWN = 5
+
+
+def check_worker(settings: Settings) -> Iterator[Finding]:
+    """Yield whether a worker process can use an S3 warehouse, with the keys that jobs get from these settings."""
+    try:
+        is_s3 = parse_location(settings.warehouse_uri()).scheme == "s3"
+    except ConfigError:  # which the check of the warehouse reports
+        return
+    if not is_s3 or settings.services_workers == 0:
+        return
+    problem = asyncio.run(storage_problem(settings, SystemClock()))
+    if problem:
+        fix = "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage as it does"
+        yield Finding("worker processes", problem, fix, is_fault=True)
+    else:
+        yield Finding("worker processes", f"they reach the storage of {settings.warehouse_uri()}")
+
+
+def check_services(client: SeamarkClient) -> Iterator[Finding]:
+    """Yield whether a server runs table services, and which of their last jobs failed."""
+    try:
+        state = service_jobs(client).get("services") or {"running": True}
+        runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_RUNS))
+    except ClientError as error:
+        yield Finding("table services", error.message, "The server's log has details", is_fault=True)
+        return
+    if state["running"]:
+        yield Finding("table services", "a server runs them")
+    elif state.get("enabled", True):
+        fix = "Repair what it names; the server tries again by itself"
+        yield Finding("table services", f"they do not run: {state['problem']}", fix, is_fault=True)
+    else:
+        fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
+        yield Finding("table services", f"they do not run: {state['problem']}", fix)
+    failed = [run for run in _failed(runs) if _still_fails(client, run)]
+    for run in failed[:_SHOWN]:
+        name = ".".join((*run.namespace, run.name))
+        text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
+        yield Finding(
+            f"table {name}", text, f"Repair what it names; seamark health {name} shows the table", is_fault=True
+        )
+    if len(failed) > _SHOWN:
+        yield Finding(
+            "table services", f"{len(failed) - _SHOWN:,} more jobs failed", "seamark services lists them", is_fault=True
+        )
+
+
+def _failed(runs: list[Instant]) -> Iterator[Instant]:
+    """Yield the last run of each service on each table that failed. `runs`: newest first."""
+    seen: set[tuple[str | None, str]] = set()
+    for run in runs:
+        key = run.uuid, str(run.summary.get("service"))
+        if key not in seen:
+            seen.add(key)
+            if "error" in run.summary:
+                yield run
+
+
+def _still_fails(client: SeamarkClient, run: Instant) -> bool:
+    """Whether the server counts the run as a problem: not if the table, its index or its policy is gone."""
+    try:
+        problems = client.health((*run.namespace, run.name))["problems"]
+    except ClientError:
+        return False
+    return any(f"the last run of {run.summary['service']}," in problem["detail"] for problem in problems)

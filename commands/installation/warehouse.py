@@ -1,0 +1,61 @@
+"""The check of a warehouse: writes an object, reads it and deletes it, as the server would with these settings."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from seamark.commands.installation.engine_files import Finding
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
+from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.objects.reachability import fix_of
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.settings.settings import Settings
+
+TIMEOUT_S = 20.0
+_CONTENT = b"Written by seamark doctor. It can be deleted."
+
+
+def check_warehouse(settings: Settings) -> Iterator[Finding]:
+    """A local folder that does not exist yet is not created."""
+    try:
+        root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
+    except ConfigError as error:
+        yield Finding("warehouse", error.message, "Set --warehouse to a folder or to s3://BUCKET/PATH", is_fault=True)
+        return
+    if root.scheme == "file" and not Path(root.file_path).exists():
+        yield _creatable(Path(root.file_path))
+        return
+    try:
+        asyncio.run(_probe(settings, str(root)))
+    except (SeamarkError, TimeoutError) as error:
+        text = error.message if isinstance(error, SeamarkError) else f"no answer within {TIMEOUT_S:g} s"
+        yield Finding("warehouse", f"{root} cannot be written: {text}", fix_of(root.scheme, error), is_fault=True)
+    else:
+        yield Finding("warehouse", f"{root} can be written and read")
+
+
+def _creatable(folder: Path) -> Finding:
+    parent = folder
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+        return Finding("warehouse", f"file://{folder} does not exist; the server creates it")
+    fix = f"Let this account write {parent}, or set --warehouse to another folder"
+    return Finding("warehouse", f"file://{folder} cannot be created", fix, is_fault=True)
+
+
+async def _probe(settings: Settings, root: str) -> None:
+    """Raises the storage's error."""
+    clock = SystemClock()
+    location = f"{root}/seamark-doctor-{clock.uuid4()}"
+    async with asyncio.timeout(TIMEOUT_S), open_objects(settings, clock) as objects:
+        await objects.create(location, _CONTENT)
+        try:
+            if await objects.read(location) != _CONTENT:
+                raise RetryLater("an object was read that differs from what was written")
+        finally:
+            await objects.delete(location)

@@ -1,0 +1,186 @@
+"""The worker process of table services: runs the jobs that arrive on standard input (`services/launching/`).
+
+The process has imported everything, and forks a child for each job, because a child restricts itself to the table of
+its job and cannot lift that (`confinement/jobs.py`). It ends with its input, and its child with it.
+
+python -m seamark.commands.job_worker <memory limit in bytes>
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+import os
+import platform
+import resource
+import select
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO, NoReturn
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from seamark.commands.confinement.jobs import confine_job
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.progress import reporting
+from seamark.connector.client.storage import confine, use_keys
+from seamark.connector.jobs.failures import line_of
+from seamark.connector.jobs.jobs import JOBS
+from seamark.connector.parquet.encryption.keys import has_keys
+from seamark.connector.write.replacements import BatchRunner
+from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
+from seamark.metaserver.services.service import JobProgress, Report
+from seamark.metaserver.settings.settings import Settings
+
+_NICE = 15
+"""About a thirtieth of the CPU that a request gets on a busy machine, so that jobs still end there."""
+_IO_CLASS_IDLE, _IO_CLASS_SHIFT = 3, 13
+_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
+"""The number of the system call ioprio_set, which has no function in the C library."""
+_SET_PDEATHSIG = 1
+_MESSAGE_MAX = 1000
+_log = structlog.get_logger("seamark.jobs")
+
+
+def main() -> None:
+    """Until the end of the input. Prints of libraries go to standard error, so that they cannot damage an answer."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    yield_to_requests()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    limit = int(sys.argv[1])
+    if limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    environment = os.environ
+    configure_logging(
+        Settings(
+            log_level=environment.get("SEAMARK_LOG_LEVEL", "info"),
+            log_format=environment.get("SEAMARK_LOG_FORMAT", "auto"),
+        )
+    )
+    gc.collect()
+    gc.freeze()  # pages that no child writes are shared
+    for line in _lines(sys.stdin.fileno()):
+        _run_in_child(from_json(line, JobRequest), answers)
+
+
+def _lines(descriptor: int) -> Iterator[bytes]:
+    """The lines of the input. Unbuffered, so that `_run_in_child` sees its end."""
+    with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as source:
+        yield from iter(source.readline, b"")
+
+
+def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
+    """Waits for the child. If it ends without an answer, this process ends with its code: the server then knows that
+    the job has failed, and starts another worker."""
+    with tempfile.TemporaryDirectory(prefix="seamark-job-", ignore_cleanup_errors=True) as scratch:
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            _end_with_parent(parent)
+            _leave_input()
+            _answer(request, answers, scratch)
+        code = _ended(child)
+    if code:
+        sys.exit(code if code > 0 else 128 - code)
+
+
+def _ended(child: int) -> int:
+    """The exit code of the child, negative for a signal. It is killed if the input of this process ends before."""
+    handle = os.pidfd_open(child)
+    try:
+        waiting = select.poll()
+        waiting.register(handle, select.POLLIN)
+        waiting.register(sys.stdin.fileno(), 0)  # only for its end: the server sends no job before the answer
+        while not any(descriptor == handle for descriptor, _ in waiting.poll()):
+            os.kill(child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    finally:
+        os.close(handle)
+
+
+def _end_with_parent(parent: int) -> None:
+    """The kernel kills this process when the parent ends, also if that is killed."""
+    ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _leave_input() -> None:
+    """Closes the input, which has the logins and keys of later jobs: a process that a job starts may outlive it."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+
+
+def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
+    """Runs the job in this process, which ends with it."""
+    try:
+
+        def answer(answer: JobAnswer) -> None:
+            answers.write(msgspec.json.encode(answer) + b"\n")
+            answers.flush()
+
+        answer(run(request, lambda progress: answer(JobAnswer(progress=progress)), scratch=scratch))
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def yield_to_requests() -> None:
+    """Lowers the priority of this process for CPU and disk, and its number of threads: requests come first.
+
+    SCHED_BATCH: the process interrupts no other that runs when it wakes up. What the system refuses is left out.
+
+    Where Linux groups processes by sessions (sched(7), autogroup), a priority counts only within its session, and
+    sessions share the CPU equally. So the worker has a separate session with a low priority: in that of the server,
+    it would use up the server's share, and requests would wait for other programs.
+    """
+    os.nice(_NICE)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(_NICE))
+    with suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if (number := _IOPRIO_SET.get(platform.machine())) is not None:
+        ctypes.CDLL(None, use_errno=True).syscall(number, 1, 0, _IO_CLASS_IDLE << _IO_CLASS_SHIFT)
+    pa.set_cpu_count(1)
+
+
+def run(
+    request: JobRequest, report: Report, runner: BatchRunner | None = None, *, scratch: str | None = None
+) -> JobAnswer:
+    """Runs a job, with the rewrites where `runner` runs them. An error of any kind is an answer, because the next job
+    may succeed. `report` receives the progress from time to time. `scratch`: this process is for the job alone, and is
+    restricted to its table and this folder for temporary files."""
+    os.umask(request.umask)
+    if request.folders is not None:
+        confine(request.folders)
+    use_keys(request.storage)
+    client = IndexClient(request.url, token=request.token, fence=request.fence, certificates=request.certificates)
+    further = request.arguments if runner is None else {**request.arguments, "runner": runner}
+    table = (*request.namespace, request.table)
+    try:
+        if scratch is not None:
+            confine_job(client, request, scratch)
+        with reporting(lambda progress: report(JobProgress(**dataclasses.asdict(progress)))):
+            return JobAnswer(totals=JOBS[request.service](client, table, **further))
+    except Exception as error:  # noqa: BLE001
+        line = line_of(error, _MESSAGE_MAX, named=True)
+        _log.debug("job failed", error=line, exc_info=not has_keys())
+        return JobAnswer(error=line)
+    finally:
+        client.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""`seamark keys`: replaces the keys that sign access, plan and page tokens, in the database itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seamark.commands.options import json_option, load_settings, refuse, settings_flags
+from seamark.commands.terminal import print_result
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
+from seamark.metaserver.access.keyring import REFRESH_S, renew_keys
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, prepare_home
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.open import open_store
+
+
+@click.group()
+def keys() -> None:
+    """Replaces the keys that sign access tokens, and plan and page tokens."""
+
+
+@keys.command("renew")
+@json_option
+@settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
+def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
+    """Creates new signing keys and deletes the old keys: access tokens and running scans and listings end.
+
+    Use it if a key may have leaked or the encryption key is lost. Bearer tokens (seamark token) and tables stay
+    valid; clients log in again automatically. Running servers use the new keys within a minute.
+    """
+    settings = load_settings(flags, config)
+    try:
+        protected_by = asyncio.run(_renew(settings))
+    except ConfigError as error:
+        raise refuse(error) from None
+    except SeamarkError as error:
+        raise click.ClickException(error.message) from None
+    print_result(
+        {"encrypted-with": protected_by, "used-within-s": REFRESH_S},
+        f"New signing keys, encrypted with {protected_by}. Running servers use them within {REFRESH_S:g} s.",
+        as_json=as_json,
+    )
+
+
+async def _renew(settings: Settings) -> str:
+    os.umask(PRIVATE_UMASK)
+    for path in prepare_home(settings):
+        click.echo(f"{path} was accessible to other accounts and is private now", err=True)
+    clock = SystemClock()
+    async with open_store(settings.database_url(), clock=clock) as store:
+        return await renew_keys(settings, store, clock)

@@ -1,0 +1,141 @@
+"""`seamark`: the entry point.
+
+All commands load the same settings; invalid settings end the command with one message and exit code 2. Modules of a
+command are imported when it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+from typing import TYPE_CHECKING
+
+import click
+
+from seamark.commands.on_demand import DeferredCommand, DeferredGroup
+from seamark.commands.options import json_option
+from seamark.formats.runtime.deferred import Deferred
+
+if TYPE_CHECKING:
+    from importlib import metadata
+else:
+    metadata = Deferred("importlib.metadata")  # takes longer than all modules of Seamark
+
+_COMMANDS = {
+    "serve": DeferredCommand(
+        "seamark.commands.serve:serve", "Starts the server and stays until SIGTERM or Ctrl-C.", "server"
+    ),
+    "demo": DeferredCommand(
+        "seamark.commands.demo:demo", "Looks one user up in 2,000 files, then again with an index.", "demo"
+    ),
+    "token": DeferredCommand("seamark.commands.access:token", "Makes, lists and revokes bearer tokens.", "server"),
+    "grant": DeferredCommand(
+        "seamark.commands.access:grant", "Gives and takes roles: reader, writer or admin.", "server"
+    ),
+    "keys": DeferredCommand("seamark.commands.keys:keys", "Replaces the keys that sign tokens.", "server"),
+    "namespace": DeferredCommand(
+        "seamark.commands.catalog.namespaces:namespace",
+        "Lists, shows, creates, changes and drops namespaces.",
+    ),
+    "table": DeferredCommand(
+        "seamark.commands.catalog.tables:table", "Lists, shows, creates, changes, renames and drops tables."
+    ),
+    "view": DeferredCommand(
+        "seamark.commands.catalog.views:view", "Lists, shows, renames and drops views. Engines create views."
+    ),
+    "undrop": DeferredCommand(
+        "seamark.commands.catalog.tables:undrop",
+        "Restores the dropped table or view TABLE; without TABLE, lists what can be restored.",
+    ),
+    "snapshot": DeferredCommand("seamark.commands.catalog.history:snapshot", "Lists and shows snapshots of a table."),
+    "timeline": DeferredCommand(
+        "seamark.commands.catalog.history:timeline",
+        "Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
+    ),
+    "completion": DeferredCommand(
+        "seamark.commands.installation.completion:completion",
+        "Prints the script that completes commands in SHELL.",
+    ),
+    "doctor": DeferredCommand(
+        "seamark.commands.installation.doctor:doctor",
+        "Checks the installation, the server and engines' configurations.",
+    ),
+    "connect": DeferredCommand(
+        "seamark.commands.catalog.connect:connect",
+        "Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.",
+    ),
+    "explain": DeferredCommand("seamark.commands.explain:explain", "Shows how a scan of a table is planned."),
+    "sql": DeferredCommand(
+        "seamark.commands.sql.command:sql",
+        "Runs a statement on the engine that suits it, and prints the rows.",
+        "duckdb",
+    ),
+    "buckets": DeferredCommand("seamark.commands.buckets:buckets", "Shows how large a table's buckets are."),
+    "index": DeferredCommand("seamark.commands.index:index", "Creates, builds, verifies and lists indexes."),
+    "indexer": DeferredCommand(
+        "seamark.commands.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
+    ),
+    "run": DeferredCommand(
+        "seamark.commands.maintenance.run:run",
+        "Runs a maintenance job on a table: cluster, column-ttl, compact, drop-columns, expire, index, manifests, "
+        "merge-files, orphan-files, split-buckets, statement, statistics.",
+    ),
+    "rollback-job": DeferredCommand(
+        "seamark.commands.maintenance.rollback:rollback_job", "Undoes a compaction or a clustering of a table."
+    ),
+    "policy": DeferredCommand(
+        "seamark.commands.maintenance.policy:policy",
+        "Lists, shows, sets and drops what table services do with a table.",
+    ),
+    "advise": DeferredCommand(
+        "seamark.commands.maintenance.advise:advise",
+        "Advises by how a table is used: columns that no query reads.",
+    ),
+    "health": DeferredCommand("seamark.commands.maintenance.health:health", "Shows what is wrong with a table."),
+    "services": DeferredCommand("seamark.commands.maintenance.services:services", "Lists what table services did."),
+    "replicas": DeferredCommand(
+        "seamark.commands.maintenance.replicas:replicas", "Lists the servers that read files through each other."
+    ),
+    "trino-proxy": DeferredCommand(
+        "seamark.commands.trino_proxy:trino_proxy",
+        "Serves Trino's client protocol and prunes the files of its queries.",
+        "trino",
+    ),
+}
+
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
+"""Of all commands: click passes it on to subcommands."""
+
+
+@click.group(context_settings=_CONTEXT, cls=DeferredGroup, deferred=_COMMANDS)
+@click.version_option(package_name="seamark", prog_name="seamark")
+def cli() -> None:
+    """Seamark: an Iceberg REST catalog that knows where the rows are.
+
+    \b
+    Try it on this machine without configuration:
+      seamark serve --home ./seamark-home
+    Over PostgreSQL and S3, several processes:
+      seamark serve --workers 4 --warehouse s3://lake/warehouse \\
+          --database postgresql://seamark@db/seamark
+    Engines connect to the printed URL as to any Iceberg REST catalog.
+    """
+
+
+@cli.command()
+@json_option
+def version(as_json: bool) -> None:
+    """Prints the versions of Seamark and of Python."""
+    seamark, python = metadata.version("seamark"), platform.python_version()
+    click.echo(
+        json.dumps({"seamark": seamark, "python": python}) if as_json else f"seamark {seamark} (Python {python})"
+    )
+
+
+def main() -> None:
+    cli(prog_name="seamark")
+
+
+if __name__ == "__main__":
+    main()

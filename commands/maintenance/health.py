@@ -1,0 +1,86 @@
+"""`seamark health`: shows what is wrong with a table, what it costs queries, and what corrects it.
+
+Exit codes: 0 on success, also when there are problems, 1 when the server refuses or cannot be reached, 2 for invalid
+arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size
+from seamark.connector.client.indexes import Index, IndexClient
+
+_COMMANDS = {
+    "bucket-splitting": "split-buckets",
+    "clustering": "cluster",
+    "column-ttl": "column-ttl",
+    "compaction": "compact",
+    "expiration": "expire",
+    "indexing": "index",
+    "manifests": "manifests",
+    "statistics": "statistics",
+}
+"""The subcommand of `seamark run` for each table service."""
+
+
+@click.command()
+@click.argument("table")
+@server_command
+def health(client: IndexClient, table: str, as_json: bool) -> None:
+    """Shows what is wrong with TABLE, what it costs queries, and which table service corrects it."""
+    found = client.health(table)
+    problems = [*found["problems"], *(_of_index(index) for index in client.indexes(table) if _lags(index))]
+    if as_json:
+        print_json({**found, "problems": problems})
+        return
+    say(
+        f"{table}: {show_count(found['files'], 'data file')} ({show_size(found['size-in-bytes'])}), "
+        f"{show_count(found['records'], 'row')}, {show_count(found['delete-files'], 'delete file')}, "
+        f"{show_count(found['manifests'], 'manifest')}, {show_count(found['snapshots'], 'snapshot')}, "
+        f"format version {found['format-version']}"
+    )
+    if problems:
+        print_rows(
+            ("problem", "detail", "cost", "remedy"),
+            ((found["problem"], found["detail"], found["cost"], _remedy(table, found)) for found in problems),
+        )
+    else:
+        say("No problems found.")
+
+
+def _lags(index: Index) -> bool:
+    return index.state == "enabled" and index.kind != "bucket" and index.health != "ok"
+
+
+def _of_index(index: Index) -> dict[str, Any]:
+    if index.health == "broken":
+        return {
+            "problem": f"index {index.name}",
+            "detail": index.json.get("problem") or "the index cannot be used",
+            "cost": "no query uses it; drop it",
+        }
+    return {
+        "problem": f"index {index.name}",
+        "detail": f"{show_count(index.lag_files, 'data file', 'are')} not indexed",
+        "cost": "queries read those of them that column statistics do not prune",
+        "service": "indexing",
+        "enabled": True,
+    }
+
+
+def _remedy(table: str, problem: dict[str, Any]) -> str:
+    """What corrects the problem, and when."""
+    service = problem.get("service")
+    if service is None:
+        return ""
+    command = f"seamark run {_COMMANDS[service]} {table}"
+    if not problem.get("enabled"):
+        return f"{command}, or set seamark.{service}.enabled"
+    minutes = math.ceil(problem.get("after_s", 0) / 60)
+    when = f"in {minutes // 60} h {minutes % 60} min, when its window begins" if minutes else "after the next commit"
+    return f"the server does it {when}, or: {command}"

@@ -1,0 +1,92 @@
+"""`--on` of `seamark run`: runs a job on Spark, as the server's table services do."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seamark.commands.options import Misconfigured
+from seamark.commands.terminal import say
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import split_table
+from seamark.connector.spark.java import missing_java
+from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.protocol.wire import RECHECK_AFTER
+from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin
+from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
+from seamark.metaserver.services.service import Job, JobFailed
+
+PROCESS = "process"
+_LOCAL_MASTER = "local[*]"
+
+
+def launch_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds `--on`, `--master` and `--submit-options` to a command."""
+    command = click.option(
+        "--submit-options",
+        default="",
+        metavar="WORDS",
+        help="Further options of spark-submit, such as '--executor-memory 4g --conf key=value'.",
+    )(command)
+    command = click.option(
+        "--master",
+        envvar="SPARK_MASTER",
+        show_envvar=True,
+        help="Spark master for --on cluster: spark://host:7077, yarn or k8s://…",
+    )(command)
+    return click.option(
+        "--on",
+        type=click.Choice((PROCESS, LOCAL, CLUSTER)),
+        default=PROCESS,
+        show_default=True,
+        help="Where files are rewritten: in this process, by Spark on this machine, or on a cluster.",
+    )(command)
+
+
+def run_on_spark(
+    client: IndexClient,
+    service: str,
+    table: str,
+    on: str,
+    master: str | None,
+    submit_options: str,
+    **arguments: Any,
+) -> RewriteReport:
+    """Runs a rewriting job by spark-submit. Misconfigured without a master or Spark; ClickException if it fails."""
+    if on == CLUSTER and not master:
+        raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
+    program = submit_program()
+    if program is None:
+        raise Misconfigured("Spark is not installed; run pip install 'seamark[spark]', or use --on process")
+    if not _has_environment_file(program) and (why := missing_java()) is not None:
+        raise Misconfigured(f"Spark does not start: {why}, or use --on process")
+    if on == LOCAL and importlib.util.find_spec("pyspark") is None:
+        raise Misconfigured("PySpark is not installed; run pip install 'seamark[spark]', or use --on process")
+    *namespace, name = split_table(table)
+    umask = os.umask(0o022)
+    os.umask(umask)
+    login = JobLogin(client.url, None if client.token is None else lambda _: str(client.token), None, umask)
+    launcher = SparkSubmit(_LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ)
+    if sys.stderr.isatty():
+        say(f"Spark starts, for {service} of {table}", err=True)
+    try:
+        job = Job(service, tuple(namespace), name, "", arguments=arguments)
+        totals = asyncio.run(launcher.run(job, lambda progress: None))
+    except JobFailed as error:
+        raise click.ClickException(f"The job on {table} failed: {error}") from None
+    if RECHECK_AFTER in totals and len(totals) == 1:
+        raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
+    return RewriteReport(**totals)
+
+
+def _has_environment_file(program: str) -> bool:
+    """Whether this spark-submit reads a spark-env.sh, which may name a Java that only it finds."""
+    folder = os.environ.get("SPARK_CONF_DIR") or Path(program).resolve().parents[1] / "conf"
+    return Path(folder, "spark-env.sh").is_file()

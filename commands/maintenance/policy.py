@@ -1,0 +1,208 @@
+"""`seamark policy`: lists, shows and changes what the table services do with a table, or with the tables of a
+namespace.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from seamark.commands.catalog.properties import checked_properties
+from seamark.commands.connecting import server_command
+from seamark.commands.options import parse_properties
+from seamark.commands.terminal import print_json, print_result, print_rows, say
+from seamark.connector.client.catalog import namespace_properties
+from seamark.connector.client.errors import NotFound
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_name
+from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
+from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
+from seamark.formats.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.formats.iceberg.metadata.column_ttl import TIME_COLUMN
+from seamark.formats.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
+from seamark.metaserver.catalog.policies import PREFIXES
+from seamark.metaserver.services.budgets import WINDOW
+from seamark.metaserver.services.policy import check_policy, is_policy_property, similar_properties
+
+_EMPTY = {
+    CLUSTERING_COLUMNS: "none",
+    CLUSTERING_JOINS: "none",
+    TTL_COLUMNS: "none",
+    TIME_COLUMN: "none",
+    STATISTICS_COLUMNS: "all",
+    WINDOW: "any time",
+}
+"""What an empty value of a property means, where it is not "no limit"."""
+
+
+_SET_BY_NAMESPACE = click.option(
+    "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change it for all its tables."
+)
+
+
+class _PolicyGroup(click.Group):
+    """Accepts `policy NAME [--set …] [--unset …]`, the form of earlier versions, too."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ("-h", "--help"):
+            args = [_change.name or "", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_PolicyGroup)
+def policy() -> None:
+    """Lists, shows, sets and drops what table services do with a table.
+
+    A policy is a set of properties of a table, and of its namespaces, from which it inherits.
+    """
+
+
+@policy.command("list")
+@click.argument("namespace", required=False)
+@server_command
+def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
+    """Lists what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
+
+    Tables that follow the server's defaults alone are left out. The command makes one request for each table.
+    """
+    namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
+    found = []
+    for name in sorted(name for levels in namespaces for name in client.tables(levels)):
+        with contextlib.suppress(NotFound):  # dropped meanwhile
+            listed = load_policy(client, name)["properties"]
+            if changed := [entry for entry in listed if entry["source"] in ("table", "namespace")]:
+                found.append((name, changed))
+    if as_json:
+        print_json([{"table": list(name), "properties": entries} for name, entries in found])
+    elif not found:
+        tables = "No table" if namespace is None else f"No table of {namespace}"
+        say(f"{tables} has a policy of its own or inherits one.")
+    else:
+        rows = [(join_name(name), *_row(entry)) for name, entries in found for entry in entries]
+        print_rows(("table", "property", "value", "set by"), rows)
+
+
+@policy.command()
+@click.argument("table")
+@server_command
+def show(client: IndexClient, table: str, as_json: bool) -> None:
+    """Shows the policy that TABLE follows, and where each value is set."""
+    _show(client, table, as_json)
+
+
+@policy.command("set")
+@click.argument("name")
+@click.argument("updates", metavar="PROPERTY=VALUE...", nargs=-1, required=True)
+@_SET_BY_NAMESPACE
+@server_command
+def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
+    """Sets properties of the policy of the table NAME, or with --namespace of a namespace."""
+    _apply(client, name, _checked(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
+
+
+@policy.command("drop")
+@click.argument("name")
+@click.argument("removals", metavar="[PROPERTY]...", nargs=-1)
+@_SET_BY_NAMESPACE
+@server_command
+def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
+    """Drops properties of the policy of the table NAME, or with --namespace of a namespace; without PROPERTY all.
+
+    The table then inherits these properties, or follows the server's defaults.
+    """
+    _checked((), removals, "PROPERTY=VALUE")
+    _apply(client, name, {}, removals or _own_properties(client, name, of_namespace), of_namespace, as_json)
+
+
+@policy.command("change", hidden=True)
+@click.argument("name")
+@click.option("--set", "updates", metavar="PROPERTY=VALUE", multiple=True, help="Set a property; repeatable.")
+@click.option("--unset", "removals", metavar="PROPERTY", multiple=True, help="Remove a property; repeatable.")
+@_SET_BY_NAMESPACE
+@server_command
+def _change(
+    client: IndexClient,
+    name: str,
+    updates: Sequence[str],
+    removals: Sequence[str],
+    of_namespace: bool,
+    as_json: bool,
+) -> None:
+    """Shows the policy of the table NAME; with --set or --unset changes it first."""
+    changes = _checked(updates, removals, "--set")
+    if updates or removals:
+        _apply(client, name, changes, removals, of_namespace, as_json)
+    elif of_namespace:
+        raise click.UsageError("--namespace changes a namespace; add --set or --unset, or name a table")
+    else:
+        _show(client, name, as_json)
+
+
+def _apply(
+    client: IndexClient,
+    name: str,
+    updates: dict[str, str],
+    removals: Sequence[str],
+    of_namespace: bool,
+    as_json: bool,
+) -> None:
+    """Changes a table and shows its policy, or changes a namespace."""
+    if not of_namespace:
+        if updates or removals:
+            change_table_properties(client, name, updates, removals)
+        _show(client, name, as_json)
+        return
+    if updates or removals:
+        change_namespace_properties(client, name, updates, removals)
+    text = f"The tables of {name} follow the new policy within an hour, or after their next commit."
+    print_result({"namespace": list(split_name(name)), "set": updates, "unset": list(removals)}, text, as_json=as_json)
+
+
+def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
+    """The properties of a policy that the table or the namespace itself sets."""
+    if of_namespace:
+        return [key for key in namespace_properties(client, name) if is_policy_property(key)]
+    return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
+
+
+def _show(client: IndexClient, table: str, as_json: bool) -> None:
+    found = load_policy(client, table)
+    if as_json:
+        print_json(found)
+        return
+    print_rows(("property", "value", "set by"), map(_row, found["properties"]))
+    if not found["runs"]:
+        say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
+
+
+def _checked(updates: Sequence[str], removals: Sequence[str], where: str) -> dict[str, str]:
+    changes = parse_properties(updates, where)
+    for name in (*changes, *removals):
+        if not is_policy_property(name):
+            near = "" if name.startswith(PREFIXES) else similar_properties(name)
+            other = "seamark table set and seamark namespace set change other properties"
+            raise click.UsageError(f"{name!r} is no property of a policy; {f'did you mean {near}?' if near else other}")
+        if name in changes and name in removals:
+            raise click.UsageError(f"{name!r} is both set and removed; choose one")
+    return checked_properties(changes)
+
+
+def _row(entry: dict[str, Any]) -> tuple[str, ...]:
+    source = entry["source"]
+    if source == "namespace":
+        source = f"namespace {'.'.join(entry['namespace'])}"
+    value = entry["value"] or _EMPTY.get(entry["name"], "no limit")
+    if entry.get("ignored"):
+        value += f" (ignored: {entry['ignored']})"
+    elif (
+        entry["source"] in ("table", "namespace")
+        and (wrong := check_policy({entry["name"]: entry["value"]})) is not None
+    ):
+        value += f" ({wrong.partition('; ')[2] or wrong})"  # engines write any value
+    return entry["name"], value, source

@@ -1,0 +1,43 @@
+"""`seamark replicas`: lists the servers on the database of the running server that read files through each other.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_json, print_rows, say, time_text
+from seamark.connector.client.catalog import listed_replicas
+from seamark.connector.client.indexes import IndexClient
+
+
+@click.command()
+@server_command
+def replicas(client: IndexClient, as_json: bool) -> None:
+    """Lists the replicas with live leases: servers with --peer-address on one database.
+
+    Needs an admin of the whole catalog.
+    """
+    found = listed_replicas(client)
+    if as_json:
+        print_json(found)
+    elif not found:
+        say("No server has a peer address; start servers with --peer-address.")
+    else:
+        print_rows(
+            ("address", "weight", "version", "protocol", "started", "lease"),
+            (
+                (
+                    one["address"],
+                    str(one["weight"]),
+                    one["version"],
+                    str(one["protocol"]),
+                    time_text(one["started-ms"]),
+                    f"{one['expires-in-ms'] / 1000:.0f} s",
+                )
+                for one in found
+            ),
+            right_aligned=("weight", "protocol", "lease"),
+        )

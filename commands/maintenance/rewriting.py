@@ -1,0 +1,115 @@
+"""What the `seamark run` commands that rewrite data files share: dry run, wait for other jobs, Spark, and report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import click
+
+from seamark.commands.build import interruptible
+from seamark.commands.connecting import server_command
+from seamark.commands.maintenance.launching import PROCESS, launch_options, run_on_spark
+from seamark.commands.options import parse_duration
+from seamark.commands.terminal import print_result, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
+from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.runtime.errors import SeamarkError
+
+Option = Callable[[Any], Any]
+
+wait_option = click.option(
+    "--wait",
+    "wait_s",
+    default=f"{REWRITE_WAIT_S:g}s",
+    show_default=True,
+    metavar="DURATION",
+    callback=lambda context, option, text: float(parse_duration(text, "--wait")),
+    help="How long to wait for another job that rewrites files of the same table, such as 30s or 10m.",
+)
+
+
+@contextmanager
+def running(refusal: str) -> Iterator[None]:
+    """Within the block, SIGTERM acts like Ctrl-C, and a failure ends the command with `refusal` and the reason."""
+    with interruptible():
+        try:
+            yield
+        except (OSError, SeamarkError) as error:
+            raise click.ClickException(f"{refusal}: {error}") from None
+
+
+def rewriting_command(
+    group: click.Group,
+    name: str,
+    *options: Option,
+    refusal: str,
+    verb: str,
+    on_spark: str | None = None,
+    dry_run_help: str = "Show which files would be replaced; commit nothing.",
+) -> Callable[[Callable[..., RewriteReport]], click.Command]:
+    """Adds a command to the group, from a function that rewrites a table and takes client, table, `dry_run` and its
+    own `options`.
+
+    `refusal`: with "{table}", how a failure is reported. `verb`: what the command does to files. `on_spark`: the table
+    service that does the same on Spark; without, the command runs in this process only."""
+
+    def decorate(work: Callable[..., RewriteReport]) -> click.Command:
+        @wraps(work)
+        def run(
+            client: IndexClient,
+            table: str,
+            dry_run: bool,
+            wait_s: float,
+            as_json: bool,
+            on: str = PROCESS,
+            master: str | None = None,
+            submit_options: str = "",
+            **given: Any,
+        ) -> None:
+            with running(refusal.format(table=table)):
+                if on_spark is None or on == PROCESS or dry_run:
+                    # A dry run changes nothing, so other jobs may go on.
+                    job = f"seamark run {name}"
+                    with nullcontext() if dry_run else rewrite_lease(client, table, job=job, wait_s=wait_s):
+                        report = work(client, table, dry_run=dry_run, **given)
+                else:
+                    report = run_on_spark(client, on_spark, table, on, master, submit_options, wait_s=wait_s, **given)
+            print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
+            if report.errors:
+                raise click.ClickException(
+                    f"of {table}, {show_count(len(report.errors), 'part', 'are')} not rewritten: {report.errors[0]}"
+                )
+
+        shared: list[Option] = [click.option("--dry-run", is_flag=True, help=dry_run_help), wait_option]
+        if on_spark is not None:
+            shared.append(launch_options)
+        command: Any = run
+        for decorator in reversed([click.argument("table"), *options, *shared, server_command]):
+            command = decorator(command)
+        return group.command(name)(command)
+
+    return decorate
+
+
+def _text(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str:
+    if not report.files_before and not report.conflicts:
+        return f"{table} has nothing to {verb}."
+    became, about = ("would become", "about ") if dry_run else ("became", "")
+    text = (
+        f"{show_count(report.files_before, 'file')} ({show_size(report.bytes_before)}) of {table} {became} "
+        f"{about}{report.files_after:,} ({show_size(report.bytes_after)});"
+        f" {show_count(report.deletes_applied, 'delete file')} applied."
+    )
+    if report.row_groups_copied or report.row_groups_encoded:
+        encoded = sum(report.row_groups_encoded.values())
+        text += f" {show_count(report.row_groups_copied, 'row group', 'were')} copied, {encoded:,} encoded"
+        text += "".join(f"; {reason}: {count:,}" for reason, count in sorted(report.row_groups_encoded.items())) + "."
+    if report.conflicts:
+        text += f" Given up, because writers changed too much: {report.conflicts:,} of the batches; run it again."
+    if report.files_skipped:
+        text += f" Kept, as not Parquet or encrypted: {show_count(report.files_skipped, 'file')}."
+    return text

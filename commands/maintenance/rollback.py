@@ -1,0 +1,42 @@
+"""`seamark rollback-job`: undoes the commit of a job that replaced files or manifests.
+
+Exit codes: 0 on success, 1 when the job cannot be undone or the server refuses, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_result, show_count
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.jobs.rollback import undo_job
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.runtime.errors import SeamarkError
+
+
+@click.command("rollback-job")
+@click.argument("table")
+@click.option("--snapshot", "snapshot_id", type=int, help="Snapshot of the job. Default: that of the newest job.")
+@click.option("--branch", default=MAIN, show_default=True, help="Branch that the job changed.")
+@server_command
+def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branch: str, as_json: bool) -> None:
+    """Restores the files that a compaction, a clustering or a split of buckets of TABLE replaced, or the manifests that
+    a job rewrote, in a new snapshot.
+
+    Rows and deletes that writers have committed since stay. If they changed the files of the job, or if the snapshot
+    before the job has expired, the command refuses and nothing changes.
+    """
+    try:
+        done = undo_job(client, table, snapshot_id, branch=branch)
+    except SeamarkError as error:
+        raise click.ClickException(f"The job on {table} is not rolled back: {error}") from None
+    files = f"{show_count(done.files_restored, 'file')} restored, {done.files_removed:,} removed"
+    if not done.files_restored and not done.files_removed:
+        files = "its files are listed in the manifests of before"
+    print_result(
+        done,
+        f"Snapshot {done.snapshot_id} of {table} undoes {done.undone_id}: {files}. The table's policy may start the "
+        f"job again; see seamark policy show {table}.",
+        as_json=as_json,
+    )

@@ -1,0 +1,331 @@
+"""`seamark run`: runs a job of the table services once, in this process, for users who schedule jobs themselves.
+
+Exit codes: 0 when the job is done, 1 when it failed, 2 for invalid arguments, 130 after Ctrl-C, 143 after SIGTERM.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from seamark.commands.build import interruptible
+from seamark.commands.connecting import server_command
+from seamark.commands.maintenance.rewriting import rewriting_command, running, wait_option
+from seamark.commands.options import parse_duration, parse_size
+from seamark.commands.terminal import print_result, show_count, show_size
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import split_table
+from seamark.connector.jobs.bucket_splitting import split_buckets
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.column_ttl import expire_columns
+from seamark.connector.jobs.expiration import ExpirationTotals, expire
+from seamark.connector.jobs.file_merges import drop_columns, merge_files
+from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.statement_runs import run_statement
+from seamark.connector.jobs.statements import parse_statement
+from seamark.connector.jobs.statistics import compute_statistics
+from seamark.connector.write.compaction import compact
+from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.runtime.clock import SystemClock
+
+_WHERE = click.option(
+    "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."
+)
+_TARGET_SIZE = click.option(
+    "--target-size",
+    "target_bytes",
+    metavar="SIZE",
+    callback=lambda context, option, text: None if text is None else parse_size(text, "--target-size"),
+    help="Size of new files, such as 256MB. Default: that of the table.",
+)
+_COLUMNS = click.option(
+    "--columns",
+    required=True,
+    metavar="NAMES",
+    callback=lambda context, option, text: [name.strip() for name in text.split(",") if name.strip()],
+    help="The columns, separated by commas.",
+)
+_FULL = click.option("--full", is_flag=True, help="Also rewrite files that were clustered by other columns.")
+
+
+@click.group()
+def run() -> None:
+    """Runs a maintenance job on a table."""
+
+
+@rewriting_command(run, "compact", refusal="{table} is not compacted", verb="compact", on_spark="compaction")
+def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
+    """Merges small data files of TABLE and applies its delete files.
+
+    Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
+    """
+    return compact(client, table, dry_run=dry_run)
+
+
+@rewriting_command(
+    run, "merge-files", _WHERE, _TARGET_SIZE, refusal="The files of {table} are not merged", verb="merge"
+)
+def merge_files_command(
+    client: IndexClient, table: str, *, dry_run: bool, where: str | None, target_bytes: int | None
+) -> RewriteReport:
+    """Merges data files of TABLE, and applies their delete files.
+
+    Large row groups are copied without decoding them, small row groups are encoded together. Rows stay the same.
+    """
+    return merge_files(client, table, where=where, target_bytes=target_bytes, dry_run=dry_run)
+
+
+@rewriting_command(run, "drop-columns", _COLUMNS, _WHERE, refusal="The columns of {table} are not dropped", verb="drop")
+def drop_columns_command(
+    client: IndexClient, table: str, *, dry_run: bool, columns: list[str], where: str | None
+) -> RewriteReport:
+    """Removes the values of columns from data files of TABLE.
+
+    The schema stays; readers see null. The other columns are copied without decoding them. Snapshots that are older
+    keep their files until they expire.
+    """
+    return drop_columns(client, table, columns, where=where, dry_run=dry_run)
+
+
+@rewriting_command(
+    run,
+    "column-ttl",
+    refusal="The expired columns of {table} are not dropped",
+    verb="drop",
+    dry_run_help="Show how many bytes would be freed; commit nothing.",
+)
+def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
+    """Removes the values of expired columns from old partitions of TABLE.
+
+    The ages are those of the table property seamark.column-ttl.columns. The schema stays; readers see null. The other
+    columns are copied without decoding them.
+    """
+    return expire_columns(client, table, dry_run=dry_run)
+
+
+@run.command("statement")
+@click.argument("statement")
+@wait_option
+@server_command
+def statement_command(client: IndexClient, statement: str, wait_s: float, as_json: bool) -> None:
+    """Runs STATEMENT: ALTER TABLE … MERGE FILES, or ALTER TABLE … PARTITION (…) DROP COLUMNS (…).
+
+    \b
+    For instance:
+      seamark run statement "ALTER TABLE shop.events PARTITION (day < DATE '2026-01-01') DROP COLUMNS (payload)"
+    """
+    parsed = parse_statement(statement)
+    if parsed is None:
+        raise click.UsageError(
+            "STATEMENT is neither ALTER TABLE … MERGE FILES nor ALTER TABLE … PARTITION (…) DROP COLUMNS (…)"
+        )
+    with running("The statement is not done"):
+        result = run_statement(client, parsed, utc=True, wait_s=wait_s)
+    text = (
+        f"{show_count(result.files_before, 'file')} ({show_size(result.bytes_before)}) became {result.files_after:,} "
+        f"({show_size(result.bytes_after)}); {show_count(result.row_groups_copied, 'row group', 'were')} copied, "
+        f"{result.row_groups_encoded:,} encoded."
+    )
+    print_result(result, text if result.files_before else "No file needs a change.", as_json=as_json)
+
+
+@rewriting_command(run, "cluster", _FULL, refusal="{table} is not clustered", verb="cluster", on_spark="clustering")
+def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: bool) -> RewriteReport:
+    """Sorts new rows of TABLE into files by its clustering columns.
+
+    The columns are those of the table property seamark.clustering.columns. Rows stay the same. Writers do not wait;
+    files that they change meanwhile are left to the next run.
+    """
+    return cluster_incrementally(client, table, full=full, dry_run=dry_run)
+
+
+@rewriting_command(run, "split-buckets", refusal="The buckets of {table} are not split", verb="split")
+def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
+    """Splits data files of TABLE that were written before its number of buckets grew.
+
+    Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
+    """
+    return split_buckets(client, table, dry_run=dry_run)
+
+
+@run.command("statistics")
+@click.argument("table")
+@click.option("--full", is_flag=True, help="Read all files, also those that earlier statistics count.")
+@click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
+@server_command
+def statistics_command(client: IndexClient, table: str, full: bool, dry_run: bool, as_json: bool) -> None:
+    """Computes the statistics of TABLE: distinct values of its columns, and totals of its partitions.
+
+    Only files that earlier statistics do not count are read. Engines use the statistics to order joins.
+    """
+    with running(f"The statistics of {table} are not computed"):
+        report = compute_statistics(client, table, full=full, dry_run=dry_run)
+    if report.snapshot_id is None:
+        print_result(report, f"{table} has no snapshot.", as_json=as_json)
+        return
+    verb = "would be read" if dry_run else "was read" if report.files == 1 else "were read"
+    partitions = f", {show_count(report.partitions, 'partition')}" if report.partitions else ""
+    print_result(
+        report,
+        f"Statistics of {table}: {show_count(report.columns, 'column')}{partitions}; {report.files:,} of "
+        f"{show_count(report.files_total, 'data file')} ({show_count(report.rows, 'row')}) {verb}.",
+        as_json=as_json,
+    )
+
+
+@run.command("manifests")
+@click.argument("table")
+@click.option(
+    "--min-count",
+    type=click.IntRange(min=2),
+    default=2,
+    show_default=True,
+    help="Rewrite from this number of manifests of one partition spec on.",
+)
+@click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
+@server_command
+def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
+    """Lists the files of TABLE in fewer manifests, sorted by partition.
+
+    Files stay the same. If other commits replace the manifests meanwhile, nothing is changed.
+    """
+    with running(f"The manifests of {table} are not rewritten"):
+        report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
+    print_result(report, _manifests_text(report, table, dry_run=dry_run), as_json=as_json)
+
+
+def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> str:
+    lines = []
+    if report["conflicts"]:
+        lines.append(f"Other commits have replaced manifests of {table} meanwhile; run it again.")
+    elif not report["manifests-before"]:
+        lines.append(f"{table} has no manifests to rewrite.")
+    if report["manifests-before"]:
+        verb = "would become" if dry_run else "became"
+        lines.append(
+            f"{report['manifests-before']:,} of {show_count(report['manifests'], 'manifest')} of {table} {verb} "
+            f"{report['manifests-after']:,}; the files of a partition are in "
+            f"{report['partition-manifests-after']:g} of them on average, before in "
+            f"{report['partition-manifests-before']:g}."
+        )
+    if repaired := report["files-repaired"]:
+        verb = "would be" if dry_run else "were"
+        lines.append(f"Wrong bounds or counts of {show_count(repaired, 'file')} {verb} dropped or corrected.")
+    return "\n".join(lines)
+
+
+@run.command("expire")
+@click.argument("table")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="Expire snapshots that were replaced longer ago than this, such as 12h or 7d. "
+    "Default: the table property history.expire.max-snapshot-age-ms, or 5 days.",
+)
+@click.option(
+    "--retain-last",
+    type=click.IntRange(min=1),
+    help="Number of snapshots of each branch that stay. Default: the table property "
+    "history.expire.min-snapshots-to-keep, or 1.",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
+@server_command
+def expire_command(
+    client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool, as_json: bool
+) -> None:
+    """Removes expired snapshots of TABLE, and the files that no other snapshot needs.
+
+    Snapshots of branches and tags stay, and those that running plans read. The age of a snapshot counts from the commit
+    that replaced it.
+    """
+    older_than_ms = _time_before(older_than)
+    with running(f"Snapshots of {table} are not expired"):
+        totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
+    print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
+
+
+def _removed(count: int, *, dry_run: bool) -> str:
+    if dry_run:
+        return "would be removed"
+    return "was removed" if count == 1 else "were removed"
+
+
+def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> str:
+    if not totals.snapshots and not totals.refs:
+        return f"{table} has no expired snapshots."
+    refs = f" and {totals.refs:,} branches and tags" if totals.refs else ""
+    files = totals.content_files + totals.manifests + totals.other_files
+    snapshots = show_count(totals.snapshots, "snapshot")
+    verb = _removed(totals.snapshots + totals.refs, dry_run=dry_run)
+    text = (
+        f"{snapshots}{refs} of {table} {verb}, with {show_count(files, 'file')} "
+        f"({show_size(totals.size_bytes)}), {totals.content_files:,} of them data and delete files."
+    )
+    if totals.files_failed:
+        text += f"\nThe storage did not delete {show_count(totals.files_failed, 'file')}; the server logs this "
+        text += "and tries again."
+    return text
+
+
+@run.command("orphan-files")
+@click.argument("table")
+@click.option(
+    "--older-than",
+    metavar="DURATION",
+    help="Remove files that were last modified longer ago than this, such as 36h or 7d; at least a day. "
+    "Default: the table property seamark.orphan-files.min-age-ms, or 3 days.",
+)
+@click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
+@server_command
+def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
+    """Removes files in the folders of TABLE that no snapshot names.
+
+    Failed and killed writers leave such files, and unfinished uploads to S3, which are aborted. Files in hidden
+    folders, and files that are not Iceberg's, stay.
+    """
+    with running(f"The orphan files of {table} are not removed"):
+        totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
+    verb = _removed(totals.files, dry_run=dry_run)
+    more = "" if totals.is_complete else "; there are more"
+    text = (
+        f"{show_count(totals.files, 'orphan file')} ({show_size(totals.size_bytes)}) of {table} {verb}, of "
+        f"{show_count(totals.listed, 'file')} in its folders{more}."
+    )
+    if totals.uploads:
+        aborted = _removed(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
+        text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
+    if totals.files_unconfirmed:
+        text += (
+            f" {show_count(totals.files_unconfirmed, 'file')} stayed: only the clock says that they are old; they go "
+            "when the server has run for their least age."
+        )
+    print_result(totals, "\n".join([*(totals.locations if dry_run else ()), text]), as_json=as_json)
+    if totals.files_failed:
+        raise click.ClickException(
+            f"the storage did not delete {show_count(totals.files_failed, 'file')}; run it again"
+        )
+
+
+@run.command("index")
+@click.argument("table")
+@server_command
+def index_command(client: IndexClient, table: str, as_json: bool) -> None:
+    """Builds, merges and audits the indexes of TABLE."""
+    with interruptible():
+        try:
+            totals = run_indexing(client, split_table(table))
+        except RuntimeError as error:
+            raise click.ClickException(str(error)) from None
+    text = ", ".join(f"{name} {count}" for name, count in totals.items())
+    print_result(totals, text or f"The indexes of {table} are complete.", as_json=as_json)
+
+
+def _time_before(duration: str | None) -> int | None:
+    """In milliseconds since the epoch."""
+    if duration is None:
+        return None
+    return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))

@@ -1,0 +1,110 @@
+"""`seamark services`: lists the waiting and the running jobs of table services, and the latest runs.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import service_jobs
+from seamark.connector.client.values import Instant
+from seamark.metaserver.timeline.instants import MAINTENANCE
+
+_DEFAULT_LIMIT = 20
+
+
+@click.command()
+@click.argument("table", required=False)
+@click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Number of runs.")
+@server_command
+def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
+    """Lists the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
+
+    If no server runs table services, the first line says why. Of the waiting jobs the first 50 are listed, the next job
+    last. A job that found nothing to do is not listed after its end, unless it failed before. What waits and the
+    progress of a running job are some seconds old.
+    """
+    found = service_jobs(client, table)
+    jobs, waiting = found["jobs"], found.get("waiting", [])
+    runs = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=limit))
+    if as_json:
+        listed = [
+            {"namespace": job["namespace"], "table": job["table"], "requested-ms": job["asked-ms"]}
+            | {"state": "requested", "service": job["service"], "due-ms": job["due-ms"], "failures": job["failures"]}
+            for job in waiting
+        ]
+        listed += [
+            {"namespace": job["namespace"], "table": job["table"], "requested-ms": job["started-ms"]}
+            | {"state": "inflight", "service": job["service"], "launcher": job["launcher"]}
+            | {"progress": job["progress"]}
+            for job in jobs
+        ]
+        listed += [
+            {"namespace": run.namespace, "table": run.name, "requested-ms": run.requested_ms, "state": run.state}
+            | run.summary
+            for run in runs
+        ]
+        print_json(listed)
+        return
+    state = found.get("services", {})
+    if state.get("problem"):
+        say(f"Table services do not run: {state['problem']}.")
+    if not runs and not jobs and not waiting:
+        say("Table services have done nothing yet." if table is None else f"Table services did nothing to {table} yet.")
+    else:
+        heads = ("started", "table", "service", "on", "seconds", "result")
+        running = sorted(jobs, key=lambda job: -job["started-ms"])
+        rows = [*map(_waiting_row, reversed(waiting)), *map(_running_row, running), *map(_row, runs)]
+        print_rows(heads, rows, right_aligned=("seconds",))
+
+
+def _waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
+    failures = job["failures"]
+    after = f", after {failures:,} failed {'run' if failures == 1 else 'runs'}" if failures else ""
+    due = f"not before {time_text(job['due-ms'])}{after}"
+    return "", ".".join((*job["namespace"], job["table"])), job["service"], "", "", f"waiting, {due}"
+
+
+def _running_row(job: dict[str, Any]) -> tuple[str, ...]:
+    name = ".".join((*job["namespace"], job["table"]))
+    return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _done(job["progress"])
+
+
+def _row(run: Instant) -> tuple[str, ...]:
+    summary = run.summary
+    return (
+        time_text(run.requested_ms),
+        ".".join((*run.namespace, run.name)),
+        str(summary.get("service")),
+        str(summary.get("launcher", "")),
+        f"{summary.get('seconds', 0):,.1f}",
+        f"failed: {summary['error']}"
+        if "error" in summary
+        else _result(summary.get("totals") or {}) or "nothing to do",
+    )
+
+
+def _done(progress: Mapping[str, int]) -> str:
+    if not progress["files-total"]:
+        return "running"
+    percent = 100 * progress["bytes-done"] // max(1, progress["bytes-total"])
+    files, size = f"{progress['files-done']:,} of {progress['files-total']:,}", show_size(progress["bytes-done"])
+    return f"running: {files} files, {size} of {show_size(progress['bytes-total'])} ({percent} %)"
+
+
+def _result(totals: Mapping[str, Any]) -> str:
+    """A rewrite says what it read, wrote and saved; other jobs list their totals."""
+    rest = dict(totals)
+    text = ""
+    if "files_before" in rest:
+        before, after = rest.pop("files_before"), rest.pop("files_after", 0)
+        text = f"{show_count(before, 'file')} ({show_size(rest.pop('bytes_before', 0))}) became {after:,} "
+        text += f"({show_size(rest.pop('bytes_after', 0))}): a scan opens {before - after:,} fewer; "
+    return text + ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in rest.items())

@@ -1,0 +1,85 @@
+"""Generates reference pages: `python -m seamark.commands.reference` in the checkout.
+
+docs/reference/settings.md is generated from `Settings`, docs/reference/openapi.json from the routes. A test compares
+both with the committed files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from seamark.metaserver.api.app import add_routes
+from seamark.metaserver.api.http.keys import SETTINGS
+from seamark.metaserver.api.openapi import build_document
+from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
+
+REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+
+_HEAD = """# Settings
+
+Each setting has four sources; the first source with a value wins:
+
+1. a flag of `seamark serve`,
+2. an environment variable,
+3. a key of the TOML file named by `--config` or `SEAMARK_CONFIG`,
+4. the default.
+
+Lists are repeated flags, comma-separated variables, or TOML arrays. With an unknown key or an invalid value the server
+does not start: it exits with code 2 and names the setting and its source. *Secret* settings never appear in logs. The
+server ignores unknown `SEAMARK_…` variables, because orchestrators set such names.
+
+"""
+
+
+def settings_page() -> str:
+    """The page on settings, in order of declaration."""
+    parts = [_HEAD]
+    for name, field in FIELDS.items():
+        metadata = field.metadata
+        secret = " *Secret.*" if metadata["secret"] else ""
+        parts.append(f"## {name}\n\n{metadata['description']}{secret}\n\n")
+        parts.append(f"- flag `{flag_name(name)}`, variable `{environment_name(name)}`, key `{name}`\n")
+        parts.append(f"- default {_default(field.default)}\n")
+        if bounds := _bounds(metadata):
+            parts.append(f"- {bounds}\n")
+        parts.append("\n")
+    return "".join(parts).rstrip() + "\n"
+
+
+def openapi_document() -> str:
+    """The OpenAPI document of Seamark's API, indented."""
+    app = web.Application()
+    app[SETTINGS] = Settings()
+    add_routes(app)
+    return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"
+
+
+def _default(default: Any) -> str:
+    if default in ("", ()):
+        return "empty"
+    return f"`{str(default).lower() if isinstance(default, bool) else default}`"
+
+
+def _bounds(metadata: Any) -> str:
+    if metadata["choices"]:
+        return "one of " + ", ".join(f"`{choice}`" for choice in metadata["choices"])
+    if metadata["schemes"]:
+        return "starts with " + " or ".join(f"`{scheme}://`" for scheme in metadata["schemes"])
+    if metadata["least"] is not None:
+        most = f", at most `{metadata['most']:g}`" if metadata["most"] is not None else ""
+        return f"at least `{metadata['least']:g}`{most}"
+    return ""
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "settings.md").write_text(settings_page())
+    (folder / "openapi.json").write_text(openapi_document())
+
+
+if __name__ == "__main__":
+    write(REFERENCE)

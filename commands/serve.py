@@ -1,0 +1,76 @@
+"""`seamark serve`: runs one server, or a supervisor with its workers, until it is stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seamark.commands.options import load_settings, refuse, settings_flags
+from seamark.commands.workers import supervise
+from seamark.formats.runtime.errors import ConfigError, SeamarkError
+from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.objects.router import check_local_warehouse
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
+from seamark.metaserver.server import bind, log_repaired, open_certificate, run, url_of
+from seamark.metaserver.settings.settings import Settings, redact_url
+
+
+@click.command()
+@settings_flags()
+def serve(config: Path | None, **flags: Any) -> None:
+    """Runs the server until SIGTERM or Ctrl-C.
+
+    Every flag is also an environment variable (shown in brackets) and a key of the TOML file. Precedence: flag,
+    variable, file, default. When the server is ready, it prints its URL; logs go to standard error.
+    """
+    settings = load_settings(flags, config)
+    try:
+        _serve(settings)
+    except ConfigError as error:
+        raise refuse(error) from None
+    except SeamarkError as error:
+        raise click.ClickException(error.message) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or f"the home {settings.home}"
+        raise refuse(ConfigError(f"The disk of {where} is full: free space, then start again")) from None
+
+
+def _serve(settings: Settings) -> None:
+    # The server's files are private. Files of tables outside the home keep the usual modes.
+    umask = os.umask(PRIVATE_UMASK)
+    settings = dataclasses.replace(settings, warehouse_umask=settings.warehouse_umask or f"{umask:03o}")
+    configure_logging(settings)
+    log_repaired(prepare_home(settings))
+    check_local_warehouse(settings)
+    with locked_home(settings):
+        _serve_locked(settings)
+
+
+def _serve_locked(settings: Settings) -> None:
+    open_certificate(settings)  # invalid files are refused before anything starts
+    shared = settings.workers > 1
+    sock = bind(settings, shared=shared)
+    url, port = url_of(settings, sock), sock.getsockname()[1]
+    written: list[Path] = []
+
+    def announce() -> None:
+        written.append(write_server_file(settings, url, port))
+        database = redact_url(settings.database_url())
+        click.echo(f"Seamark is ready at {url}, warehouse {settings.warehouse_uri()}, database {database}")
+
+    try:
+        if shared:
+            supervise(settings, sock, announce)
+        else:
+            run(settings, sock, announce)
+    finally:
+        sock.close()
+        for path in written:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,47 @@
+"""The driver of a job on Spark, which `services/launching/` starts; its argument is the folder of the job."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import threading
+from pathlib import Path
+
+import msgspec
+
+from seamark.commands.job_worker import run
+from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
+from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PROGRESS, REQUEST
+from seamark.metaserver.services.service import JobProgress
+
+
+def main() -> None:
+    """Runs one job, and leaves its answer in the folder."""
+    folder = Path(sys.argv[1])
+    threading.Thread(target=_end_with_server, args=(folder / ALIVE,), daemon=True).start()
+    request = from_json((folder / REQUEST).read_bytes(), JobRequest)
+    (folder / REQUEST).unlink()  # it has keys, and the folder stays if the server is killed
+    # PySpark is an optional dependency, which only this process needs.
+    rewrites = importlib.import_module("seamark.connector.spark.rewrites")
+    with rewrites.session_rewrites(request.folders, request.umask, request.storage) as runner:
+        answer = run(request, lambda progress: _leave(progress, folder / PROGRESS), runner)
+    _leave(answer, folder / ANSWER)
+
+
+def _leave(value: JobAnswer | JobProgress, path: Path) -> None:
+    part = path.with_suffix(".part")
+    part.write_bytes(msgspec.json.encode(value))
+    part.rename(path)
+
+
+def _end_with_server(pipe: Path) -> None:
+    """The pipe ends when the server stops or dies: then the process ends, even in the middle of a job.
+
+    A plain open would wait for a writer, and never return if the server died while Spark started."""
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    os.set_blocking(descriptor, True)
+    while os.read(descriptor, 1):
+        pass
+    os._exit(1)

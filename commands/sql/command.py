@@ -1,0 +1,219 @@
+"""`seamark sql`: runs a statement on the engine that suits it, and prints the rows.
+
+A client of the running server, by `--url` or in the `--home` of the server. Exit codes: 0 on success, 1 when the server
+refuses or cannot be reached, 2 for an invalid statement.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pyarrow.csv
+from rich.table import Table
+
+from seamark.commands.connecting import failed, served_at, suggesting
+from seamark.commands.options import Misconfigured, parse_size, settings_flags
+from seamark.commands.terminal import open_console, printable, show_count, show_size
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.sql.choice import AUTO, ENGINES
+from seamark.connector.sql.rows import json_rows
+from seamark.connector.sql.session import CATALOG, ChosenPlan, Engines, SqlResult, SqlSession
+
+TABLE_ROWS_MAX = 1000
+"""Rows that the format `table` prints; it needs all of them for the widths of its columns."""
+
+
+@click.command()
+@click.argument("statement")
+@click.option(
+    "--format",
+    "output",
+    type=click.Choice(["table", "json", "csv", "arrow"]),
+    help="Format of the rows. json: an object a line; arrow: an IPC stream. Default: table on a terminal, else csv.",
+)
+@click.option("--json", "output", flag_value="json", help="The same as --format json.")
+@click.option("--explain", "explains", is_flag=True, help="Show engine, reason, files and bytes; run nothing.")
+@click.option(
+    "--engine",
+    type=click.Choice([AUTO, *ENGINES]),
+    default=AUTO,
+    show_default=True,
+    help="The engine. auto: by what the statement does and the bytes that it reads.",
+)
+@click.option(
+    "--trino",
+    envvar="SEAMARK_SQL_TRINO",
+    show_envvar=True,
+    help="URL of Trino or of Seamark's proxy: http://user@host:port?catalog=name.",
+)
+@click.option(
+    "--spark",
+    envvar="SEAMARK_SQL_SPARK",
+    show_envvar=True,
+    help="Spark for MERGE: sc://host:port of Spark Connect, or a master such as local[2].",
+)
+@click.option("--spark-catalog", default=CATALOG, show_default=True, help="Name of the catalog in Spark.")
+@click.option(
+    "--large",
+    "large",
+    default="1GB",
+    show_default=True,
+    help="Size of data files from which a query runs on Trino, if there is one.",
+)
+@click.option("--schema", help="Schema of tables that are named without one.")
+@click.option("--on-s3", is_flag=True, help="Tables are in S3; for statements that write.")
+@click.option("--catalog", default=CATALOG, show_default=True, help="The name of the catalog in statements.")
+@click.option(
+    "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
+)
+@click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")
+@settings_flags(("home",))
+def sql(
+    statement: str,
+    output: str | None,
+    explains: bool,
+    engine: str,
+    trino: str | None,
+    spark: str | None,
+    spark_catalog: str,
+    large: str,
+    schema: str | None,
+    on_s3: bool,
+    catalog: str,
+    url: str | None,
+    token: str | None,
+    config: Path | None,
+    **flags: Any,
+) -> None:
+    """Runs the SQL STATEMENT, or `-` for standard input.
+
+    \b
+    For instance:
+      seamark sql "SELECT country, count(*) FROM shop.orders GROUP BY country"
+      seamark sql --explain "SELECT * FROM shop.orders WHERE id = 7"
+    """
+    text = sys.stdin.read() if statement == "-" else statement
+    engines = Engines(
+        wanted=engine,
+        trino=trino,
+        trino_password=os.environ.get("SEAMARK_TRINO_PASSWORD"),
+        spark=spark,
+        spark_catalog=spark_catalog,
+        large_bytes=parse_size(large, "--large"),
+    )
+    write = _WRITERS[output or ("table" if sys.stdout.isatty() else "csv")]
+    try:
+        server = url or served_at(config, flags)
+        with (
+            closing(SeamarkClient(server, token=token)) as client,
+            suggesting(client),
+            SqlSession(server, token=token, catalog=catalog, schema=schema, engines=engines, on_s3=on_s3) as session,
+        ):
+            if explains:
+                _explain(session.explain(text))
+                return
+            result = session.sql(text)
+            try:
+                write(result)
+            finally:
+                result.close()
+    except ValueError as error:
+        raise click.UsageError(printable(str(error))) from None
+    except BadRequest as error:
+        raise Misconfigured(printable(error.message)) from None
+    except ClientError as error:
+        raise failed(error, has_token=token is not None) from None
+
+
+def _explain(found: ChosenPlan) -> None:
+    console = open_console()
+    console.print(f"Engine: {found.engine}, because {found.why}.", markup=False, highlight=False)
+    tables = Table()
+    tables.add_column("table")
+    for name in ("files", "of", "bytes", "columns"):
+        tables.add_column(name, justify="right")
+    tables.add_column("left out by joins on")
+    for one in found.tables:
+        joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in one.joins)
+        counts = (f"{one.files:,}", f"{one.considered_files:,}", show_size(one.bytes), str(one.columns))
+        tables.add_row(one.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
+    if found.tables:
+        console.print(tables)
+
+
+def _write_table(result: SqlResult) -> None:
+    values: list[list[Any]] = []
+    for batch in result.batches:
+        values += json_rows(batch)
+        if len(values) > TABLE_ROWS_MAX:
+            break
+    table = Table()
+    for field in result.schema:
+        right = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        table.add_column(field.name.replace("[", "\\["), justify="right" if right else "left", overflow="fold")
+    for row in values[:TABLE_ROWS_MAX]:
+        table.add_row(*("" if one is None else _cell(one).replace("[", "\\[") for one in row))
+    console = open_console()
+    console.print(table)
+    if len(values) > TABLE_ROWS_MAX:
+        console.print(f"The first {TABLE_ROWS_MAX:,} rows; --format csv prints all.")
+
+
+def _cell(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _write_json(result: SqlResult) -> None:
+    names = result.schema.names
+    for batch in result.batches:
+        for row in json_rows(batch):
+            click.echo(json.dumps(dict(zip(names, row, strict=True)), ensure_ascii=False))
+
+
+def _write_csv(result: SqlResult) -> None:
+    with pyarrow.csv.CSVWriter(sys.stdout.buffer, _flat(result.schema)) as writer:
+        for batch in result.batches:
+            writer.write_batch(_flattened(batch))
+
+
+def _write_arrow(result: SqlResult) -> None:
+    with pa.ipc.new_stream(sys.stdout.buffer, result.schema) as writer:
+        for batch in result.batches:
+            writer.write_batch(batch)
+
+
+def _is_nested(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_null(kind))
+
+
+def _flat(schema: pa.Schema) -> pa.Schema:
+    """CSV has texts in place of nested values."""
+    return pa.schema([field.with_type(pa.string()) if _is_nested(field.type) else field for field in schema])
+
+
+def _flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    schema = _flat(batch.schema)
+    texts = {
+        number: [None if row[number] is None else _cell(row[number]) for row in json_rows(batch)]
+        for number, field in enumerate(batch.schema)
+        if _is_nested(field.type)
+    }
+    columns = [pa.array(texts[n], pa.string()) if n in texts else column for n, column in enumerate(batch.columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+_WRITERS: dict[str, Callable[[SqlResult], None]] = {
+    "table": _write_table,
+    "json": _write_json,
+    "csv": _write_csv,
+    "arrow": _write_arrow,
+}

@@ -1,0 +1,331 @@
+"""The worker processes of SQL statements (`api/sql/`): a parent, and a child for each statement.
+
+The parent has imported everything, and forks a child in milliseconds; it never sees a statement. A child plans and
+reads tables as a client of the server, with a token that has the rights of the statement's caller, and runs the
+statement in DuckDB. Its environment has no secrets. It writes no file, reads only below the locations of the tables
+that the statement reads, and has a limit for its memory and its processor time. Where the kernel has Landlock, it
+enforces both for files.
+
+python -m seamark.commands.sql.worker <socket> <memory limit in bytes> <time limit in seconds>
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from typing import Any, BinaryIO
+
+import msgspec
+import pyarrow as pa
+
+from seamark.commands.confinement import landlock
+from seamark.commands.confinement.jobs import PATHS, give_up_privileges
+from seamark.connector.client.errors import BadRequest, ClientError, Refused, Unavailable
+from seamark.connector.client.storage import S3_SCHEMES, confine, confined_folders
+from seamark.connector.read.tables import OpenTable
+from seamark.connector.sql.duckdb_engine import DuckDBLimits
+from seamark.connector.sql.rows import json_rows
+from seamark.connector.sql.session import ChosenPlan, SqlResult, SqlSession
+from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.api.sql.protocol import (
+    CONTROL,
+    DATA,
+    END,
+    ERROR,
+    FRAME,
+    HEAD,
+    START,
+    StatementColumn,
+    StatementError,
+    StatementHead,
+    StatementPlan,
+    StatementRequest,
+    TableRead,
+)
+
+_NICE = 5
+_IMPORTED_BY_DUCKDB = ("pandas", "pyarrow.dataset", "zoneinfo", "encodings.idna", "_strptime")
+"""When it looks at an object for the first time; here, the parent imports it once."""
+_FILES_MAX = 1024
+_FLUSH_BYTES = 256 << 10
+_MESSAGE_MAX = 2000
+
+
+class StatementAnswers:
+    """Writes frames, data in large frames."""
+
+    def __init__(self, out: BinaryIO, bytes_max: int) -> None:
+        self._out = out
+        self._left = bytes_max
+        self._pending: list[bytes] = []
+        self._size = 0
+
+    def send(self, kind: bytes, content: bytes) -> None:
+        self.flush()
+        self._frame(kind, content)
+
+    def write(self, data: bytes) -> int:
+        """BadRequest beyond the limit of bytes."""
+        content = bytes(data)
+        self._left -= len(content)
+        if self._left < 0:
+            raise BadRequest("The rows have more bytes than sql_bytes_limit; select fewer rows or columns")
+        self._pending.append(content)
+        self._size += len(content)
+        if self._size >= _FLUSH_BYTES:
+            self.flush()
+        return len(content)
+
+    def flush(self) -> None:
+        data, self._pending, self._size = b"".join(self._pending), [], 0
+        for start in range(0, len(data), _FLUSH_BYTES):
+            self._frame(DATA, data[start : start + _FLUSH_BYTES])
+
+    def discard(self) -> None:
+        self._pending, self._size = [], 0
+
+    def _frame(self, kind: bytes, content: bytes) -> None:
+        self._out.write(FRAME.pack(kind, len(content)) + content)
+        self._out.flush()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this process
+    number, memory_bytes, time_s = sys.argv[1:]
+    for name in _IMPORTED_BY_DUCKDB:
+        with suppress(ImportError):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # pages that no child writes are shared
+    with socket.socket(fileno=int(number)) as control:
+        WorkerParent(control, memory_bytes=int(memory_bytes), time_s=float(time_s)).serve()
+
+
+class WorkerParent:
+    """Forks children until the server closes the socket, and then ends them.
+
+    `START` comes with two descriptors, the child's input and output, and is answered with the child's id; `KILL` names
+    a child. An id is used again only after this process has waited for its child, so `KILL` never meets another.
+    """
+
+    def __init__(self, control: socket.socket, *, memory_bytes: int, time_s: float) -> None:
+        self._control = control
+        self._memory_bytes, self._time_s = memory_bytes, time_s
+        self._children: set[int] = set()
+
+    def serve(self) -> None:
+        while True:
+            try:
+                message, descriptors, *_ = socket.recv_fds(self._control, CONTROL.size, 2)
+            except InterruptedError:
+                continue
+            self._wait()
+            if len(message) < CONTROL.size:
+                for pid in self._children:
+                    os.kill(pid, signal.SIGKILL)
+                return
+            kind, pid = CONTROL.unpack(message)
+            if kind == START and len(descriptors) == 2:
+                self._start(*descriptors)
+            elif pid in self._children:
+                os.kill(pid, signal.SIGKILL)
+
+    def _start(self, given: int, taken: int) -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                self._control.close()
+                _run_child(given, taken, memory_bytes=self._memory_bytes, time_s=self._time_s)
+            finally:
+                os._exit(1)
+        os.close(given)
+        os.close(taken)
+        self._children.add(pid)
+        self._control.sendall(CONTROL.pack(START, pid))
+
+    def _wait(self) -> None:
+        """Forgets the children that have ended."""
+        while self._children:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._children.discard(pid)
+
+
+def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> None:
+    os.setsid()
+    os.dup2(given, 0)
+    os.dup2(2, 1)  # prints of libraries are no frames
+    restrict(memory_bytes=memory_bytes, time_s=time_s)
+    with os.fdopen(0, "rb", closefd=False) as source, os.fdopen(taken, "wb", closefd=False) as out:
+        line = source.readline()
+        if line:
+            request = from_json(line, StatementRequest)
+            threading.Thread(target=_end_with_server, args=(source,), daemon=True).start()
+            run(request, StatementAnswers(out, request.bytes_max))
+        os._exit(0)  # a thread of DuckDB or Arrow may still run
+
+
+def restrict(*, memory_bytes: int, time_s: float) -> None:
+    """Limits this process permanently."""
+    os.nice(_NICE)
+    os.umask(0o077)
+    cpu_s = int(time_s * (os.cpu_count() or 1)) + 1
+    for what, limit in (
+        (resource.RLIMIT_DATA, _mapped_bytes() + memory_bytes),
+        (resource.RLIMIT_CPU, cpu_s),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, _FILES_MAX),
+    ):
+        hard = resource.getrlimit(what)[1]
+        if limit or what == resource.RLIMIT_FSIZE:
+            least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+            resource.setrlimit(what, (least, least))
+    give_up_privileges()
+    landlock.forbid_changes()
+
+
+def _end_with_server(source: BinaryIO) -> None:
+    source.read()
+    os._exit(1)
+
+
+def run(request: StatementRequest, answers: StatementAnswers) -> None:
+    """Sends the answer, or why there is none."""
+    try:
+        _run(request, answers)
+    except ClientError as error:
+        status = error.status or (503 if isinstance(error, Unavailable) else 400 if isinstance(error, Refused) else 500)
+        _send_error(answers, status, error.message)
+    except (MemoryError, pa.ArrowMemoryError):
+        _send_error(answers, 400, "The statement needs more memory than sql_memory_bytes")
+    except Exception as error:  # noqa: BLE001  every error is sent to the server
+        _send_error(answers, 500, f"{type(error).__name__}: {error}")
+
+
+def _send_error(answers: StatementAnswers, status: int, message: str) -> None:
+    answers.discard()
+    answers.send(ERROR, msgspec.json.encode(StatementError(status, message[:_MESSAGE_MAX])))
+
+
+def _run(request: StatementRequest, answers: StatementAnswers) -> None:
+    # DuckDB gets half: the reader's batches and the answer need the rest.
+    limits = DuckDBLimits(memory_bytes=request.memory_bytes // 2, threads=request.threads)
+    with SqlSession(
+        request.url,
+        token=request.token,
+        schema=request.schema,
+        limits=limits,
+        writes=False,
+        checked=lambda tables: _confine(tables, request.roots),
+        certificates=request.certificates,
+    ) as session:
+        if request.format == "explain":
+            found = session.explain(request.statement)
+            answers.send(HEAD, msgspec.json.encode(_head(request, found)))
+            answers.write(msgspec.json.encode(_head(request, found).plan))
+        else:
+            with closing(session.sql(request.statement)) as result:
+                head = _head(request, result.explanation)
+                answers.send(HEAD, msgspec.json.encode(head))
+                (_write_arrow if request.format == "arrow" else _write_json)(request, result, head.plan, answers)
+        answers.send(END, b"")
+
+
+def _mapped_bytes() -> int:
+    """What of this process counts for RLIMIT_DATA: the libraries, and address space that allocators reserve."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[5]) * resource.getpagesize()
+
+
+def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
+    """The rest of the process opens only files below the tables' locations, which are below `roots`. BadRequest for
+    tables whose storage keys the server does not hand out."""
+    folders = []
+    for table in tables:
+        properties = table.metadata.properties
+        locations = [table.metadata.location, *(properties[name] for name in PATHS if name in properties)]
+        if locations[0].partition(":")[0] in S3_SCHEMES and "s3.access-key-id" not in table.storage.properties:
+            raise BadRequest(
+                f"The statement cannot read {'.'.join(table.name)}: the server hands out no keys for its storage; an "
+                "operator sets s3_client_access to gateway or static"
+            )
+        folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
+    confine((folder for folder in folders if folder.startswith("/")), roots)
+    with confined_folders() as opened:
+        landlock.forbid_reads_except(opened)
+
+
+def _head(request: StatementRequest, found: ChosenPlan) -> StatementHead:
+    tables = tuple(
+        TableRead(one.shown_name, one.files, one.considered_files, one.bytes, one.columns, one.joins)
+        for one in found.tables
+    )
+    plan = StatementPlan(request.id, found.engine, found.why, tables)
+    return StatementHead(plan, tuple(dict.fromkeys(one.name[:-1] for one in found.tables)))
+
+
+def _batches(request: StatementRequest, result: SqlResult, seen: dict[str, bool]) -> Iterator[pa.RecordBatch]:
+    """At most `rows_max` rows. BadRequest for more unless the answer may be truncated."""
+    left = request.rows_max
+    for batch in result.batches:
+        if batch.num_rows > left:
+            if not request.truncates:
+                raise BadRequest(f"The statement has more than {request.rows_max:,} rows (sql_rows_limit); add LIMIT")
+            seen["truncated"] = True
+            if left:
+                yield batch.slice(0, left)
+            return
+        left -= batch.num_rows
+        yield batch
+
+
+def _write_arrow(request: StatementRequest, result: SqlResult, plan: StatementPlan, answers: StatementAnswers) -> None:
+    schema = result.schema.with_metadata({"seamark": msgspec.json.encode(plan)})
+    sink: Any = pa.PythonFile(_Sink(answers), "w")
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for batch in _batches(request, result, {}):
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+
+
+def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPlan, answers: StatementAnswers) -> None:
+    columns = [StatementColumn(name, kind) for name, kind in zip(result.schema.names, result.types, strict=True)]
+    head = msgspec.json.encode(plan)[:-1] + b',"columns":' + msgspec.json.encode(columns)
+    answers.write(head + b',"rows":[')
+    seen = {"truncated": False}
+    separator = b""
+    for batch in _batches(request, result, seen):
+        if batch.num_rows:
+            answers.write(separator + msgspec.json.encode(json_rows(batch))[1:-1])
+            separator = b","
+    answers.write(b'],"complete":' + (b"false" if seen["truncated"] else b"true") + b"}")
+
+
+class _Sink:
+    """A file for Arrow's writer."""
+
+    closed = False
+
+    def __init__(self, answers: StatementAnswers) -> None:
+        self._answers = answers
+
+    def write(self, data: bytes) -> int:
+        return self._answers.write(data)
+
+    def flush(self) -> None:
+        """Frames are sent when they are large."""
+
+    def close(self) -> None:
+        """The end is a frame."""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The command `seamark`: one module a group of commands; `main.py` assembles them."""
