@@ -11,7 +11,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 def single_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column that may be in chunks as one array."""
+    """Return a column that may be in chunks as one array."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1 and column.chunk(0).offset == 0:  # the next call copies also one chunk

@@ -42,13 +42,20 @@ class Unwritable(Exception):
 
 
 def arrow_schema(schema: Schema) -> pa.Schema:
-    """The Arrow schema of a table's data files. Unwritable for an unsupported type."""
+    """Return the Arrow schema of a table's data files.
+
+    Raises:
+        Unwritable: For an unsupported type.
+    """
     return pa.schema(_arrow_fields(schema.fields, ""))
 
 
 def arrow_type(kind: Type, path: str = "") -> pa.DataType:
-    """The Arrow type in data files, with field ids on nested fields. Unwritable, with `path`, for an unsupported
-    type."""
+    """Return the Arrow type in data files, with field ids on nested fields.
+
+    Raises:
+        Unwritable: With `path`, for an unsupported type.
+    """
     if isinstance(kind, StructType):
         return pa.struct(_arrow_fields(kind.fields, f"{path}."))
     if isinstance(kind, ListType):
@@ -85,8 +92,9 @@ def _arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str
 
 @lru_cache(maxsize=4096)
 def file_name_of(name: str) -> str:
-    """A column's name in files, as in Iceberg's writers: other characters than letters, digits and `_` are
-    `_x<hex>`."""
+    """Return a column's name in files, as in Iceberg's writers: other characters than letters, digits and `_` are
+    `_x<hex>`.
+    """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
     first = f"_{name[0]}" if name[:1].isdigit() else _escaped(name[:1])
@@ -101,7 +109,14 @@ def _escaped(character: str) -> str:
 
 
 def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.RecordBatch:
-    """Casts a batch to exactly the table's columns. `arrow`: `arrow_schema(schema)`. Unwritable."""
+    """Cast a batch to exactly the table's columns.
+
+    Args:
+        arrow: `arrow_schema(schema)`.
+
+    Raises:
+        Unwritable: If the rows cannot be written.
+    """
     rows = batch.num_rows
     arrays = _fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
@@ -153,7 +168,8 @@ def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Arr
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """The array without extension type, dictionary, run-end encoding or views, which do not change its values."""
+    """Return the array without extension type, dictionary, run-end encoding or views, which do not change its values.
+    """
     if isinstance(array, pa.ExtensionArray):
         return _decoded(array.storage)
     if pa.types.is_dictionary(array.type):
@@ -168,8 +184,10 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
-    """Unwritable for a null in a required column. Nulls inside null structs are permitted, and their validity
-    removed."""
+    """Unwritable for a null in a required column.
+
+    Nulls inside null structs are permitted, and their validity removed.
+    """
     if nullable or not array.null_count:
         return array
     nulls = array.is_null().to_numpy(zero_copy_only=False)
@@ -281,7 +299,9 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
 
 
 def _range(array: pa.Array) -> str:
-    """The range of values for a message; temporal values as integers, because Python cannot represent all of them."""
+    """Return the range of values for a message; temporal values as integers, because Python cannot represent all of
+    them.
+    """
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
     try:
@@ -378,7 +398,11 @@ def _default_column(field: Field, rows: int, path: str) -> pa.Array:
 
 
 def _repeated_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
-    """An array of `rows` times a JSON default value. Unwritable for an invalid default."""
+    """Return an array of `rows` times a JSON default value.
+
+    Raises:
+        Unwritable: For an invalid default.
+    """
     if isinstance(kind, StructType) and default == {}:  # the fields of a struct have their own defaults
         children = _fields([], [], kind.fields, rows, None, f"{path}.")
         return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)))

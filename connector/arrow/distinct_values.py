@@ -25,7 +25,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
-    """`column`: an array of the type that readers give a column of the Iceberg type. Nulls are no values."""
+    """`column`: an array of the type that readers give a column of the Iceberg type.
+
+    Nulls are no values.
+    """
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     if values.null_count:
         values = values.drop_null()
@@ -53,15 +56,22 @@ def _hashes(values: pa.Array, kind: str) -> Hashes:
 
 
 def _fixed(values: pa.Array, width: int) -> Bytes:
-    """The bytes of values of `width` bytes each. ValueError for another width."""
+    """Return the bytes of values of `width` bytes each.
+
+    Raises:
+        ValueError: For another width.
+    """
     if values.type.bit_width != 8 * width:
         raise ValueError(f"values of {values.type} do not have {width} bytes")
     return np.frombuffer(values.buffers()[1], np.uint8, len(values) * width, values.offset * width)
 
 
 def _shortest(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """The heap and the starts of big-endian numbers without the bytes that only repeat the sign. `little`:
-    uint8[rows, 16]."""
+    """Return the heap and the starts of big-endian numbers without the bytes that only repeat the sign.
+
+    Args:
+        little: uint8[rows, 16].
+    """
     big = little[:, ::-1]
     sign = np.where(big[:, :1] >= 0x80, 0xFF, 0).astype(np.uint8)
     # A byte is needless if it and all before it repeat the sign, and the next byte shows the same sign.

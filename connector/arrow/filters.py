@@ -37,10 +37,14 @@ _NOT_PRIMITIVE = frozenset({"struct", "list", "map", "variant"})
 
 
 def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-    """bool[rows]: the rows for which the expression is true.
+    """Return bool[rows]: the rows for which the expression is true.
 
-    `columns`: by id, with the Arrow types of `plain_type`; a column inside a struct is null where the struct is null.
-    ValueError for a predicate that cannot be evaluated exactly."""
+    Args:
+        columns: By id, with the Arrow types of `plain_type`; a column inside a struct is null where the struct is null.
+
+    Raises:
+        ValueError: For a predicate that cannot be evaluated exactly.
+    """
     match expression:
         case Always(value):
             return np.full(rows, value)
@@ -95,7 +99,7 @@ def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
 
 
 def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
-    """Applies the predicate's transform, once for each distinct value."""
+    """Apply the predicate's transform, once for each distinct value."""
     apply = function(predicate.transform, predicate.kind)
     encoded = column.dictionary_encode()
     results = [None if value is None else apply(value) for value in plain_values(encoded.dictionary, predicate.kind)]
@@ -103,14 +107,20 @@ def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
 
 
 def _kind(predicate: Bound) -> str:
-    """The result type of the predicate; for a truncated decimal with 38 digits, because truncation can add digits."""
+    """Return the result type of the predicate; for a truncated decimal with 38 digits, because truncation can add
+    digits.
+    """
     kind = predicate.result
     is_truncated_decimal = predicate.transform != IDENTITY and base_name(kind) == "decimal"
     return f"decimal(38, {decimal_scale(kind)})" if is_truncated_decimal else kind
 
 
 def plain_values(column: pa.Array, kind: str) -> Iterable[Value | None]:
-    """The values of an array as Python literals of expressions. `kind`: its primitive Iceberg type."""
+    """Return the values of an array as Python literals of expressions.
+
+    Args:
+        kind: Its primitive Iceberg type.
+    """
     name = base_name(kind)
     if name == "decimal":
         scale = decimal_scale(kind)

@@ -49,7 +49,11 @@ _EXACTLY = Context(prec=100)
 
 
 class Values(NamedTuple):
-    """A dictionary-encoded column: row r has `values[codes[r]]`. `codes`: int64[rows]; None in `values` is null."""
+    """A dictionary-encoded column: row r has `values[codes[r]]`.
+
+    Attributes:
+        codes: int64[rows]; None in `values` is null.
+    """
 
     codes: Longs
     values: list[Any]
@@ -57,7 +61,11 @@ class Values(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionTerm:
-    """A transform of a column. `positions`: the positions on the path to the column through the structs of a batch."""
+    """A transform of a column.
+
+    Attributes:
+        positions: The positions on the path to the column through the structs of a batch.
+    """
 
     transform: str
     kind: str
@@ -73,8 +81,11 @@ class PartitionTerm:
 
 
 def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str) -> PartitionTerm:
-    """A term for a column of the table's schema, for batches of `casting.conform`. Unwritable, with `subject` in the
-    message, for an unsupported transform or column."""
+    """Return a term for a column of the table's schema, for batches of `casting.conform`.
+
+    Raises:
+        Unwritable: With `subject` in the message, for an unsupported transform or column.
+    """
     column = schema.column(sources[0]) if len(sources) == 1 else None
     if transform == VOID:
         return PartitionTerm(VOID, column.type if column is not None and isinstance(column.type, str) else "int", ())
@@ -88,7 +99,7 @@ def term_of(transform: str, sources: Sequence[int], schema: Schema, subject: str
 
 
 def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
-    """The positions of the fields on the path to a column, in batches of the table's Arrow schema."""
+    """Return the positions of the fields on the path to a column, in batches of the table's Arrow schema."""
     path = [column_id]
     while (parent := schema.index.by_id[path[0]].parent) is not None:
         path.insert(0, parent)
@@ -102,7 +113,10 @@ def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
-    """The column; null where an enclosing struct is null. For an empty path, only nulls."""
+    """Return the column; null where an enclosing struct is null.
+
+    For an empty path, only nulls.
+    """
     if not positions:
         return pa.nulls(rows.num_rows)
     column = rows.column(positions[0])
@@ -110,7 +124,10 @@ def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa
 
 
 class Partitioner:
-    """Partitions rows by one spec and schema. Unwritable if files cannot be written with the spec."""
+    """Partitions rows by one spec and schema.
+
+    Unwritable if files cannot be written with the spec.
+    """
 
     def __init__(self, spec: PartitionSpec, schema: Schema) -> None:
         self.names = [field.name for field in spec.fields]
@@ -119,7 +136,7 @@ class Partitioner:
         ]
 
     def split(self, batch: pa.RecordBatch) -> list[tuple[Partition, Longs | None]]:
-        """The partitions of a batch, each with the positions of its rows, ascending; None for all rows."""
+        """Return the partitions of a batch, each with the positions of its rows, ascending; None for all rows."""
         if not batch.num_rows:
             return []
         columns = [term.of(batch) for term in self.terms if term.transform != VOID]
@@ -138,12 +155,12 @@ class Partitioner:
         return tuple(None if term.transform == VOID else next(remaining) for term in self.terms)
 
     def json(self, partition: Partition) -> list[object]:
-        """The partition in the form of a ContentFile of the REST specification."""
+        """Return the partition in the form of a ContentFile of the REST specification."""
         return [encode_json(term.result, value) for term, value in zip(self.terms, partition, strict=True)]
 
 
 def _combined_codes(columns: Sequence[Values]) -> Longs:
-    """int64[rows]: a distinct code for each combination of values."""
+    """Return int64[rows]: a distinct code for each combination of values."""
     codes, count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
         if count * len(column.values) > _CODES_MAX:
@@ -154,7 +171,11 @@ def _combined_codes(columns: Sequence[Values]) -> Longs:
 
 
 def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
-    """Applies a transform to a column of the table's type. ValueError if the column has values of another type."""
+    """Apply a transform to a column of the table's type.
+
+    Raises:
+        ValueError: If the column has values of another type.
+    """
     name = name_of(transform)
     if name == VOID or pa.types.is_null(column.type):
         return Values(np.zeros(len(column), dtype=np.int64), [None])
@@ -186,7 +207,7 @@ def _numbers(keys: Keys) -> Longs:
 
 
 def _distinct(numbers: Longs, keys: Keys) -> Values:
-    """Encodes `numbers`, int64[rows]; the numbers of null keys are ignored."""
+    """Encode `numbers`, int64[rows]; the numbers of null keys are ignored."""
     valid = keys.valid
     if valid is None:
         if len(numbers) and numbers.min() == numbers.max():  # of one partition, as the rows of most files: no sort
@@ -201,7 +222,7 @@ def _distinct(numbers: Longs, keys: Keys) -> Values:
 
 
 def _distinct_floats(keys: Keys) -> Values:
-    """Encodes floats by their bits: -0.0 differs from 0.0, all NaN are equal."""
+    """Encode floats by their bits: -0.0 differs from 0.0, all NaN are equal."""
     assert keys.codes is not None
     codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
     distinct = _distinct((codes ^ _BIAS).view(np.int64), keys)
@@ -216,14 +237,14 @@ def _double(code: int) -> float:
 
 
 def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
-    """Applies a function to each distinct value; equal results are merged."""
+    """Apply a function to each distinct value; equal results are merged."""
     ordinals: dict[Any, int] = {}
     mapped = [ordinals.setdefault(None if value is None else apply(value), len(ordinals)) for value in distinct.values]
     return Values(np.array(mapped, dtype=np.int64)[distinct.codes], list(ordinals))
 
 
 def _by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
-    """Encodes a column of strings, bytes or wide decimals, and applies the transform to the distinct values."""
+    """Encode a column of strings, bytes or wide decimals, and apply the transform to the distinct values."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # without chunks
         return Values(np.zeros(0, dtype=np.int64), [])

@@ -20,8 +20,12 @@ else:
 
 
 def bind_exactly(where: str | Any, schema: Schema) -> Expression:
-    """Binds SQL text or Iceberg expression JSON to a schema. BadRequest for an invalid predicate, and for SQL that no
-    expression represents exactly: a wider expression would select other rows."""
+    """Bind SQL text or Iceberg expression JSON to a schema.
+
+    Raises:
+        BadRequest: For an invalid predicate, and for SQL that no expression represents exactly: a wider expression
+            would select other rows.
+    """
     try:
         if not isinstance(where, str):
             return bind(parse_expression(where), schema, (), case_sensitive=True)

@@ -31,7 +31,10 @@ class _Field:
 
 
 class Ordering:
-    """Sorts tables of `casting.conform` by one sort order. Unwritable if the order cannot be applied to the schema."""
+    """Sorts tables of `casting.conform` by one sort order.
+
+    Unwritable if the order cannot be applied to the schema.
+    """
 
     def __init__(self, order: SortOrder, schema: Schema) -> None:
         self.order_id = order.order_id
@@ -67,7 +70,9 @@ def _sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
 
 
 def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
-    """(ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all rows)."""
+    """Return (ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all
+    rows).
+    """
     column = column_at(rows, term.positions)
     if term.transform != IDENTITY:
         distinct = apply_transform(term.transform, term.kind, column)

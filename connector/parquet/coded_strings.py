@@ -21,13 +21,16 @@ _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def are_few(used: npt.NDArray[np.bool_]) -> bool:
-    """Whether codes are faster for a row group of which these rows are used."""
+    """Return whether codes are faster for a row group of which these rows are used."""
     return bool(np.count_nonzero(used) <= _USED_MAX * len(used))
 
 
 def coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
-    """The top-level columns of strings, among `names`, that have dictionaries for most of their values in the row
-    group. Of other columns, pyarrow would have to make the dictionary."""
+    """Return the top-level columns of strings, among `names`, that have dictionaries for most of their values in the
+    row group.
+
+    Of other columns, pyarrow would have to make the dictionary.
+    """
     schema, group = file.schema_arrow, file.metadata.row_group(number)
     # A name with a dot could also be the path of a field of a struct.
     flat = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
@@ -46,7 +49,7 @@ def coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> li
 
 
 def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with strings in the place of codes: with the types of the file's schema."""
+    """Return the batch with strings in the place of codes: with the types of the file's schema."""
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch
     columns: Sequence[pa.Array] = [

@@ -38,8 +38,10 @@ _BLOCK_BYTES = 64 << 10
 class Projection:
     """How columns of a table are matched with the columns of its files.
 
-    `partitioned`: columns with an identity field in the file's partition spec; if the file lacks them, readers take
-    their values from the partition. `mapping`: for files without field ids, which are not read without it.
+    Attributes:
+        partitioned: Columns with an identity field in the file's partition spec; if the file lacks them, readers take
+            their values from the partition.
+        mapping: For files without field ids, which are not read without it.
     """
 
     schema: Schema
@@ -56,11 +58,16 @@ def read_columns(
     rows: int,
     keys: Callable[[], FileKeys | None] = lambda: None,
 ) -> dict[int, pa.ChunkedArray]:
-    """The columns by id, each with `rows` rows in the file's order. `path` has the form of the file system: a
-    location for a Storage.
+    """Return the columns by id, each with `rows` rows in the file's order.
 
-    `keys`: called for an encrypted file. Unreadable if the file has another number of rows, exceeds the memory limit,
-    has no unique column for an id, or encrypts one of the columns, or its footer and there are no keys.
+    `path` has the form of the file system: a location for a Storage.
+
+    Args:
+        keys: Called for an encrypted file.
+
+    Raises:
+        Unreadable: If the file has another number of rows, exceeds the memory limit, has no unique column for an id, or
+            encrypts one of the columns, or its footer and there are no keys.
     """
     distinct_ids = list(dict.fromkeys(column_ids))
     try:
@@ -87,7 +94,7 @@ def read_columns(
 def _read(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
 ) -> dict[int, pa.ChunkedArray]:
-    """Those of the columns that the file has."""
+    """Return those of the columns that the file has."""
     file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES))
     if file.rows != rows:
         raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
@@ -113,7 +120,11 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
 def _with_plain_footer(
     source: pa.NativeFile, path: str, column_ids: Iterable[int], keys: FileKeys | None
 ) -> pa.PythonFile:
-    """The file as one without encryption, of which these columns can be read. Unreadable."""
+    """Return the file as one without encryption, of which these columns can be read.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+    """
     with SourceFile(path, source, keys=keys) as file:
         encryption, wanted = file.encryption, set(column_ids)
         assert encryption is not None
@@ -162,7 +173,7 @@ class _Overlaid(io.RawIOBase):
 
 
 def _why_not_null(column_id: int, projection: Projection) -> str:
-    """Why a column that the file lacks is not null for readers; empty if it is null."""
+    """Return why a column that the file lacks is not null for readers; empty if it is null."""
     column = projection.schema.column(column_id)
     if column is None:
         return f"the table's schema has no column {column_id}"

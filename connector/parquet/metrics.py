@@ -49,8 +49,12 @@ _ORDER_PRESERVING = frozenset({"identity", "truncate", "year", "month", "day", "
 
 
 class LeafColumn(NamedTuple):
-    """A leaf column of a Parquet file. `positions`: its path of positions through structs. `repeated`: in a list or
-    map."""
+    """A leaf column of a Parquet file.
+
+    Attributes:
+        positions: Its path of positions through structs.
+        repeated: In a list or map.
+    """
 
     id: int
     kind: str
@@ -61,8 +65,11 @@ class LeafColumn(NamedTuple):
 
 
 class Mode(NamedTuple):
-    """The metrics of a column. `length`: the truncated length of bounds of strings and binaries; None: not
-    truncated."""
+    """The metrics of a column.
+
+    Attributes:
+        length: The truncated length of bounds of strings and binaries; None: not truncated.
+    """
 
     counts: bool
     bounds: bool
@@ -74,7 +81,7 @@ _TRUNCATED = Mode(True, True, _DEFAULT)
 
 
 def leaves_of(schema: Schema) -> list[LeafColumn]:
-    """The leaf columns in the order of a Parquet file."""
+    """Return the leaf columns in the order of a Parquet file."""
     return list(_leaves(schema.fields, (), False, ""))
 
 
@@ -101,7 +108,11 @@ def _leaves_within(
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
-    """By column id; columns that are not listed have no metrics. BadRequest for a limit that is not a number."""
+    """By column id; columns that are not listed have no metrics.
+
+    Raises:
+        BadRequest: For a limit that is not a number.
+    """
     default = properties.get(DEFAULT_MODE)
     columns = schema.index.by_id
     if default is not None:
@@ -123,7 +134,7 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
 
 
 def _mode(text: str, fallback: Mode) -> Mode:
-    """The mode of a property; the fallback for an invalid value, as in Iceberg's writers."""
+    """Return the mode of a property; the fallback for an invalid value, as in Iceberg's writers."""
     normalized = text.strip().lower()
     if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
         return Mode(True, True, int(match[1]))
@@ -131,7 +142,9 @@ def _mode(text: str, fallback: Mode) -> Mode:
 
 
 def _first_columns(schema: Schema, limit: int) -> list[int]:
-    """Ids of the first `limit` primitive columns; the columns of a struct come before those of nested types in it."""
+    """Return ids of the first `limit` primitive columns; the columns of a struct come before those of nested types in
+    it.
+    """
     ids: list[int] = []
 
     def walk(fields: list[tuple[int, Type]]) -> None:
@@ -151,15 +164,17 @@ def _first_columns(schema: Schema, limit: int) -> list[int]:
 
 
 def float_columns(schema: Schema) -> list[str]:
-    """The names of the columns that have NaN counts, which copied row groups take from the manifest."""
+    """Return the names of the columns that have NaN counts, which copied row groups take from the manifest."""
     columns = schema.index.by_id
     floats = [leaf for leaf in leaves_of(schema) if base_name(leaf.kind) in FLOATS and not leaf.repeated]
     return [columns[leaf.id].name for leaf in floats[:_FLOATS_MAX]]
 
 
 class Metrics:
-    """Collects the metrics of one file. Call `add` with each row group before it is written, then `of` with the
-    footer."""
+    """Collects the metrics of one file.
+
+    Call `add` with each row group before it is written, then `of` with the footer.
+    """
 
     def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
         self._leaves = leaves
@@ -174,8 +189,11 @@ class Metrics:
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:
-        """For a row group that is copied: the footer alone gives its metrics, without long bounds. `nans`: NaN counts
-        by column id, where known."""
+        """For a row group that is copied: the footer alone gives its metrics, without long bounds.
+
+        Args:
+            nans: NaN counts by column id, where known.
+        """
         self._nans |= {(self._groups, column_id): count for column_id, count in nans.items()}
         self._groups += 1
 
@@ -194,8 +212,11 @@ class Metrics:
         self._groups += 1
 
     def of(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
-        """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST
-        specification. `secret`: ids of encrypted columns, which have no metrics: manifests are not encrypted."""
+        """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST specification.
+
+        Args:
+            secret: Ids of encrypted columns, which have no metrics: manifests are not encrypted.
+        """
         sizes = {leaf.id: 0 for leaf in self._leaves if leaf.id not in secret}
         values: dict[int, int] = {}
         nulls: dict[int, int] = {}
@@ -233,7 +254,7 @@ class Metrics:
         }
 
     def _min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
-        """The minimum and maximum of a column; None if it has no values or they are unknown."""
+        """Return the minimum and maximum of a column; None if it has no values or they are unknown."""
         values: list[Any] = []
         for group, chunk in enumerate(chunks):
             statistics = chunk.statistics
@@ -250,7 +271,7 @@ class Metrics:
 
 
 def _value(kind: str, raw: Any) -> Any:
-    """The Python value of a footer's bound; None if it is no value of the type."""
+    """Return the Python value of a footer's bound; None if it is no value of the type."""
     name = base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
         return int.from_bytes(raw, "big", signed=True)
@@ -263,7 +284,11 @@ def _value(kind: str, raw: Any) -> Any:
 
 
 def lower_bound(kind: str, value: Any, length: int | None) -> Any:
-    """A lower bound of a column with the minimum `value`. `length`: in code points or bytes; None: not truncated."""
+    """Return a lower bound of a column with the minimum `value`.
+
+    Args:
+        length: In code points or bytes; None: not truncated.
+    """
     name = base_name(kind)
     if name in FLOATS and value == 0:
         return -0.0
@@ -271,7 +296,7 @@ def lower_bound(kind: str, value: Any, length: int | None) -> Any:
 
 
 def upper_bound(kind: str, value: Any, length: int | None) -> Any:
-    """An upper bound of a column with the maximum `value`; None if none exists with this length."""
+    """Return an upper bound of a column with the maximum `value`; None if none exists with this length."""
     name = base_name(kind)
     if name in FLOATS and value == 0:
         return 0.0

@@ -49,9 +49,14 @@ _BY_DICTIONARY = (2, 8)
 
 
 class _Chunk(NamedTuple):
-    """A column chunk. Data page i starts at byte `starts[i]` and contains the rows `rows[i]` to `rows[i + 1]` - 1.
+    """A column chunk.
 
-    `number`: the ordinal of the leaf column. `begin`: the offset of the first page."""
+    Data page i starts at byte `starts[i]` and contains the rows `rows[i]` to `rows[i + 1]` - 1.
+
+    Attributes:
+        number: The ordinal of the leaf column.
+        begin: The offset of the first page.
+    """
 
     name: str
     number: int
@@ -73,14 +78,20 @@ class Pages:
     def __init__(
         self, source: pa.NativeFile, file: pq.ParquetFile, *, hole_bytes: int, encrypted: bool = False
     ) -> None:
-        """Pages at most `hole_bytes` apart are read in one request. `encrypted`: no page can be read alone."""
+        """Pages at most `hole_bytes` apart are read in one request.
+
+        Args:
+            encrypted: No page can be read alone.
+        """
         self._encrypted = encrypted
         self._source, self._file, self._hole_bytes = source, file, hole_bytes
         self._bare_chunks_of: dict[int, tuple[int, list[Fields]]] = {}
 
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
-        """The given top-level columns of the given rows: int64[], ascending positions in the row group. None if that is
-        not faster than reading the whole row group, or not possible."""
+        """Return the given top-level columns of the given rows: int64[], ascending positions in the row group.
+
+        None if that is not faster than reading the whole row group, or not possible.
+        """
         if self._encrypted:
             return None
         group = self._file.metadata.row_group(number)
@@ -167,7 +178,7 @@ class Pages:
     def _columns(
         self, number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
     ) -> dict[str, pa.Array] | None:
-        """Reads columns whose `pages` have the same row boundaries."""
+        """Read columns whose `pages` have the same row boundaries."""
         spans = [
             [(int(chunk.starts[page]), int(chunk.sizes[page])) for page in chunk_pages]
             for chunk, chunk_pages in zip(chunks, pages, strict=True)
@@ -200,7 +211,7 @@ class Pages:
         return {chunk.name: single_array(taken.column(chunk.name)) for chunk in chunks}
 
     def _assemble_file(self, number: int, sources: Sequence[tuple[_Chunk, bytes, list[bytes]]], rows: int) -> bytes:
-        """A Parquet file of one row group with these chunks: (chunk, dictionary page or nothing, data pages)."""
+        """Return a Parquet file of one row group with these chunks: (chunk, dictionary page or nothing, data pages)."""
         kind, bare = self._bare_chunks(number)
         chunks, body = list(bare), [_MAGIC]
         offset = len(_MAGIC)
@@ -226,7 +237,7 @@ class Pages:
         return b"".join((*body, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
     def _bare_chunks(self, number: int) -> tuple[int, list[Fields]]:
-        """The thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
+        """Return the thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
         cached = self._bare_chunks_of.get(number)
         if cached is None:
             kind, chunks = self._group(number)[_CHUNKS][1]
@@ -238,7 +249,7 @@ class Pages:
         return cached
 
     def _read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Reads ranges of (offset, length); ranges that are close together are read in one request."""
+        """Read ranges of (offset, length); ranges that are close together are read in one request."""
         joined: list[tuple[int, int]] = []
         for offset, size in sorted(ranges):
             if joined and offset <= joined[-1][1] + self._hole_bytes:
@@ -257,7 +268,7 @@ class Pages:
 
 
 def _is_sound(chunk: _Chunk, end: int) -> bool:
-    """Whether the page index is consistent."""
+    """Return whether the page index is consistent."""
     ends = chunk.starts + chunk.sizes
     return bool(
         len(chunk.starts)
@@ -271,7 +282,11 @@ def _is_sound(chunk: _Chunk, end: int) -> bool:
 
 
 def _page_header(data: bytes) -> Fields:
-    """The header of a page. ValueError if `data` is not exactly one page."""
+    """Return the header of a page.
+
+    Raises:
+        ValueError: If `data` is not exactly one page.
+    """
     header, end = thrift.read(data)
     if end + header[_PAGE_PACKED][1] != len(data):
         raise ValueError("a page does not end where the page index says")
@@ -286,7 +301,11 @@ class _PageHeader(NamedTuple):
 
 
 def _data_page_header(data: bytes) -> _PageHeader:
-    """The header of a data page of a flat column. KeyError for other page types."""
+    """Return the header of a data page of a flat column.
+
+    Raises:
+        KeyError: For other page types.
+    """
     header = _page_header(data)
     if header[_PAGE_TYPE][1] == _DATA_PAGE:
         page = header[_DATA][1]

@@ -23,13 +23,22 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 class FileProjection:
-    """Projects batches of one file to the given fields. The resulting types are those of `plain_type`."""
+    """Projects batches of one file to the given fields.
+
+    The resulting types are those of `plain_type`.
+    """
 
     def __init__(
         self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
     ) -> None:
-        """`file`: its columns with ids (`with_mapped_ids`). `partition`: the values of identity partition fields, by
-        column id. AmbiguousColumn if no unique column matches a field, or its type cannot be promoted."""
+        """`file`: its columns with ids (`with_mapped_ids`).
+
+        Args:
+            partition: The values of identity partition fields, by column id.
+
+        Raises:
+            AmbiguousColumn: If no unique column matches a field, or its type cannot be promoted.
+        """
         names, ids = [column.name for column in file], [id_of(column) for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
         for field in fields:
@@ -43,13 +52,16 @@ class FileProjection:
             self._sources[field.id] = (name, _converter(file[position].type, field.type, field.name, partition))
 
     def names(self, column_ids: Iterable[int]) -> list[str]:
-        """The names of the file's columns that must be read for these columns."""
+        """Return the names of the file's columns that must be read for these columns."""
         sources = (self._sources[column_id] for column_id in column_ids)
         return list(dict.fromkeys(source[0] for source in sources if isinstance(source, tuple)))
 
     def columns(self, batch: pa.RecordBatch | None, column_ids: Iterable[int], rows: int) -> dict[int, pa.Array]:
-        """The projected columns by id. `batch`: `rows` rows with at least the columns of `names`; None if that is
-        empty."""
+        """Return the projected columns by id.
+
+        Args:
+            batch: `rows` rows with at least the columns of `names`; None if that is empty.
+        """
         arrays = {}
         for column_id in column_ids:
             source = self._sources[column_id]
@@ -148,7 +160,7 @@ def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.D
 
 
 def _offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
-    """The offsets relative to the first offset; the first offset; the last offset."""
+    """Return the offsets relative to the first offset; the first offset; the last offset."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
@@ -160,7 +172,8 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _widens(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Whether an Arrow type can be read as another: type promotions, and other Arrow types of the same values."""
+    """Return whether an Arrow type can be read as another: type promotions, and other Arrow types of the same values.
+    """
     if kind.equals(target) or pa.types.is_null(kind):
         return True
     if pa.types.is_integer(target):
@@ -186,7 +199,11 @@ _BYTES = frozenset(
 
 
 def _exact_cast(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
-    """Casts without rounding or truncation. AmbiguousColumn if that is not possible."""
+    """Cast without rounding or truncation.
+
+    Raises:
+        AmbiguousColumn: If that is not possible.
+    """
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if pa.types.is_dictionary(array.type):

@@ -50,7 +50,7 @@ class RowGroups:
 
 
 def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]) -> dict[int, int]:
-    """The ordinal of the column chunk of each column whose statistics can be compared, by column id."""
+    """Return the ordinal of the column chunk of each column whose statistics can be compared, by column id."""
     kinds = {
         predicate.column_id: predicate.kind
         for predicate in predicates

@@ -74,7 +74,11 @@ class Pick(NamedTuple):
 
 @dataclass
 class _CopiedChunks:
-    """Chunks of one pick in the new file. `values`: int64[n, PATCHED_FIELDS], the new offsets."""
+    """Chunks of one pick in the new file.
+
+    Attributes:
+        values: int64[n, PATCHED_FIELDS], the new offsets.
+    """
 
     footer: ParquetFooter
     chunks: Longs
@@ -93,8 +97,11 @@ class _CopiedGroup:
 
 
 class FileAssembler:
-    """Assembles one file. `skeleton`: the footer of a file with the new file's schema and column orders. `encryption`:
-    of the new file; None: none."""
+    """Assembles one file.
+
+    `skeleton`: the footer of a file with the new file's schema and column orders. `encryption`: of the new file; None:
+    none.
+    """
 
     def __init__(self, sink: Sink, skeleton: ParquetFooter, encryption: FileEncryption | None = None) -> None:
         self._sink, self._skeleton, self._encryption = sink, skeleton, encryption
@@ -113,8 +120,12 @@ class FileAssembler:
         return self._sink.at
 
     def add(self, picks: Sequence[Pick]) -> None:
-        """Adds a row group; the first pick gives its other fields. ValueError if the picks are not each of the columns
-        once. Unreadable for a broken file; the new file is useless then."""
+        """Add a row group; the first pick gives its other fields.
+
+        Raises:
+            ValueError: If the picks are not each of the columns once.
+            Unreadable: For a broken file; the new file is useless then.
+        """
         rows = picks[0].source.footer.groups[picks[0].group].rows
         targets = sorted(target for pick in picks for target in pick.targets)
         if targets != list(range(len(self.leaves))):
@@ -148,7 +159,7 @@ class FileAssembler:
         self.rows += rows
 
     def _keep_key_values(self, source: SourceFile) -> None:
-        """Keeps what all files say, and a schema only if it is still that of the columns."""
+        """Keep what all files say, and a schema only if it is still that of the columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
         found = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
         kept = found if self._key_values is None else self._key_values
@@ -214,7 +225,7 @@ class FileAssembler:
         )
 
     def _cipher(self, target: int) -> ChunkCipher | None:
-        """The cipher of a column in the row group that is added."""
+        """Return the cipher of a column in the row group that is added."""
         cipher = None if self._encryption is None else self._encryption.ciphers[target]
         return None if cipher is None else cipher.chunk(len(self._groups), target)
 
@@ -237,8 +248,7 @@ class FileAssembler:
             raise pick.source.unreadable(str(error)) from None
 
     def close(self) -> bytes:
-        """Writes the page indexes and the footer, makes the file durable, and returns the footer before its
-        encryption."""
+        """Write the page indexes and the footer, make the file durable, and return the footer before its encryption."""
         parts = [part for group in self._groups for part in group.parts]
         for name, module in (("column_index", Module.COLUMN_INDEX), ("offset_index", Module.OFFSET_INDEX)):
             for part in parts:
@@ -282,7 +292,7 @@ class FileAssembler:
         )
 
     def _encoded(self, group: _CopiedGroup) -> list[bytes]:
-        """The column chunks, without encryption."""
+        """Return the column chunks, without encryption."""
         chunks: list[bytes] = [b""] * len(self.leaves)
         for part in group.parts:
             for target, chunk in zip(
@@ -292,13 +302,19 @@ class FileAssembler:
         return chunks
 
     def abort(self) -> None:
-        """Deletes the file. Never raises."""
+        """Delete the file.
+
+        Never raises.
+        """
         self._sink.abort()
 
 
 def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]) -> list[tuple[Run, Longs]]:
-    """The chunks as runs of contiguous bytes, in the order of the file, each with the positions of its columns.
-    `changed`: whose encryption changes; each is a run alone."""
+    """Return the chunks as runs of contiguous bytes, in the order of the file, each with the positions of its columns.
+
+    Args:
+        changed: Whose encryption changes; each is a run alone.
+    """
     begins, ends, values = group.begins[columns], group.ends[columns], group.values("values")[columns]
     order = np.argsort(begins, kind="stable")
     alone = changed[order]
@@ -314,7 +330,8 @@ def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.b
 
 
 def _sorting(picks: Sequence[Pick]) -> Any:
-    """The sorting columns of the first pick's row group, up to the first column that is left out; None for none."""
+    """Return the sorting columns of the first pick's row group, up to the first column that is left out; None for none.
+    """
     pick = picks[0]
     kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:

@@ -45,8 +45,13 @@ _CONVERTED_TYPES: dict[int, Logical] = {
 
 
 class Leaf(NamedTuple):
-    """A leaf column. `ids`: the field ids on its path, None for a node without one. `shape`: all that a copied chunk
-    must have in common. `names`: the path in the file."""
+    """A leaf column.
+
+    Attributes:
+        ids: The field ids on its path, None for a node without one.
+        shape: All that a copied chunk must have in common.
+        names: The path in the file.
+    """
 
     ids: tuple[int | None, ...]
     shape: tuple[Any, ...]
@@ -61,7 +66,11 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(footer: ParquetFooter) -> list[Leaf]:
-    """The leaf columns in the order of the chunks. ValueError for an invalid schema."""
+    """Return the leaf columns in the order of the chunks.
+
+    Raises:
+        ValueError: For an invalid schema.
+    """
     try:
         return _leaves(footer)
     except (TypeError, AttributeError, KeyError) as error:  # fields of another type
@@ -116,7 +125,7 @@ def _value(element: Fields, number: int) -> Any:
 
 
 def _shape(element: Fields) -> tuple[Any, ...]:
-    """(repetition, physical type, length, logical type) of a node."""
+    """Return (repetition, physical type, length, logical type) of a node."""
     physical, repetition = _value(element, _TYPE), _value(element, _REPETITION)
     logical = _logical(element)
     if physical is None and (repetition == _REPEATED or _value(element, _ID) is None):
@@ -157,7 +166,7 @@ def _parameters(number: int, inner: Any) -> tuple[Any, ...]:
 
 
 def required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
-    """The field ids of the required columns that are not structs, lists or maps."""
+    """Return the field ids of the required columns that are not structs, lists or maps."""
     return frozenset(
         leaf.ids[0]
         for leaf in leaves
@@ -167,14 +176,18 @@ def required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
 
 class LeafMatch(NamedTuple):
     """How a file's leaves serve a target: `columns[i]` is the file's leaf for the target's leaf `i`, -1 if the file
-    lacks its whole top-level column. `reason`: why chunks of the file cannot be copied; empty if they can."""
+    lacks its whole top-level column.
+
+    Attributes:
+        reason: Why chunks of the file cannot be copied; empty if they can.
+    """
 
     columns: Sequence[int]
     reason: str = ""
 
 
 def match(target: Sequence[Leaf], found: Sequence[Leaf]) -> LeafMatch:
-    """Matches the leaves of a file with those of a target."""
+    """Match the leaves of a file with those of a target."""
     if repeated := [ids for ids, count in Counter(leaf.ids for leaf in found).items() if count > 1]:
         return LeafMatch((), f"it has several columns with the field ids {repeated[0]}")
     if any(leaf.ids[0] is None for leaf in found):

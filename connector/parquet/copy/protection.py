@@ -21,14 +21,22 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 
 
 class FileProtection(NamedTuple):
-    """Encryption of new files. `leaves`: their leaf columns, which the scheme's columns are for."""
+    """Encryption of new files.
+
+    Attributes:
+        leaves: Their leaf columns, which the scheme's columns are for.
+    """
 
     scheme: EncryptionScheme
     leaves: Sequence[Leaf]
     keys: ParquetKeys
 
     def new_encryption(self, location: str) -> FileEncryption:
-        """With new keys, for one file. Unreadable."""
+        """With new keys, for one file.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         try:
             return self.keys.new_encryption(self.scheme)
         except (KeyUnavailable, ValueError) as error:
@@ -42,7 +50,11 @@ class FileProtection(NamedTuple):
         return frozenset(number for path in paths for number in path if number is not None)
 
     def refuse(self, column_ids: Iterable[int], use: str) -> None:
-        """Unwritable if one of these columns is encrypted. `use`: what the writer would publish of it."""
+        """Unwritable if one of these columns is encrypted.
+
+        Args:
+            use: What the writer would publish of it.
+        """
         secret = self.secret_ids
         for column_id in column_ids:
             if column_id in secret:
@@ -60,8 +72,9 @@ PUBLISHES_LAYOUT = "the clustering of the table would publish the order of its v
 
 @contextmanager
 def without_values(protection: FileProtection | None) -> Iterator[None]:
-    """Hides what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown to
-    all readers of the table."""
+    """Hide what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown to
+    all readers of the table.
+    """
     try:
         yield
     except Unwritable:
@@ -85,8 +98,11 @@ def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
 
 
 def protection_of(source: SourceFile, leaves: Sequence[Leaf], keys: ParquetKeys) -> FileProtection | None:
-    """How a new file with these leaf columns is encrypted if it gets rows of `source`; None: not at all. Unreadable if
-    that is uncertain."""
+    """Return how a new file with these leaf columns is encrypted if it gets rows of `source`; None: not at all.
+
+    Raises:
+        Unreadable: If that is uncertain.
+    """
     if source.encryption is None:
         return None
     positions = {leaf.ids: position for position, leaf in enumerate(source.leaves)}
@@ -112,8 +128,12 @@ SourceCheck = Callable[[str, SourceFile], None]
 def same_scheme(
     schemes: Callable[[str], EncryptionScheme | None], leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> SourceCheck:
-    """Refuses a file that is now encrypted otherwise than when it was opened to choose the encryption of the new file:
-    who can write to the folder of the table could replace it meanwhile. `schemes`: by path."""
+    """Refuse a file that is now encrypted otherwise than when it was opened to choose the encryption of the new file:
+    who can write to the folder of the table could replace it meanwhile.
+
+    Args:
+        schemes: By path.
+    """
 
     def check(path: str, source: SourceFile) -> None:
         found = protection_of(source, leaves, keys)
@@ -126,6 +146,10 @@ def same_scheme(
 def protection_of_file(
     location: str, storage: Storage, leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> FileProtection | None:
-    """As `protection_of`, of a file that is opened for it. Unreadable."""
+    """As `protection_of`, of a file that is opened for it.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+    """
     with SourceFile(location, storage, keys=keys) as source:
         return protection_of(source, leaves, keys)

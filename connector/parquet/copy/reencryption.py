@@ -35,8 +35,13 @@ _JOINED_BYTES = 64 << 10
 
 @dataclass(frozen=True)
 class EncryptedChunk:
-    """A chunk of a file at [begin, end). `values`: in its data pages. `has_dictionary`: whether it begins with a
-    dictionary page. `old`, `new`: None for a chunk that is not encrypted."""
+    """A chunk of a file at [begin, end).
+
+    Attributes:
+        values: In its data pages.
+        has_dictionary: Whether it begins with a dictionary page.
+        old, new: None for a chunk that is not encrypted.
+    """
 
     begin: int
     end: int
@@ -48,7 +53,11 @@ class EncryptedChunk:
 
 @dataclass
 class MovedPages:
-    """`pages`: (old offset, new offset, new size with the header), ascending. `headers_grown`: bytes."""
+    """`pages`: (old offset, new offset, new size with the header), ascending.
+
+    Attributes:
+        headers_grown: Bytes.
+    """
 
     pages: list[tuple[int, int, int]] = field(default_factory=list)
     headers_grown: int = 0
@@ -57,7 +66,11 @@ class MovedPages:
         return np.array(self.pages, dtype=np.int64).reshape(-1, 3)
 
     def moved(self, offset: int) -> int:
-        """The new offset of a page. ValueError."""
+        """Return the new offset of a page.
+
+        Raises:
+            ValueError: If the value is invalid.
+        """
         for old, new, _ in self.pages:
             if old == offset:
                 return new
@@ -112,7 +125,11 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
 
 
 def _header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tuple[bytes, int]:
-    """(the page header at `at`, its bytes in the file). `page`: the ordinal; None for a dictionary page."""
+    """Return (the page header at `at`, its bytes in the file).
+
+    Args:
+        page: The ordinal; None for a dictionary page.
+    """
     left = chunk.end - at
     if chunk.old is None:
         with view(at, min(PAGE_HEADER_MAX_BYTES, left)) as data:

@@ -24,13 +24,20 @@ class Sink(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def copy(self, fd: int, begin: int, size: int) -> None:
-        """Copies bytes of a local file. ValueError if it ends before."""
+        """Copy bytes of a local file.
+
+        Raises:
+            ValueError: If it ends before.
+        """
 
     def close(self) -> None:
-        """Makes the file durable."""
+        """Make the file durable."""
 
     def abort(self) -> None:
-        """Deletes the file. Never raises."""
+        """Delete the file.
+
+        Never raises.
+        """
 
 
 def open_sink(location: str, storage: Storage) -> Sink:

@@ -50,8 +50,11 @@ _BLOOM_HEADER_MAX = 1 << 10
 
 
 class Run(NamedTuple):
-    """Bytes [begin, end) of a file, which are whole chunks; `walks`: those of the chunks, ascending. `reach`: the end
-    of the chunks that are copied after them without a gap."""
+    """Bytes [begin, end) of a file, which are whole chunks; `walks`: those of the chunks, ascending.
+
+    Attributes:
+        reach: The end of the chunks that are copied after them without a gap.
+    """
 
     begin: int
     end: int
@@ -60,7 +63,10 @@ class Run(NamedTuple):
 
 
 class SourceFile:
-    """An open file. As a context manager, it closes the file."""
+    """An open file.
+
+    As a context manager, it closes the file.
+    """
 
     def __init__(
         self,
@@ -69,9 +75,15 @@ class SourceFile:
         data: bytes | None = None,
         keys: FileKeys | None = None,
     ) -> None:
-        """`storage`: or the file, which the caller closes. `data`: the content of a file in memory. `keys`: without
-        them, encrypted files are refused. Unreadable for a file that is not Parquet, or cannot be decrypted, or
-        contradicts its footer."""
+        """`storage`: or the file, which the caller closes.
+
+        Args:
+            data: The content of a file in memory.
+            keys: Without them, encrypted files are refused.
+
+        Raises:
+            Unreadable: For a file that is not Parquet, or cannot be decrypted, or contradicts its footer.
+        """
         self.location, self.is_in_memory = location, data is not None
         self.encryption: OpenedFooter | None = None
         """None for a file without encryption. `footer` is that of a file without encryption."""
@@ -203,7 +215,7 @@ class SourceFile:
             raise ValueError("a column chunk is outside of the file's data")
 
     def cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
-        """None for a chunk that is not encrypted."""
+        """Return None for a chunk that is not encrypted."""
         cipher = None if self.encryption is None else self.encryption.ciphers[group.ordinal][column]
         return None if cipher is None else cipher.chunk(group.ordinal, column)
 
@@ -223,7 +235,10 @@ class SourceFile:
         return data if cipher is None else unpadded(cipher.decrypt(module, memoryview(data)))
 
     def bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
-        """The header and the bits of a Bloom filter. Older writers do not state its length."""
+        """Return the header and the bits of a Bloom filter.
+
+        Older writers do not state its length.
+        """
         if not group.has("bloom")[column]:
             return None
         at, cipher = int(group.values("bloom")[column]), self.cipher(group, column)
@@ -239,7 +254,7 @@ class SourceFile:
         return head[:header_size], self.read(at + header_size, size)
 
     def _bloom_part(self, at: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
-        """(an encrypted part of a Bloom filter, its bytes in the file)."""
+        """Return (an encrypted part of a Bloom filter, its bytes in the file)."""
         size = LENGTH_BYTES + int.from_bytes(self.read(at, LENGTH_BYTES), "little")
         if size > BLOOM_BYTES_MAX:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
@@ -248,8 +263,15 @@ class SourceFile:
     def reencrypt(
         self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, reach: int = 0
     ) -> MovedPages:
-        """Copies a chunk to the sink with another encryption; `new`: None for none. `reach`: the end of the bytes that
-        are read in advance, because they are copied, too. ValueError, Unreadable."""
+        """Copy a chunk to the sink with another encryption; `new`: None for none.
+
+        Args:
+            reach: The end of the bytes that are read in advance, because they are copied, too.
+
+        Raises:
+            ValueError: If the value is invalid.
+            Unreadable: If the file cannot be read.
+        """
         begin, first = int(group.begins[column]), int(group.values("data_page")[column])
         chunk = EncryptedChunk(
             begin,
@@ -282,7 +304,11 @@ class SourceFile:
             yield part
 
     def copy(self, run: Run, sink: Sink) -> None:
-        """Copies the run to the sink, and checks its pages. Unreadable."""
+        """Copy the run to the sink, and check its pages.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         try:
             if self._bytes is None:
                 self._copy_remote(run, sink)
@@ -321,7 +347,7 @@ class SourceFile:
 
 
 def _bloom_sizes(head: bytes) -> tuple[int, int]:
-    """(bytes of the header, bytes of the bits), by the header (BloomFilterHeader: numBytes is field 1)."""
+    """Return (bytes of the header, bytes of the bits), by the header (BloomFilterHeader: numBytes is field 1)."""
     fields, size = thrift.read(head)
     kind, stated = fields.get(1, (0, 0))
     if kind != thrift.I32:

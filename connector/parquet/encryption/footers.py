@@ -52,7 +52,14 @@ Raw = dict[int, tuple[int, bytes]]
 
 class FileKeys(Protocol):
     def key(self, metadata: bytes | None, column: str | None) -> bytes:
-        """By the key metadata in the file. `column`: the path; None for the footer. KeyUnavailable."""
+        """By the key metadata in the file.
+
+        Args:
+            column: The path; None for the footer.
+
+        Raises:
+            KeyUnavailable: If a key cannot be unwrapped or wrapped.
+        """
 
     @property
     def aad_prefix(self) -> bytes | None:
@@ -60,8 +67,13 @@ class FileKeys(Protocol):
 
 
 class OpenedFooter(NamedTuple):
-    """`plain`: the FileMetaData of a file without encryption. `ciphers[group][column]`: None for a column that is not
-    encrypted. `keys`: the key metadata of columns that have their own key, by path."""
+    """`plain`: the FileMetaData of a file without encryption.
+
+    `ciphers[group][column]`: None for a column that is not encrypted.
+
+    Attributes:
+        keys: The key metadata of columns that have their own key, by path.
+    """
 
     plain: bytes
     ciphers: Sequence[Sequence[ModuleCipher | None]]
@@ -74,7 +86,11 @@ class OpenedFooter(NamedTuple):
 
 
 def is_signed(footer: bytes) -> bool:
-    """Whether a footer that is not encrypted belongs to a file with encrypted columns. ValueError."""
+    """Return whether a footer that is not encrypted belongs to a file with encrypted columns.
+
+    Raises:
+        ValueError: If the value is invalid.
+    """
     return any(number in (_ALGORITHM, _KEY_METADATA) for number, *_ in _footer.spans(footer, 0)[0])
 
 
@@ -126,7 +142,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
 
 
 def _algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
-    """(the algorithm, the AAD of the file, whether it has a prefix)."""
+    """Return (the algorithm, the AAD of the file, whether it has a prefix)."""
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
         raise ValueError("it names no encryption algorithm")
@@ -237,12 +253,19 @@ class _Opening:
 
 
 def unpadded(structure: bytes) -> bytes:
-    """An encoded structure without the bytes after it: parquet-java encrypts its whole buffer. ValueError."""
+    """Return an encoded structure without the bytes after it: parquet-java encrypts its whole buffer.
+
+    Raises:
+        ValueError: If the value is invalid.
+    """
     return structure[: _footer.spans(structure, 0)[1]]
 
 
 class FileKey:
-    """A key of a new file, with the metadata by which readers find it. Its repr has no key."""
+    """A key of a new file, with the metadata by which readers find it.
+
+    Its repr has no key.
+    """
 
     __slots__ = ("key", "metadata")
 
@@ -254,8 +277,11 @@ class FileKey:
 
 
 class FileEncryption:
-    """How one new file is encrypted. `columns`: the keys of its leaf columns; None: not encrypted; `footer` itself:
-    with the footer's key. Keys are for one file."""
+    """How one new file is encrypted.
+
+    `columns`: the keys of its leaf columns; None: not encrypted; `footer` itself: with the footer's key. Keys are for
+    one file.
+    """
 
     def __init__(
         self,
@@ -266,8 +292,14 @@ class FileEncryption:
         ctr_pages: bool = False,
         aad_prefix: bytes | None = None,
     ) -> None:
-        """`signed`: the footer is signed, not encrypted. `aad_prefix`: stored in the file. ValueError for more columns
-        than can be encrypted."""
+        """`signed`: the footer is signed, not encrypted.
+
+        Args:
+            aad_prefix: Stored in the file.
+
+        Raises:
+            ValueError: For more columns than can be encrypted.
+        """
         if len(columns) > ORDINAL_MAX + 1:
             raise ValueError(f"an encrypted file has at most {ORDINAL_MAX + 1:,} columns, not {len(columns):,}")
         self.signed = signed
@@ -294,7 +326,7 @@ class FileEncryption:
         return MAGIC if self.signed else ENCRYPTED_MAGIC
 
     def encrypted_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
-        """An encoded ColumnChunk with its key, and its metadata as readers may see it."""
+        """Return an encoded ColumnChunk with its key, and its metadata as readers may see it."""
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:
             return chunk
@@ -326,7 +358,7 @@ class FileEncryption:
         return fields
 
     def end_of(self, footer: bytes) -> bytes:
-        """The footer, encrypted or signed, with its length and the magic number."""
+        """Return the footer, encrypted or signed, with its length and the magic number."""
         if self.signed:
             data = footer + self._cipher.signature(footer)
         else:

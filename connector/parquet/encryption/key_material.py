@@ -26,7 +26,10 @@ _METADATA_BYTES_MAX = 64 << 10
 
 
 class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
-    """The JSON text. It has wrapped keys only, and is in the file for all to read."""
+    """The JSON text.
+
+    It has wrapped keys only, and is in the file for all to read.
+    """
 
     key_material_type: str = ""
     internal_storage: bool | None = None
@@ -65,7 +68,11 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
 
 
 class KeyReference(NamedTuple):
-    """How keys of a file are wrapped. `instance_id`, `instance_url`: of the service, which readers may use."""
+    """How keys of a file are wrapped.
+
+    Attributes:
+        instance_id, instance_url: Of the service, which readers may use.
+    """
 
     master: str
     double_wrapping: bool = False
@@ -75,7 +82,11 @@ class KeyReference(NamedTuple):
 
 
 def unwrapped(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
-    """The key of a file. KeyUnavailable."""
+    """Return the key of a file.
+
+    Raises:
+        KeyUnavailable: If a key cannot be unwrapped or wrapped.
+    """
     if not material.double_wrapping:
         key = wrapper.unwrap(material.wrapped_key, material.master_key_id)
     else:
@@ -92,7 +103,14 @@ def unwrapped(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
 
 
 def wrapped(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
-    """The key metadata of a key. `footer`: for the key of a footer. KeyUnavailable."""
+    """Return the key metadata of a key.
+
+    Args:
+        footer: For the key of a footer.
+
+    Raises:
+        KeyUnavailable: If a key cannot be unwrapped or wrapped.
+    """
     kek_id = wrapped_kek = None
     if reference.double_wrapping:
         outer, name = os.urandom(_KEY_ENCRYPTION_KEY_BYTES), os.urandom(_KEY_ENCRYPTION_KEY_BYTES)

@@ -44,7 +44,11 @@ class Protection(Enum):
 
 
 class EncryptionScheme(NamedTuple):
-    """How files are encrypted, without keys. `columns`: of the leaves of a schema."""
+    """How files are encrypted, without keys.
+
+    Attributes:
+        columns: Of the leaves of a schema.
+    """
 
     footer: KeyReference
     columns: tuple[KeyReference | Protection, ...]
@@ -53,9 +57,15 @@ class EncryptionScheme(NamedTuple):
 
 
 def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
-    """`paths`: of the leaves of the file. `columns`: the file's leaf of each leaf of the new file; -1 for a leaf that
-    the file lacks, which is protected by the footer's key if all columns are. KeyUnavailable for keys of other tools,
-    and a file whose AAD prefix says which file it is."""
+    """`paths`: of the leaves of the file.
+
+    Args:
+        columns: The file's leaf of each leaf of the new file; -1 for a leaf that the file lacks, which is protected by
+            the footer's key if all columns are.
+
+    Raises:
+        KeyUnavailable: For keys of other tools, and a file whose AAD prefix says which file it is.
+    """
     if opened.has_prefix:
         raise KeyUnavailable("it has an AAD prefix, which says which file it is; another file cannot have it")
     sizes = {
@@ -81,8 +91,10 @@ def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]
 
 
 class ParquetKeys:
-    """Keys in files, which a key management service has wrapped. `replaced`: new files have other master keys in place
-    of these."""
+    """Keys in files, which a key management service has wrapped.
+
+    `replaced`: new files have other master keys in place of these.
+    """
 
     def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
         self._wrapper, self._replaced = KeyWrapper(kms), dict(replaced or {})
@@ -92,7 +104,11 @@ class ParquetKeys:
         return unwrapped(KeyMaterial.parse(metadata), self._wrapper)
 
     def new_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
-        """With new keys, for one file. KeyUnavailable."""
+        """With new keys, for one file.
+
+        Raises:
+            KeyUnavailable: If a key cannot be unwrapped or wrapped.
+        """
         footer = self._new_key(scheme.footer, footer=True)
         columns = [
             None
@@ -127,7 +143,10 @@ class ParquetKeys:
 
 class EnvironmentKeys:
     """The keys that `keys_of_table` finds when a file first needs them: a client of a key management service may log in
-    when it is made. Pickled without them, because another process has other variables."""
+    when it is made.
+
+    Pickled without them, because another process has other variables.
+    """
 
     def __init__(self, table: Name | None = None) -> None:
         """`table`: the table whose files need the keys; None: there are no keys."""
@@ -156,7 +175,11 @@ class NamespaceKms:
     operator names for it, or for a namespace above it."""
 
     def __init__(self, kms: Kms, namespace: Sequence[str], namespaces: Mapping[str, Sequence[str]]) -> None:
-        """`namespaces`: as in the key file. BadRequest for a name that is not one of a namespace."""
+        """`namespaces`: as in the key file.
+
+        Raises:
+            BadRequest: For a name that is not one of a namespace.
+        """
         self._kms, self._namespace = kms, tuple(namespace)
         self._allowed = frozenset(
             master for master, names in namespaces.items() if any(_is_within(self._namespace, name) for name in names)
@@ -189,15 +212,23 @@ def _is_within(namespace: tuple[str, ...], name: str) -> bool:
 
 
 def keys_of_environment(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """The keys of the variables of this process, for all files that the caller names; None without the variables.
-    BadRequest, without what the file contains."""
+    """Return the keys of the variables of this process, for all files that the caller names; None without the
+    variables.
+
+    Raises:
+        BadRequest: Without what the file contains.
+    """
     found = _read_environment(os.environ if environment is None else environment)
     return None if found is None else ParquetKeys(found[0], found[1].replaced)
 
 
 def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
     """As `keys_of_environment`, but only with the master keys that are for the namespace of the table: so a job does
-    not decrypt the copy of a file of another namespace. BadRequest."""
+    not decrypt the copy of a file of another namespace.
+
+    Raises:
+        BadRequest: If the request is invalid.
+    """
     found = _read_environment(os.environ if environment is None else environment)
     if found is None:
         return None
@@ -206,7 +237,7 @@ def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> 
 
 
 def has_keys(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether the variables name a key file or a key service."""
+    """Return whether the variables name a key file or a key service."""
     environment = os.environ if environment is None else environment
     return bool(environment.get(KEY_FILE) or environment.get(KMS_CLASS))
 

@@ -18,20 +18,26 @@ from seamark.connector.parquet.encryption.modules import KEY_BYTES, NONCE_BYTES
 
 
 class KeyUnavailable(Exception):
-    """A key cannot be unwrapped or wrapped. The message has no key, and nothing that the service answered."""
+    """A key cannot be unwrapped or wrapped.
+
+    The message has no key, and nothing that the service answered.
+    """
 
 
 class Kms(Protocol):
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str | bytes:
-        """The key, encrypted with a master key, as text."""
+        """Return the key, encrypted with a master key, as text."""
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> str | bytes:
-        """The key."""
+        """Return the key."""
 
 
 class MasterKeyFile:
-    """Master keys in memory. A key is wrapped by AES-GCM with the master key's name as authenticated data, in base64,
-    as the in-memory service of parquet-java's and Arrow's tests does it."""
+    """Master keys in memory.
+
+    A key is wrapped by AES-GCM with the master key's name as authenticated data, in base64, as the in-memory service of
+    parquet-java's and Arrow's tests does it.
+    """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
         """ValueError for a key of another length."""
@@ -60,7 +66,10 @@ class MasterKeyFile:
 
 
 class KeyWrapper:
-    """Calls a service, and hides what its errors say. Keys are not kept."""
+    """Calls a service, and hides what its errors say.
+
+    Keys are not kept.
+    """
 
     def __init__(self, kms: Kms) -> None:
         self._kms = kms

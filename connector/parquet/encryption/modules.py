@@ -51,10 +51,12 @@ class Undecryptable(ValueError):
 
 
 class ModuleCipher:
-    """Encrypts and decrypts modules of one file with one key. `file_aad`: the file's AAD prefix and its unique id; None
-    for a file of DuckDB, whose tags do not authenticate positions and whose page headers state the sizes before the
-    encryption. `ctr_pages`: whether pages are encrypted without a
-    tag. ValueError for a key of another length."""
+    """Encrypts and decrypts modules of one file with one key.
+
+    `file_aad`: the file's AAD prefix and its unique id; None for a file of DuckDB, whose tags do not authenticate
+    positions and whose page headers state the sizes before the encryption. `ctr_pages`: whether pages are encrypted
+    without a tag. ValueError for a key of another length.
+    """
 
     def __init__(self, key: bytes, file_aad: bytes | None, *, ctr_pages: bool) -> None:
         if len(key) not in KEY_BYTES:
@@ -72,12 +74,16 @@ class ModuleCipher:
         return self._decrypted(memoryview(module), self.footer_aad(), Module.FOOTER)
 
     def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
-        """The nonce and the tag of a footer that is not encrypted."""
+        """Return the nonce and the tag of a footer that is not encrypted."""
         nonce = os.urandom(NONCE_BYTES) if nonce is None else nonce
         return nonce + self._gcm.encrypt(nonce, footer, self.footer_aad())[-TAG_BYTES:]
 
     def chunk(self, group: int, column: int) -> ChunkCipher:
-        """For the modules of a column chunk. ValueError if an ordinal is not representable."""
+        """For the modules of a column chunk.
+
+        Raises:
+            ValueError: If an ordinal is not representable.
+        """
         if group > ORDINAL_MAX or column > ORDINAL_MAX:
             raise ValueError(
                 f"the row group {group:,} or the column {column:,} exceeds {ORDINAL_MAX:,}, the last that is encrypted"
@@ -118,7 +124,11 @@ class ChunkCipher:
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
     def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
-        """`page`: the ordinal of a data page. ValueError if it is not representable."""
+        """`page`: the ordinal of a data page.
+
+        Raises:
+            ValueError: If it is not representable.
+        """
         if self._cipher.ctr_pages and module in _PAGES:
             nonce = os.urandom(NONCE_BYTES)
             length = struct.pack("<I", NONCE_BYTES + len(plain))
