@@ -15,7 +15,7 @@ from aiohttp import web
 
 from seamark.formats.runtime import errors
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.endpoints import served_endpoints
+from seamark.metaserver.api.http.dispatch import served_endpoints
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.settings.settings import Settings

@@ -40,7 +40,7 @@ from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pinned_req
 from seamark.metaserver.catalog.column_usage import ColumnRead
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
+from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count

@@ -20,7 +20,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.planner.answer.partition_text import ClientDialect
+from seamark.metaserver.planner.answer.content_files import ClientDialect
 from seamark.metaserver.planner.scan.request import expired_ancestor, schemas_while_head
 from seamark.metaserver.planner.scan.tokens import PinnedRequest
 

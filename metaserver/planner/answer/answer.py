@@ -5,7 +5,7 @@ format) is encoded once and copied; no object is built per file. Answers are pro
 so that the sender can yield to the event loop between pieces.
 
 Clients require more than the specification: Java's executors fail without `residual-filter`, and its client rejects
-`delete-files` without tasks. `partition_text.py` describes PyIceberg's requirements for partitions. Seamark's own
+`delete-files` without tasks. `content_files.py` describes PyIceberg's requirements for partitions. Seamark's own
 client requests no residuals, which it computes itself, and sequence numbers, which the specification lacks
 (`TaskForm`).
 """
@@ -20,24 +20,36 @@ import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, transformed_json
-from seamark.formats.iceberg.expressions.nans import remove_nan
-from seamark.formats.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened, with_both_zeros
+from seamark.formats.iceberg.expressions.residuals import (
+    nameable,
+    remove_nan,
+    tautologies,
+    tautology,
+    weakened,
+    with_both_zeros,
+)
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.index.blocks.block import Block, longs_at
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
-from seamark.metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
-from seamark.metaserver.planner.answer.file_stats import FileStats
-from seamark.metaserver.planner.answer.partition_text import (
+from seamark.metaserver.planner.answer.content_files import (
     STANDARD,
     UNCACHED,
+    BlockLayout,
     ClientDialect,
+    FileStats,
+    Part,
     PartitionTextCache,
     PartitionTexts,
+    contents,
+    formats,
+    keys,
+    layout_of,
+    naming,
     partition_texts,
 )
-from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
+from seamark.metaserver.planner.deletes.delete_index import first_row_ids, sequence_numbers
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 FILES_PER_PIECE = 125

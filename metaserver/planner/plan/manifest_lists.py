@@ -107,16 +107,6 @@ class ManifestLists:
         return kept
 
 
-def view_key(bound_scan: BoundScan) -> tuple[str, ...]:
-    """Identifies the set of manifests that `manifests` returns."""
-    if bound_scan.snapshot is None:
-        return ("",)
-    if bound_scan.request.incremental:
-        names = [_list_name(snapshot) for snapshot in appended(bound_scan.metadata, bound_scan.request)]
-        return ("appends", *names)
-    return (_list_name(bound_scan.snapshot),)
-
-
 def list_locations(bound_scan: BoundScan) -> list[str]:
     """The manifest lists that `manifests` reads."""
     snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
@@ -133,10 +123,6 @@ def live_entries(manifest: ManifestFile) -> int:
 def entries(manifest: ManifestFile) -> int:
     """According to the manifest list, deleted entries included."""
     return live_entries(manifest) + (manifest.deleted_files_count or 0)
-
-
-def _list_name(snapshot: Snapshot) -> str:
-    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
 
 
 def _unlisted(path: str, snapshot_id: int) -> ManifestFile:

@@ -41,18 +41,16 @@ from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.index_selection import IndexAccess, IndexSelection
-from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews, ViewKey
+from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews, PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.manifest_lists import (
     ManifestLists,
     entries,
     list_locations,
     live_entries,
-    view_key,
 )
-from seamark.metaserver.planner.plan.planned_tables import PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.stages import prune
-from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings.settings import Settings
@@ -165,7 +163,7 @@ class Planner:
         metadata, request = bound_scan.metadata, bound_scan.request
         cached = await self._load_checked_view(bound_scan, entry)
         if entry is not None and bound_scan.snapshot_id == metadata.current_snapshot_id:
-            whole = view_key(bound_scan)
+            whole = bound_scan.view_key
             if whole in self._views and not request.incremental:
                 self.planned.note(entry.uuid, whole)
         # The current schema is part of the key because the answer formats partitions and columns by it; the name
@@ -276,7 +274,7 @@ class Planner:
         Corrupt if a file of the table is damaged; Forbidden as `plan`.
         """
         bound_scan = BoundScan.bind(metadata, ScanRequest())
-        key, former = view_key(bound_scan), self._views.peek(planned.key)
+        key, former = bound_scan.view_key, self._views.peek(planned.key)
         if former is None or bound_scan.snapshot is None or key in self._views:
             return None
         await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
@@ -303,7 +301,7 @@ class Planner:
 
     async def entries_to_decode(self, bound_scan: BoundScan) -> int:
         """The approximate number of manifest entries to decode before the plan can begin; 0 if all are in memory."""
-        if view_key(bound_scan) in self._views:
+        if bound_scan.view_key in self._views:
             return 0
         manifests = await self._lists.manifests(bound_scan)
         chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.needed(bound_scan))]
@@ -338,7 +336,7 @@ class Planner:
             return await self._load_view(bound_scan, whole=whole)
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
-        if view_key(bound_scan) not in self._views:  # the view is cached for all tables that name the lists
+        if bound_scan.view_key not in self._views:  # the view is cached for all tables that name the lists
             await self._location_checker.check_paths(uuid, metadata, lists)
         cached = await self._load_view(bound_scan, whole=whole)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
@@ -353,7 +351,7 @@ class Planner:
         If the view is not in memory, and `whole` is False, it consists of the manifests that the filter needs.
         """
         metadata = bound_scan.metadata
-        key = view_key(bound_scan)
+        key = bound_scan.view_key
         cached = self._views.get(key)
         if cached is None:
             manifests = await self._lists.manifests(bound_scan)

@@ -20,13 +20,15 @@ from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.plan.metadata_deletes import as_java_prunes, file_against_metadata_delete
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats, narrow_to_keys
-from seamark.metaserver.planner.pruning.incremental import keep_appended
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import (
+    keep_appended,
+    narrow_by_partition,
+    narrow_by_stats,
+    narrow_to_keys,
+)
 from seamark.metaserver.planner.scan.request import BoundScan, appended
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
-from seamark.metaserver.planner.view.selection import Selection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import Selection, TableView
 
 _NOT_COUNTED = (-1, -1)
 _LAST = "column_stats"

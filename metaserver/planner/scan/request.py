@@ -17,8 +17,8 @@ from seamark.formats.iceberg.expressions.expression import (
     all_of,
     predicates_of,
 )
-from seamark.formats.iceberg.expressions.nans import add_nan
 from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
+from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.schema import Schema
@@ -29,6 +29,9 @@ from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, sp
 
 _LONG_CHARACTERS = 30_000
 """Length of a bound filter's text; some hundreds of values, about a millisecond of work."""
+
+
+ViewKey = tuple[str, ...]
 
 
 class ScanRequest(msgspec.Struct, frozen=True):
@@ -111,6 +114,15 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
     @property
     def snapshot_id(self) -> int | None:
         return None if self.snapshot is None else self.snapshot.snapshot_id
+
+    @computed_once
+    def view_key(self) -> ViewKey:
+        """Identifies the manifests that the scan reads, whose view all scans of the same snapshots share."""
+        if self.snapshot is None:
+            return ("",)
+        if self.request.incremental:
+            return ("appends", *map(_list_name, appended(self.metadata, self.request)))
+        return (_list_name(self.snapshot),)
 
     @computed_once
     def predicates(self) -> list[Bound]:
@@ -318,6 +330,10 @@ def _history(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
         yield current
         parent = current.parent_snapshot_id
         current = None if parent is None else metadata.snapshot(parent)
+
+
+def _list_name(snapshot: Snapshot) -> str:
+    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
 
 
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, request: ScanRequest) -> Schema:
