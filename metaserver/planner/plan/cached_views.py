@@ -19,7 +19,6 @@ from seamark.metaserver.access.principal import current_principal
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.plan.stages import PruningInput
 from seamark.metaserver.planner.scan.request import ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
@@ -60,10 +59,6 @@ class CachedView:
     @property
     def all_blocks(self) -> Iterator[Block]:
         return chain(self.view.blocks, self.view.delete_blocks)
-
-    @property
-    def pruning_input(self) -> PruningInput:
-        return PruningInput(self.view, self.deletes, self.files)
 
     @property
     def added_bytes(self) -> int:
