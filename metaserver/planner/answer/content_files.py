@@ -39,7 +39,7 @@ Part = tuple[object, ...]
 """A part in the format of `_answer.write`."""
 
 
-class naming:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
+class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
     """Converts errors into Corrupt with the path of the block's manifest."""
 
     __slots__ = ("_block",)
@@ -81,7 +81,7 @@ def layout_of(block: Block) -> BlockLayout:
     """The block's layout. Corrupt, with the manifest's path, if a required column is missing."""
     layout = block.derived.get(BlockLayout)
     if layout is None:
-        with naming(block):
+        with error_context(block):
             layout = block.keep(_layout(block))
     return layout
 
