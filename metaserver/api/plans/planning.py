@@ -35,16 +35,17 @@ from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.pending import PendingPlans
-from seamark.metaserver.api.plans.pointers import PointerCache
 from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
+from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
 from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
-from seamark.metaserver.store.sql.changes import watch
+from seamark.metaserver.store.model import Entry, NamespacePath
+from seamark.metaserver.store.sql.changes import Changes, watch
 
 T = TypeVar("T")
 
@@ -55,8 +56,45 @@ RESIDUALS = "X-Seamark-Residuals"
 may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`)."""
 POLL_S = 0.5
 """How long a poll waits for a running plan."""
+_ENTRIES_MAX = 10_000
+"""The limit for cached pointers."""
 PLAN_ID_CHARACTERS_MAX = 4000
 """The limit for a plan id, which is part of a URL; servers and proxies limit its length. Longer ids are not issued."""
+
+
+class PointerCache:
+    """A cache of table pointers that is valid until the next commit. Belongs to one event loop.
+
+    Any worker, replica or command may move a pointer at any time, and the next request must see it. Each request
+    therefore queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
+    """
+
+    def __init__(self, tables: Tables, changes: Changes | None) -> None:
+        """If `changes` is None, each request reads the pointer."""
+        self._tables = tables
+        self._changes = changes
+        self._number: int | None = None
+        self._entries: dict[tuple[NamespacePath, str], Entry] = {}
+
+    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+        """Return the table's entry as `Tables.entry` does."""
+        number = None if self._changes is None else self._changes.number()
+        if number is None:
+            return await self._tables.entry(namespace, name)
+        if number != self._number or len(self._entries) >= _ENTRIES_MAX:
+            self._entries.clear()
+            self._number = number
+        key = (namespace, name)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = await self._tables.entry(namespace, name)
+            if number == self._number:  # the entry was read after the number, so it is at least as new
+                self._entries[key] = entry
+        return entry
+
+    def close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):

@@ -290,13 +290,16 @@ class _Residuals:
         self._bound_by_name = dialect.binds_residuals
         self._longest = form.residual_bytes
         self._work = RESIDUAL_VALUES_MAX
-        self._size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
         self._unknown = tautologies(scan.bound)
         self._whole_files = form.whole_files
         self.encode = transformed_json if form.whole_files else expression_json
-        tests = [predicate for predicate in predicates_of(scan.bound) if predicate.op is Op.IS_NAN]
         self._is_java = dialect.filters_by_residual
-        self._nan_columns = {test.column_id for test in tests} if self._is_java else set()
+        self._size = 0
+        self._nan_columns: set[int] = set()
+        for predicate in predicates_of(scan.bound):
+            self._size += 1 + len(predicate.values)
+            if self._is_java and predicate.op is Op.IS_NAN:
+                self._nan_columns.add(predicate.column_id)
         self._by_key: dict[tuple[object, ...], bytes] = {}
         self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 

@@ -30,8 +30,8 @@ import numpy as np
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
+from seamark.formats.iceberg.expressions.binding import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
-from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema

@@ -190,7 +190,7 @@ class CachedViews:
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
-    def known_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+    def shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """The blocks that the view of a snapshot nearby has of these manifests; None for the others."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():

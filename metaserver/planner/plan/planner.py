@@ -358,49 +358,49 @@ class Planner:
         Raises:
             Forbidden: If the snapshot names files in a location that another table claims.
         """
+        cached = self._views.get(bound_scan.view_key)
         if self._location_checker is None or bound_scan.snapshot is None:
-            return await self._load_view(bound_scan, whole=whole)
+            return await self._load_view(bound_scan, whole=whole) if cached is None else cached
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
-        if bound_scan.view_key not in self._views:  # the view is cached for all tables that name the lists
+        if cached is None:
             await self._location_checker.check_paths(uuid, metadata, lists)
-        cached = await self._load_view(bound_scan, whole=whole)
+            cached = await self._load_view(bound_scan, whole=whole)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached.checked:
+        if key not in cached.checked:  # the view is cached for all tables that name the lists
             await self._location_checker.check(uuid, metadata, lists, cached.view)
             cached.checked.add(key)
         return cached
 
     async def _load_view(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
-        """Load the view of the snapshot.
+        """Load the view of the snapshot, which is not in memory.
 
-        If the view is not in memory, and `whole` is False, it consists of the manifests that the filter needs.
+        If `whole` is False, it consists of the manifests that the filter needs.
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
-        cached = self._views.get(key)
-        if cached is None:
-            manifests = await self._lists.manifests(bound_scan)
-            data = manifests.data
-            ordinals = list(range(len(data)))
-            if not whole:
-                needed_ordinals = await manifests.needed(bound_scan)
-                if len(needed_ordinals) <= len(data) * _PARTIAL_VIEW_MAX_FRACTION:
-                    ordinals = needed_ordinals
-                    key = (*key, "part", *map(str, ordinals))
-            cached = self._views.get(key)  # another request may have made it during the read of the lists
-        if cached is not None:
-            return cached
+        manifests = await self._lists.manifests(bound_scan)
+        data = manifests.data
+        ordinals = list(range(len(data)))
+        if not whole:
+            needed_ordinals = await manifests.needed(bound_scan)
+            if len(needed_ordinals) <= len(data) * _PARTIAL_VIEW_MAX_FRACTION:
+                ordinals = needed_ordinals
+                key = (*key, "part", *map(str, ordinals))
+        for made_key in (bound_scan.view_key, key):  # another request may have made it meanwhile
+            cached = self._views.get(made_key)
+            if cached is not None:
+                return cached
 
         async def load() -> CachedView:
             chosen = [data[ordinal] for ordinal in ordinals]
             deletes = manifests.deletes
-            known = self._views.known_blocks(chosen)
-            unknown = [manifest for manifest, block in zip(chosen, known, strict=True) if block is None]
-            loaded = await self._blocks.load([*unknown, *deletes])
+            shared_blocks = self._views.shared_blocks(chosen)
+            missing = [manifest for manifest, block in zip(chosen, shared_blocks, strict=True) if block is None]
+            loaded = await self._blocks.load([*missing, *deletes])
             count = len(chosen)
-            rest = iter(loaded)
-            blocks = [next(rest) if block is None else block for block in known] + loaded[len(unknown) :]
+            remaining = iter(loaded)
+            blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
             if deletes and not await asyncio.to_thread(
                 _verify_all, blocks[count:]
             ):  # the index of deletes reads all of them
