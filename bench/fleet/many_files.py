@@ -40,8 +40,7 @@ from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
-from seamark.metaserver.planner.plan.manifest_lists import view_key
-from seamark.metaserver.planner.plan.planned_tables import PlannedTable
+from seamark.metaserver.planner.plan.cached_views import PlannedTable
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 
 MANIFEST_ENTRIES = 10_000
@@ -123,7 +122,7 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
         metadata = _committed(made, ours.metadata, number)
         parsed = parse_expression(wanted.expression(made, 600 + number))
         if prepare:
-            planned = PlannedTable(view_key(BoundScan.bind(ours.metadata, ScanRequest())), 0.0)
+            planned = PlannedTable(BoundScan.bind(ours.metadata, ScanRequest()).view_key, 0.0)
             assert await ours.planner.prepare(metadata, planned, limit_bytes=made.metadata_bytes)
         started = time.perf_counter()
         await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))

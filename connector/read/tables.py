@@ -27,7 +27,7 @@ from seamark.formats.iceberg.expressions.expression import (
     predicates_of,
 )
 from seamark.formats.iceberg.expressions.expression_json import expression_json
-from seamark.formats.iceberg.expressions.nans import add_nan
+from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.iceberg.metadata.table_json import decode_table

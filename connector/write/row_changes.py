@@ -26,7 +26,7 @@ from seamark.connector.write.table_writer import WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
-from seamark.formats.iceberg.expressions.nans import add_nan
+from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 ATTEMPTS = 50

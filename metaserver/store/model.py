@@ -172,7 +172,7 @@ class PlanTable(msgspec.Struct, frozen=True):
     """That snapshot as JSON."""
 
 
-class ShownPlan(msgspec.Struct, frozen=True):
+class PlanSnapshot(msgspec.Struct, frozen=True):
     """A plan snapshot that loadTable adds to its answer."""
 
     shown_id: int

@@ -30,11 +30,11 @@ from seamark.metaserver.store.model import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    PlanSnapshot,
     PlanTable,
     ProducerState,
     RegisteredIndexFile,
     Replica,
-    ShownPlan,
     Token,
 )
 from seamark.metaserver.store.operations import Operation
@@ -161,7 +161,7 @@ class PointerStore(Protocol):
 
     async def plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
-    ) -> list[ShownPlan]:
+    ) -> list[PlanSnapshot]:
         """The plan snapshots of the table for the audience with live leases, in order of id: the `limit` whose leases
         end last."""
 

@@ -9,8 +9,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
-from seamark.metaserver.api.http import router
-from seamark.metaserver.api.http.router import PATH_CHARACTERS_MAX, Router
+from seamark.metaserver.api.http import dispatch
+from seamark.metaserver.api.http.dispatch import PATH_CHARACTERS_MAX, Router
 
 _PATHS = (
     "/v1/config",
@@ -65,7 +65,7 @@ async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
 async def test_only_short_paths_that_have_a_route_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = Router()
     _with_routes(kept)
-    monkeypatch.setattr(router, "PATHS_MAX", 3)
+    monkeypatch.setattr(dispatch, "PATHS_MAX", 3)
     for path in ("/nowhere", "/v1/namespaces/" + "x" * PATH_CHARACTERS_MAX):
         await _resolved(kept, "GET", path)
     await _resolved(kept, "DELETE", "/v1/namespaces")

@@ -19,7 +19,7 @@ from seamark.connector.analysis.lexer import UnsupportedStatement, tokens_of, wi
 from seamark.connector.analysis.scans import STATEMENT_MAX
 from seamark.connector.client.errors import BadRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
-from seamark.formats.iceberg.expressions.literals import parse_literal
+from seamark.formats.iceberg.expressions.binding import parse_literal
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TtlPolicy
 from seamark.formats.iceberg.metadata.properties import (

@@ -16,7 +16,7 @@ from aiohttp import web
 from seamark.commands.main import cli
 from seamark.formats.runtime import errors
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.endpoints import served_endpoints
+from seamark.metaserver.api.http.dispatch import served_endpoints
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.settings.settings import Settings
 from tests.api.rest.standard import operations

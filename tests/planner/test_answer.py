@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import Corrupt, NotAcceptable
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.planner.answer.answer import FILES_PER_PIECE, ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.partition_text import PYICEBERG, STANDARD, dialect_of
+from seamark.metaserver.planner.answer.content_files import PYICEBERG, STANDARD, dialect_of
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView

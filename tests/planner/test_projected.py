@@ -17,8 +17,7 @@ from seamark.metaserver.planner.indexes.coverage import Coverage, file_ids_of
 from seamark.metaserver.planner.indexes.index_predicates import TRANSFORMED_MAX, project
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import ScanRequest
-from seamark.metaserver.planner.view.selection import Selection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import Selection, TableView
 from seamark.metaserver.store.open import open_store
 from tests.planner.lakes.indexing import IndexedTable, create_namespace, open_planning
 from tests.planner.lakes.tables import Table

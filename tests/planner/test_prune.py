@@ -14,10 +14,8 @@ from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
 from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.view.selection import Selection
-from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, TableView
+from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_stats
+from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Selection, TableView
 from tests.api.plans.planned import STYLE, file_of
 from tests.planner.lakes.kinds import javas_uuid_order
 from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes

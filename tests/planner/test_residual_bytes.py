@@ -20,7 +20,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.expressions.residuals import tautology, weakened
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.partition_text import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
+from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.lakes.manifests import PartitionField
 from tests.planner.test_answer import a_file, block, metadata, scan
 from tests.seeds import quick

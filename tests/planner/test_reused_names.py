@@ -135,7 +135,7 @@ def _check_reused_names(seed: int) -> None:
         where = filter_by(rng, meant)
         request = ScanRequest(filter=parse_expression(where), snapshot_id=1, use_snapshot_schema=True)
         try:
-            bound = bind_for_java(metadata, request).bound
+            bound = bind_for_java(metadata, request, request.filter).bound
         except BadRequest as error:
             raise AssertionError(f"{told}, {where}: {error.message}") from None
         columns_asked = {one.column_id for one in predicates_of(bound)}

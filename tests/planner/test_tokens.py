@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.metaserver.planner.scan.request import PinnedRequest
 from seamark.metaserver.planner.scan.tokens import (
     ROWS_MAX,
     TOKENS_BYTES_MAX,
     VERSION,
-    PinnedRequest,
     Tokens,
     pack,
     page_count,
@@ -26,12 +26,14 @@ requests = st.builds(
     start_snapshot_id=st.none() | ids,
     end_snapshot_id=st.none() | ids,
     schema_id=st.integers(0, 2**31 - 1),
-    filter=st.binary(max_size=400),
+    filter_json=st.binary(max_size=400),
     case_sensitive=st.booleans(),
     use_snapshot_schema=st.booleans(),
     stats_fields=st.lists(st.text(st.characters(codec="utf-8")), max_size=4).map(tuple),
 )
-ASKED = PinnedRequest(7, None, None, 0, b'{"type":"eq","term":"a","value":3}', True, False, ("a",))
+ASKED = PinnedRequest(
+    snapshot_id=7, schema_id=0, filter_json=b'{"type":"eq","term":"a","value":3}', stats_fields=("a",)
+)
 
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from seamark.metaserver.store.model import NamespacePath, PlanTable, ShownPlan
+from seamark.metaserver.store.model import NamespacePath, PlanSnapshot, PlanTable
 from seamark.metaserver.store.operations import (
     CreateEntry,
     DropEntry,
@@ -176,7 +176,7 @@ class PlanTablesContract(OpenedStores):
         await keep(store, snapshot_plan(4, "b"))
         await keep(store, plan("named"))
         assert await other.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
-            ShownPlan(2**61 + 4, str(snapshot_plan(4).shown))
+            PlanSnapshot(2**61 + 4, str(snapshot_plan(4).shown))
         ]
         assert [await shown(other, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [[1, 2, 3], [2, 3], [3], []]
         assert await shown(other, uuid="another") == []

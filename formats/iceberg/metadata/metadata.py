@@ -73,10 +73,16 @@ class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
         return None if self.current_snapshot_id is None else self.snapshots_by_id.get(self.current_snapshot_id)
 
     def schema(self, schema_id: int) -> Schema | None:
-        return next((schema for schema in self.schemas if schema.id == schema_id), None)
+        for schema in self.schemas:
+            if schema.id == schema_id:
+                return schema
+        return None
 
     def spec(self, spec_id: int) -> PartitionSpec | None:
-        return next((spec for spec in self.partition_specs if spec.spec_id == spec_id), None)
+        for spec in self.partition_specs:
+            if spec.spec_id == spec_id:
+                return spec
+        return None
 
     def sort_order(self, order_id: int) -> SortOrder | None:
         return next((order for order in self.sort_orders if order.order_id == order_id), None)

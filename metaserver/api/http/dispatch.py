@@ -3,6 +3,9 @@
 A `Route` states method, path, operation, parameters, answers, limits, and where the right is checked. A handler takes a
 `Call` and the parsed body, returns a value, and does not see the HTTP request. No body is read before the caller passed
 the check of rights. What depends on the declaration alone is computed when the module is loaded.
+
+Iceberg's routes have the templates of the REST specification: `/v1/{prefix}/…` is served without a prefix and with the
+configured one. Other prefixes do not match, because a server has one catalog.
 """
 
 from __future__ import annotations
@@ -11,9 +14,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from types import ModuleType
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import web
+from aiohttp.web_urldispatcher import AbstractRoute
 from multidict import CIMultiDictProxy
 
 from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, is_plan_name, show
@@ -23,13 +28,75 @@ from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
-from seamark.metaserver.api.http.endpoints import served_paths
 from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, BOUNDS, PRINCIPAL, REQUEST_ID, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
-from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in, template_of
+from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
 from seamark.metaserver.store.model import NamespacePath
+
+PATHS_MAX = 4096
+PATH_CHARACTERS_MAX = 300
+"""Of a path that is kept."""
+
+
+class Router(web.UrlDispatcher):
+    """Keeps the routes of recent paths: engines repeat a few paths, and aiohttp searches all routes for each request.
+
+    It keeps only routes that were found, and only for short paths. A route depends on the method and the path alone,
+    not on the client; identity and rights are checked later, for each request.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[tuple[str, str], tuple[dict[str, str], AbstractRoute]] = {}
+
+    async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
+        key = request.method, request.rel_url.raw_path
+        found = self._found.get(key)
+        if found is not None:
+            return web.UrlMappingMatchInfo(*found)  # with its own copy of the variables
+        matched = await super().resolve(request)
+        if matched.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
+            if len(self._found) >= PATHS_MAX:
+                self._found.clear()
+            self._found[key] = dict(matched), matched.route
+        return matched
+
+
+_PREFIXED = "/v1/{prefix}/"
+_UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
+
+
+def served_paths(app: web.Application, template: str) -> list[str]:
+    """Return the paths at which a template of the specification is served."""
+    if not template.startswith(_PREFIXED):
+        return [template]
+    prefixes = ["/v1/", _prefixed(app)]
+    return [template.replace(_PREFIXED, prefix) for prefix in prefixes if prefix]
+
+
+def served_endpoints(app: web.Application) -> list[str]:
+    """All registered Iceberg operations as `METHOD template` of the specification, sorted."""
+    skipped = _prefixed(app)
+    served = set()
+    for route in app.router.routes():
+        if route.resource is None:
+            continue
+        path = route.resource.canonical
+        if not path.startswith("/v1/") or (skipped and path.startswith(skipped)):
+            continue
+        path = VARIABLE.sub(lambda match: f"{{{match[1].replace('_', '-')}}}", path)
+        template = path if path in _UNPREFIXED else path.replace("/v1/", _PREFIXED, 1)
+        served.add(f"{route.method} {template}")
+    return sorted(served)
+
+
+def _prefixed(app: web.Application) -> str | None:
+    """`/v1/<prefix>/`; None without a configured prefix."""
+    prefix = app[SETTINGS].prefix
+    return f"/v1/{quote(prefix, safe='')}/" if prefix else None
+
 
 B = TypeVar("B")
 _NOT_NAMES = ("namespace", "name", "plan_id", "statement")
@@ -283,7 +350,7 @@ class Route(Description, frozen=True):
         def open_call(request: web.Request) -> Call:
             call = Call(request, self)
             if has_namespace or names:
-                path = request.rel_url.raw_path, template_of(request)
+                path = request.rel_url.raw_path, _template_of(request)
             if has_namespace:
                 call.namespace = namespace_in(*path)
             if check is Check.NAMESPACE or check is Check.CATALOG:
@@ -327,6 +394,13 @@ class Route(Description, frozen=True):
     def _endpoint(self, handle: Handler) -> Endpoint:
         attach(handle, self)
         return Endpoint(self, handle)
+
+
+def _template_of(request: web.Request) -> str:
+    """Return the path of the matched route, with its variables in braces."""
+    resource = request.match_info.route.resource
+    assert resource is not None
+    return resource.canonical
 
 
 class Endpoint(msgspec.Struct, frozen=True):

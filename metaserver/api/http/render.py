@@ -35,7 +35,7 @@ from seamark.metaserver.objects.vending import access_mechanism, gateway_address
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import NamespacePath, ShownPlan
+from seamark.metaserver.store.model import NamespacePath, PlanSnapshot
 
 GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
@@ -71,7 +71,7 @@ def table_etag(
     namespace: NamespacePath,
     name: str,
     mode: SnapshotMode,
-    shown: Sequence[ShownPlan] = (),
+    shown: Sequence[PlanSnapshot] = (),
 ) -> str:
     """The ETag of the answer that `table_answer` would return."""
     settings = call.app[SETTINGS]
@@ -113,7 +113,7 @@ async def table_answer(
     mode: SnapshotMode = "all",
     *,
     compress: bool = True,
-    shown: Sequence[ShownPlan] = (),
+    shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
     """A LoadTableResult. `compress` is False for answers that are requested only once. `shown` are plan snapshots that
     follow those of the table."""
@@ -163,7 +163,7 @@ async def _located_answer(
     etag: str,
     *,
     compress: bool = True,
-    shown: Sequence[ShownPlan] = (),
+    shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
     document = call.app[CATALOG].documents.render(location, metadata, mode)
     if shown:
@@ -176,7 +176,7 @@ async def _located_answer(
     return _json(b"".join((head, document, tail, b"}")), headers)
 
 
-def _with_snapshots(document: bytes, shown: Sequence[ShownPlan]) -> bytes:
+def _with_snapshots(document: bytes, shown: Sequence[PlanSnapshot]) -> bytes:
     before, separator, after = document.partition(_SNAPSHOTS)
     if not separator:
         return document

@@ -230,7 +230,7 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     checksum = _checksum(body, metadata)
     snapshot_id, after = _start(body, metadata, checksum)
     predicate = _predicate(body, metadata)
-    request = ScanRequest(predicate.expression, snapshot_id, case_sensitive=body.case_sensitive)
+    request = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
 

@@ -35,37 +35,50 @@ _LOW = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 
 def usage_of(call: Call) -> ColumnUsage | None:
-    """None if reads are not counted: the setting is off, or a job of the table services reads."""
+    """Return the counters; None if reads are not counted: the setting is off, or a job of the table services reads."""
     usage = call.app[CATALOG].column_usage
     return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
-def count_read(call: Call, read: ColumnRead | None) -> ColumnRead | None:
+def count_read(call: Call, read: ColumnRead | None) -> None:
+    """Count a read, if reads are counted. None is no read."""
     usage = None if read is None else usage_of(call)
     if usage is not None and read is not None:
         usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
-    return read
 
 
-async def read_of_plan(
-    call: Call, entry: Entry | None, scan: ScanPlan, predicates: Sequence[Bound], select: Sequence[str] | None
+async def count_plan(
+    call: Call, entry: Entry | None, scan_plan: ScanPlan, predicates: Sequence[Bound], select: Sequence[str] | None
 ) -> ColumnRead | None:
-    """`predicates`: of the filter. `select`: the columns that the client names; None if it names none. None if reads
-    are not counted."""
-    if entry is None or usage_of(call) is None:
+    """Count the read of a plan.
+
+    Args:
+        call: The request.
+        entry: The table.
+        scan_plan: The plan.
+        predicates: The predicates of its filter.
+        select: The columns that the client names; None if it names none.
+
+    Returns:
+        The read, which a repetition of the request counts again; None if reads are not counted.
+    """
+    usage = usage_of(call)
+    if entry is None or usage is None:
         return None
     named: set[int] | None = None
     if select is not None:  # a client may name half a million
-        find = partial(_ids, scan.schema, select)
+        find = partial(_find_ids, scan_plan.schema, select)
         named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates}
-    end_ms = oldest_end_ms(scan.view, scan.entry_ids, scan.metadata)
-    return ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
+    end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
+    read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
+    usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
+    return read
 
 
-def _ids(schema: Schema, names: Collection[str]) -> set[int]:
-    """Unknown names are left out: they are of metadata columns, or of another schema."""
+def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
+    """Return the ids of columns, without unknown names: those of metadata columns, or of another schema."""
     by_name = schema.index.by_name
     found = {by_name[name] for name in names if name in by_name}
     if len(found) < len(names):  # engines that ignore case
@@ -93,7 +106,7 @@ def read_of_report(
     by_id = schema.index.by_id
     ids = {one for one in _listed(report, "projected-field-ids") if type(one) is int and one in by_id}
     names = [one for one in _listed(report, "projected-field-names") if isinstance(one, str)]
-    columns = ids or _ids(schema, names)
+    columns = ids or _find_ids(schema, names)
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
     tops = {field.id for field in schema.fields}

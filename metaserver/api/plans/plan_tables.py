@@ -42,16 +42,16 @@ from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWrite
 from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.store.model import Entry, PlanTable
+from seamark.metaserver.store.model import PlanTable
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
     sql = Deferred("seamark.formats.iceberg.expressions.sql")
 
-_IN_THREAD_BYTES = 4000
+_IN_LOOP_BYTES_MAX = 4000
 """Longer requests are decoded and bound in a thread."""
-_IN_THREAD_FILES, _IN_THREAD_MANIFESTS = 100_000, 200
+_IN_LOOP_FILES_MAX, _IN_LOOP_MANIFESTS_MAX = 100_000, 200
 """Plans of larger snapshots are sized in a thread, too."""
 _READ_BYTES = 1 << 20
 _DECLINED_BYTES, _DECLINED_EACH_BYTES = 1 << 20, 500
@@ -80,12 +80,12 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
             "created when the two differ."
         ),
     ] = False
-    kept_max: Annotated[
+    max_kept_fraction: Annotated[
         float | None,
         doc(
             "No plan table is created when the plan keeps a larger share of the snapshot's files.", minimum=0, maximum=1
         ),
-    ] = None
+    ] = msgspec.field(default=None, name="kept-max")
     lease_s: Annotated[
         int | None,
         doc("The time in seconds for which the name resolves. Settings give default and limit.", minimum=1),
@@ -179,16 +179,16 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
     bound_scan = filters.applied(bound_scan)
-    made = await _made(call.app, loaded, body, bound_scan, holder, call.principal.name)
+    answer = await _NewPlanTable(call, loaded, body, bound_scan, holder).find_or_make()
     if holder is not None:
-        made = msgspec.structs.replace(made, name=None)
-    return msgspec.structs.replace(made, joins=outcomes)
+        answer = msgspec.structs.replace(answer, name=None)
+    return msgspec.structs.replace(answer, joins=outcomes)
 
 
 async def _bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
     known, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
-    if len(data) > _IN_THREAD_BYTES:
+    if len(data) > _IN_LOOP_BYTES_MAX:
         return await read_in_turn(call, len(data), lambda: _bound(_read(data, metadata), metadata))
     key = (entry.metadata_location, data)
     read = known.get(key)
@@ -201,8 +201,8 @@ async def _bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
     body = parse_now(data, PlanTableRequest)
     check_lease(body.lease_s)
-    if body.kept_max is not None and not 0 <= body.kept_max <= 1:
-        raise BadRequest(f"kept-max is {body.kept_max}; it must be a share from 0 to 1")
+    if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
+        raise BadRequest(f"kept-max is {body.max_kept_fraction}; it must be a share from 0 to 1")
     return body, _filter(body, metadata)
 
 
@@ -222,134 +222,132 @@ def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas).expression
 
 
-async def _made(
-    app: web.Application,
-    loaded: LoadedTable,
-    body: PlanTableRequest,
-    bound_scan: BoundScan,
-    holder: Holder | None,
-    who: str,
-) -> PlanTableResponse:
-    entry, snapshot = loaded.entry, bound_scan.snapshot
-    assert entry is not None
-    if snapshot is None:
-        return PlanTableResponse(None, None, None, 0, 0, 0, 0)
-    if body.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
-        return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
-    lease_s = granted_s(body.lease_s, app[SETTINGS])
-    question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
-    name = plan_name(entry, snapshot.snapshot_id, question, holder)
-    if name is not None:
-        declined = app[DECLINED].get((name, body.kept_max))
-        if declined is not None:
-            return declined
-        audience = None if holder is None else holder.audience
-        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, who, audience)
-        if shared is not None:
-            return _unless_more(_answer(shared), None if body.hide_partitions else body.kept_max)
-    return await app[MAKING].run(
-        (entry.namespace, name or question, lease_s, body.kept_max),
-        lambda: _make(app, entry, bound_scan, question, body, lease_s, holder, who),
-    )
+class _NewPlanTable:
+    """Makes the plan table of a request, or finds the plan table that equal requests share."""
+
+    __slots__ = ("_app", "_body", "_bound_scan", "_entry", "_holder", "_lease_s", "_principal_name", "_question")
+
+    def __init__(
+        self, call: Call, loaded: LoadedTable, body: PlanTableRequest, bound_scan: BoundScan, holder: Holder | None
+    ) -> None:
+        assert loaded.entry is not None
+        self._app = call.app
+        self._principal_name = call.principal.name
+        self._entry = loaded.entry
+        self._body = body
+        self._bound_scan = bound_scan
+        self._holder = holder
+        self._lease_s = granted_s(body.lease_s, call.app[SETTINGS])
+        self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
+
+    async def find_or_make(self) -> PlanTableResponse:
+        body, entry, snapshot = self._body, self._entry, self._bound_scan.snapshot
+        if snapshot is None:
+            return PlanTableResponse(None, None, None, 0, 0, 0, 0)
+        if body.use_snapshot_schema and snapshot.schema_id not in (None, self._bound_scan.metadata.current_schema_id):
+            return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
+        name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
+        if name is not None:
+            declined = self._app[DECLINED].get((name, body.max_kept_fraction))
+            if declined is not None:
+                return declined
+            audience = None if self._holder is None else self._holder.audience
+            plan_tables = self._app[CATALOG].plan_tables
+            shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
+            if shared is not None:
+                limit = None if body.hide_partitions else body.max_kept_fraction
+                return _without_name_above(limit, _answer(shared))
+        key = (entry.namespace, name or self._question, self._lease_s, body.max_kept_fraction)
+        return await self._app[MAKING].run(key, self._make)
+
+    async def _make(self) -> PlanTableResponse:
+        app, entry, body = self._app, self._entry, self._body
+        metadata, snapshot = self._bound_scan.metadata, self._bound_scan.snapshot
+        assert snapshot is not None
+        name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
+        scan_plan = await app[PLANNER].plan(self._bound_scan, entry)
+        manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
+        is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
+        misleads = False
+        if body.hide_partitions:
+            misread, misleads = (
+                _find_hazards(scan_plan) if is_small else await asyncio.to_thread(_find_hazards, scan_plan)
+            )
+            if misread:
+                return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
+        max_kept_fraction = None if misleads else body.max_kept_fraction
+        sizes = _sizes(scan_plan) if is_small else await asyncio.to_thread(_sizes, scan_plan)
+        answer = _without_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
+        if answer.name is None:
+            if name is not None and scan_plan.complete:
+                app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
+            return answer
+        plan_id = str(app[CLOCK].uuid7())
+        if not scan_plan.complete:  # a later plan may keep fewer files, so the name is not shared
+            name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
+            answer = msgspec.structs.replace(answer, name=name)
+        select = partial(kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
+        manifests_of_plan = select() if is_small else await asyncio.to_thread(select)
+        refusal = ""
+        if manifests_of_plan.entries > (limit := app[SETTINGS].plan_table_files_limit):
+            refusal = (
+                f"its plan table would list {manifests_of_plan.entries:,} files, and the limit plan_table_files_limit "
+                f"is {limit:,}"
+            )
+        elif not await app[CATALOG].plan_tables.has_room(self._principal_name):
+            refusal = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
+        if refusal:
+            return msgspec.structs.replace(answer, name=None, misread=refusal if misleads else msgspec.UNSET)
+        plan_table = await self._store(manifests_of_plan, answer, plan_id)
+        usage = app[CATALOG].column_usage
+        if plan_table.shown_id is not None and usage.is_on:
+            end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
+            usage.plans.put(plan_table.shown_id, end_ms, 0)
+        return _answer(plan_table)
+
+    async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> PlanTable:
+        app, entry, holder = self._app, self._entry, self._holder
+        metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
+        assert snapshot is not None
+        assert name is not None
+        location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
+        written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
+        files = tuple(path for path, _ in written.files)
+        plan_table = PlanTable(
+            id=plan_id,
+            namespace=entry.namespace,
+            name=name,
+            of_name=entry.name,
+            uuid=entry.uuid,
+            location=files[-1],
+            files=files,
+            snapshot_id=snapshot.snapshot_id,
+            file_count=answer.files,
+            size_bytes=answer.bytes,
+            considered_count=answer.considered_files,
+            considered_bytes=answer.considered_bytes,
+            expires_ms=0,
+        )
+        if holder is not None:
+            (planned,) = written.metadata.snapshots
+            plan_snapshot = shown_snapshot(plan_id, metadata, planned)
+            text = msgspec.json.encode(plan_snapshot).decode()
+            plan_table = msgspec.structs.replace(
+                plan_table, audience=holder.audience, shown_id=plan_snapshot.snapshot_id, shown=text
+            )
+        return await app[CATALOG].plan_tables.keep(
+            plan_table, written.metadata, written.files, self._lease_s, self._principal_name
+        )
 
 
-async def _make(
-    app: web.Application,
-    entry: Entry,
-    bound_scan: BoundScan,
-    question: str,
-    body: PlanTableRequest,
-    lease_s: int,
-    holder: Holder | None,
-    who: str,
-) -> PlanTableResponse:
-    metadata, snapshot, kept_max, hidden = bound_scan.metadata, bound_scan.snapshot, body.kept_max, body.hide_partitions
-    assert snapshot is not None
-    name = plan_name(entry, snapshot.snapshot_id, question, holder)
-    scan = await app[PLANNER].plan(bound_scan, entry)
-    manifests = len(scan.view.blocks) + len(scan.view.delete_blocks)
-    small = scan.considered <= _IN_THREAD_FILES and manifests <= _IN_THREAD_MANIFESTS
-    misleads = False
-    if hidden:
-        misread, misleads = _hazards(scan) if small else await asyncio.to_thread(_hazards, scan)
-        if misread:
-            return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
-    kept_max = None if misleads else kept_max
-    sizes = _sizes(scan) if small else await asyncio.to_thread(_sizes, scan)
-    made = _unless_more(PlanTableResponse(name, snapshot.snapshot_id, None, *sizes), kept_max)
-    if made.name is None:
-        if name is not None and scan.complete:
-            app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
-        return made
-    plan_id = str(app[CLOCK].uuid7())
-    if not scan.complete:  # a later plan may keep fewer files, so the name is not shared
-        name = plan_name(entry, snapshot.snapshot_id, f"{question} {plan_id}", holder)
-        made = msgspec.structs.replace(made, name=name)
-    version = metadata.format_version
-    divide = partial(kept_manifests, scan, version, hidden=hidden)
-    kept = divide() if small else await asyncio.to_thread(divide)
-    reason = ""
-    if kept.entries > (limit := app[SETTINGS].plan_table_files_limit):
-        reason = f"its plan table would list {kept.entries:,} files, and the limit plan_table_files_limit is {limit:,}"
-    elif not await app[CATALOG].plan_tables.has_room(who):
-        reason = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
-    if reason:
-        return msgspec.structs.replace(made, name=None, misread=reason if misleads else msgspec.UNSET)
-    plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
-    usage = app[CATALOG].column_usage
-    if plan.shown_id is not None and usage.is_on:
-        usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.entry_ids, scan.metadata), 0)
-    return _answer(plan)
-
-
-def _hazards(scan: ScanPlan) -> tuple[str, bool]:
-    """Why DuckDB would read the snapshot wrongly with any plan table, and whether it would do so without one."""
-    misread = misread_deletes(scan.view, scan.metadata)
-    return misread, not misread and is_misleading(scan.view, scan.metadata)
-
-
-async def _stored(
-    app: web.Application,
-    entry: Entry,
-    bound_scan: BoundScan,
-    kept: KeptManifests,
-    made: PlanTableResponse,
-    plan_id: str,
-    lease_s: int,
-    holder: Holder | None,
-    who: str,
-) -> PlanTable:
-    metadata, snapshot, name = bound_scan.metadata, bound_scan.snapshot, made.name
-    assert snapshot is not None
-    assert name is not None
-    location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
-    written = await app[WRITER].write(kept, metadata, snapshot, location, plan_id)
-    files = tuple(path for path, _ in written.files)
-    plan = PlanTable(
-        id=plan_id,
-        namespace=entry.namespace,
-        name=name,
-        of_name=entry.name,
-        uuid=entry.uuid,
-        location=files[-1],
-        files=files,
-        snapshot_id=snapshot.snapshot_id,
-        file_count=made.files,
-        size_bytes=made.bytes,
-        considered_count=made.considered_files,
-        considered_bytes=made.considered_bytes,
-        expires_ms=0,
-    )
-    if holder is not None:
-        (planned,) = written.metadata.snapshots
-        shown = shown_snapshot(plan_id, metadata, planned)
-        text = msgspec.json.encode(shown).decode()
-        plan = msgspec.structs.replace(plan, audience=holder.audience, shown_id=shown.snapshot_id, shown=text)
-    return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s, who)
+def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
+    """Return why DuckDB would read the snapshot wrongly with any plan table, and whether it would without one."""
+    misread = misread_deletes(scan_plan.view, scan_plan.metadata)
+    return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
 def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
-    """Files and bytes that the plan keeps, and files and bytes of the snapshot."""
+    """Return the files and bytes that the plan keeps, and the files and bytes of the snapshot."""
     kept_bytes = int(files_at(scan.view, scan.entry_ids).longs("file_size_in_bytes").sum())
     all_bytes = None
     if scan.view.file_count == scan.considered:
@@ -370,11 +368,11 @@ def _answer(plan: PlanTable) -> PlanTableResponse:
     )
 
 
-def _unless_more(made: PlanTableResponse, kept_max: float | None) -> PlanTableResponse:
-    """Removes the name when the plan keeps a larger share of the files."""
-    if kept_max is not None and made.files > kept_max * made.considered_files:
-        return msgspec.structs.replace(made, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
-    return made
+def _without_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
+    """Return the answer, without the name if the plan keeps a larger fraction of the files."""
+    if max_kept_fraction is not None and answer.files > max_kept_fraction * answer.considered_files:
+        return msgspec.structs.replace(answer, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)
+    return answer
 
 
 async def _open(app: web.Application) -> None:

@@ -12,9 +12,10 @@ asynchronously, and never to PyIceberg, which does not poll.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from sys import getsizeof
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -32,20 +33,21 @@ from seamark.metaserver.api.http.keys import BOUNDS, CATALOG, CLOCK, KEYRING, PL
 from seamark.metaserver.api.http.observability.metrics import METRICS
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
-from seamark.metaserver.api.plans.column_reads import count_read, read_of_plan
-from seamark.metaserver.api.plans.long_filters import LongFilters, is_long
+from seamark.metaserver.api.plans.column_reads import count_plan, count_read
 from seamark.metaserver.api.plans.pending import PendingPlans
-from seamark.metaserver.api.plans.pointers import PointerCache
-from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pinned_request
+from seamark.metaserver.api.plans.scan_requests import PlanTableScan, pin_request
 from seamark.metaserver.catalog.column_usage import ColumnRead
+from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
-from seamark.metaserver.planner.answer.partition_text import ClientDialect, PartitionTextCache, dialect_of
-from seamark.metaserver.planner.scan.request import BoundScan, expired_ancestor
+from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
+from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PinnedRequest, PlanTask, Tokens, pack, page_count
-from seamark.metaserver.store.model import Entry
-from seamark.metaserver.store.sql.changes import watch
+from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
+from seamark.metaserver.store.model import Entry, NamespacePath
+from seamark.metaserver.store.sql.changes import Changes, watch
+
+T = TypeVar("T")
 
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
@@ -54,8 +56,45 @@ RESIDUALS = "X-Seamark-Residuals"
 may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`)."""
 POLL_S = 0.5
 """How long a poll waits for a running plan."""
+_ENTRIES_MAX = 10_000
+"""The limit for cached pointers."""
 PLAN_ID_CHARACTERS_MAX = 4000
 """The limit for a plan id, which is part of a URL; servers and proxies limit its length. Longer ids are not issued."""
+
+
+class PointerCache:
+    """A cache of table pointers that is valid until the next commit. Belongs to one event loop.
+
+    Any worker, replica or command may move a pointer at any time, and the next request must see it. Each request
+    therefore queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
+    """
+
+    def __init__(self, tables: Tables, changes: Changes | None) -> None:
+        """If `changes` is None, each request reads the pointer."""
+        self._tables = tables
+        self._changes = changes
+        self._number: int | None = None
+        self._entries: dict[tuple[NamespacePath, str], Entry] = {}
+
+    async def entry(self, namespace: NamespacePath, name: str) -> Entry:
+        """Return the table's entry as `Tables.entry` does."""
+        number = None if self._changes is None else self._changes.number()
+        if number is None:
+            return await self._tables.entry(namespace, name)
+        if number != self._number or len(self._entries) >= _ENTRIES_MAX:
+            self._entries.clear()
+            self._number = number
+        key = (namespace, name)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = await self._tables.entry(namespace, name)
+            if number == self._number:  # the entry was read after the number, so it is at least as new
+                self._entries[key] = entry
+        return entry
+
+    def close(self) -> None:
+        if self._changes is not None:
+            self._changes.close()
 
 
 class _CachedAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -84,92 +123,104 @@ TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 @Route("POST", f"{_TABLE}/plan", "planTableScan", body_size=BodySize.MEDIUM, streams=True).takes_bytes()
 async def plan_table_scan(call: Call, body: bytes) -> Answer:
-    """Identity and pointer are checked for each request; only what depends on nothing else is cached."""
+    """Plan a scan. Identity and pointer are checked for each request; only what depends on nothing else is cached."""
     app, namespace, name = call.app, call.namespace, call.names[0]
     if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
-        return (await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body))[0]
+        answer, _, _ = await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body)
+        return answer
     entry = await app[POINTERS].entry(namespace, name)
-    given = call.headers.get
+    header = call.headers.get
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
     # file still exists is not checked for a cached answer: the client has just loaded the table.
-    known = (
+    key = (
         entry.metadata_location,
         entry.uuid,
         entry.index_version,
         namespace,
         name,
         body,
-        given("User-Agent"),
-        given(_CLIENT_VERSION),
-        given("Accept-Encoding"),
-        given(DELEGATION),
-        given(RESIDUALS),
+        header("User-Agent"),
+        header(_CLIENT_VERSION),
+        header("Accept-Encoding"),
+        header(DELEGATION),
+        header(RESIDUALS),
     )
-    kept = app[ANSWERS].get(known)
-    if kept is not None:
-        app[METRICS].plans.observe(kept.considered, kept.files, 0.0)
-        count_read(call, kept.read)
-        return web.Response(body=kept.body, headers=kept.headers)
-    answer, scan, read = await _plan(call, await _loaded_from(call, entry), body)
-    if scan is not None and scan.complete and isinstance(answer, web.Response) and isinstance(answer.body, bytes):
-        sent = _CachedAnswer(answer.body, answer.headers.copy(), scan.considered, scan.files, read)
+    cached = app[ANSWERS].get(key)
+    if cached is not None:
+        app[METRICS].plans.observe(cached.considered, cached.files, 0.0)
+        count_read(call, cached.read)
+        return web.Response(body=cached.body, headers=cached.headers)
+    documents = app[CATALOG].documents
+    await documents.ensure_exists(entry.metadata_location)
+    loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
+    answer, scan_plan, read = await _plan(call, loaded, body)
+    if (
+        scan_plan is not None
+        and scan_plan.complete
+        and isinstance(answer, web.Response)
+        and isinstance(answer.body, bytes)
+    ):
+        sent = _CachedAnswer(answer.body, answer.headers.copy(), scan_plan.considered, scan_plan.files, read)
         # The key has headers, which a client may change with each request, up to 8 KiB each.
-        key_bytes = sum(map(getsizeof, known)) + sum(map(getsizeof, namespace))
-        app[ANSWERS].put(known, sent, len(sent.body) + key_bytes + 1000)
+        key_bytes = sum(map(getsizeof, key)) + sum(map(getsizeof, namespace))
+        app[ANSWERS].put(key, sent, len(sent.body) + key_bytes + 1000)
     return answer
 
 
 async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, ScanPlan | None, ColumnRead | None]:
-    """The answer; the plan if the answer can be cached; and the read if it is counted."""
+    """Plan the scan that a body requests.
+
+    Returns:
+        The answer; the plan if the answer can be cached; and the read if it is counted.
+    """
     body = await call.parse(data, PlanTableScan)
-    pinned = pinned_request(body, loaded.metadata, _dialect(call))
-    metadata = by_schema(loaded.metadata, pinned.schema_id)
-    if metadata is not loaded.metadata:
-        loaded = msgspec.structs.replace(loaded, metadata=metadata)
+    dialect = _dialect_of(call)
+    scan = _ClientScan(call, loaded, dialect, pin_request(body, loaded.metadata, dialect))
     # Validates the request before anything is read, also for an empty table.
-    bound_scan = await _long_filters(call).bind(metadata, pinned)
+    bound_scan = await scan.bind()
     if bound_scan.snapshot is None:
         return {"status": "completed", "file-scan-tasks": []}, None, None
-    plan_id = await _start_if_long(call, loaded, pinned, bound_scan)
+    plan_id = await scan.start_if_long(bound_scan)
     if plan_id is not None:
         return {"status": "submitted", "plan-id": plan_id}, None, None
     monotonic = call.app[CLOCK].monotonic
     began_s = monotonic()
-    scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
-    call.app[METRICS].plans.observe(scan.considered, scan.files, monotonic() - began_s)
+    scan_plan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
+    call.app[METRICS].plans.observe(scan_plan.considered, scan_plan.files, monotonic() - began_s)
     read = None
     if body.seamark.usage:
-        read = count_read(call, await read_of_plan(call, loaded.entry, scan, bound_scan.predicates, body.select))
+        read = await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select)
     credentials = _credentials(call, loaded)
-    answer = await _completed(call, loaded, pinned, scan, body.min_rows_requested or 0, credentials)
-    return answer, None if credentials else scan, read  # credentials are not cached: they may have been rotated
+    answer = await scan.answer(call.request, scan_plan, credentials, min_rows=body.min_rows_requested or 0)
+    # Answers with credentials are not cached: the credentials may have been rotated.
+    return answer, None if credentials else scan_plan, read
 
 
 @Route("GET", f"{_TABLE}/plan/{{plan-id}}", "fetchPlanningResult", streams=True)
 async def fetch_planning_result(call: Call) -> Answer:
-    loaded = await _loaded(call)
+    loaded = await _load(call)
     plan_id = call.variables["plan_id"]
-    pinned = _open_plan_id(call, plan_id, loaded)
-    metadata = _metadata_at(loaded.metadata, pinned)
-    if metadata is None:
-        raise NoSuchPlanId(f"The plan's snapshot of {_table_name(call)} has expired; plan again")
-    task = call.app[PENDING].start(plan_id, call.principal.name, _plan_task(call, loaded.entry, metadata, pinned))
+    request = _open_plan_id(call, plan_id, loaded)
+    if not _has_not_expired(loaded.metadata, request):
+        raise NoSuchPlanId(f"The plan's snapshot of {_name_of_table(call)} has expired; plan again")
+    scan = _ClientScan(call, loaded, _dialect_of(call), request)
+    task = call.app[PENDING].start(plan_id, call.principal.name, scan.plan)
     done, _ = await asyncio.wait({task}, timeout=POLL_S)
     if not done:
         return {"status": "submitted"}
     if task.cancelled():  # by another client of the principal; the next poll starts it again
         return {"status": "submitted"}
     try:
-        scan = task.result()
+        scan_plan = task.result()
     except BadRequest as error:  # valid when the plan was begun; a snapshot of its range has expired since
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
-    call.app[METRICS].plans.observe(scan.considered, scan.files, 0.0)
-    return await _completed(call, loaded, pinned, scan, 0, _credentials(call, loaded))
+    call.app[METRICS].plans.observe(scan_plan.considered, scan_plan.files, 0.0)
+    return await scan.answer(call.request, scan_plan, _credentials(call, loaded))
 
 
 @Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
 async def cancel_planning(call: Call) -> None:
-    loaded = await _loaded(call)
+    loaded = await _load(call)
     plan_id = call.variables["plan_id"]
     _open_plan_id(call, plan_id, loaded)
     call.app[PENDING].cancel(plan_id, call.principal.name)
@@ -177,146 +228,263 @@ async def cancel_planning(call: Call) -> None:
 
 @Route("POST", f"{_TABLE}/tasks", "fetchScanTasks", streams=True).takes(_FetchScanTasks)
 async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamResponse:
-    loaded = await _loaded(call)
-    task = call.app[TOKENS].open_plan_task(body.plan_task, _uuid(loaded))
+    loaded = await _load(call)
+    task = call.app[TOKENS].open_plan_task(body.plan_task, _uuid_of(loaded))
     if task is None:
-        raise NoSuchPlanTask(f"The plan task was not issued for {_table_name(call)}; plan again")
-    metadata = _metadata_at(loaded.metadata, task.request)
-    if metadata is None:
-        raise NoSuchPlanTask(f"The plan task's snapshot of {_table_name(call)} has expired; plan again")
+        raise NoSuchPlanTask(f"The plan task was not issued for {_name_of_table(call)}; plan again")
+    if not _has_not_expired(loaded.metadata, task.request):
+        raise NoSuchPlanTask(f"The plan task's snapshot of {_name_of_table(call)} has expired; plan again")
+    scan = _ClientScan(call, loaded, _dialect_of(call), task.request)
     try:
-        bound_scan = await _long_filters(call).bind(metadata, task.request)
-        scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
+        scan_plan = await scan.plan()
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
-    first, end = scan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
-    rows, answer = scan.entry_ids[first:end], _answer(call, task.request, scan)
-    tasks_of = partial(_plan_tasks, call, loaded, answer, rows, task, inline_limit=len(rows))
-    return await _sent(call, task.request, answer, rows, tasks_of, b"{", b"}")
+    return await scan.answer_task(call.request, scan_plan, task)
 
 
-async def _loaded(call: Call) -> LoadedTable:
+async def _load(call: Call) -> LoadedTable:
+    """Return the table, or the plan table, of the request."""
     catalog = call.app[CATALOG]
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
         call.namespace, call.name
     )
 
 
-async def _loaded_from(call: Call, entry: Entry) -> LoadedTable:
-    """The table at its current pointer. NotFound when the metadata file is missing."""
-    documents, location = call.app[CATALOG].documents, entry.metadata_location
-    await documents.ensure_exists(location)
-    return LoadedTable(entry=entry, metadata=await documents.table(location))
-
-
-def _long_filters(call: Call) -> LongFilters:
-    return LongFilters(call.app[BOUNDS], call.principal.name)
-
-
-def _uuid(loaded: LoadedTable) -> str:
+def _uuid_of(loaded: LoadedTable) -> str:
     assert loaded.entry is not None
     return loaded.entry.uuid
 
 
-def _table_name(call: Call) -> str:
+def _name_of_table(call: Call) -> str:
     return show(call.namespace, call.name)
 
 
-def _metadata_at(metadata: TableMetadata, pinned: PinnedRequest) -> TableMetadata | None:
-    """The metadata with the current schema of the time of the plan; None when something it needs has expired.
+def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
+    """Whether the metadata still has all that the request needs.
 
     The first snapshot of an incremental scan may have expired, because it is not read. Those after it must exist: rows
     are numbered by the position of their manifest among the manifests of all snapshots of the range.
     """
     if any(
         snapshot_id is not None and metadata.snapshot(snapshot_id) is None
-        for snapshot_id in (pinned.snapshot_id, pinned.end_snapshot_id)
+        for snapshot_id in (request.snapshot_id, request.end_snapshot_id)
     ):
-        return None
-    whole = pinned.snapshot_id is not None or pinned.start_snapshot_id is not None
-    if not whole and expired_ancestor(metadata, pinned.end_snapshot_id) is not None:
-        return None
-    return None if metadata.schema(pinned.schema_id) is None else by_schema(metadata, pinned.schema_id)
-
-
-def _plan_task(
-    call: Call, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
-) -> Callable[[], Awaitable[ScanPlan]]:
-    """Computes the plan in a task that outlives the request."""
-    planner, filters = call.app[PLANNER], _long_filters(call)
-
-    async def make() -> ScanPlan:
-        return await planner.plan(await filters.bind(metadata, pinned), entry)
-
-    return make
+        return False
+    has_start = request.snapshot_id is not None or request.start_snapshot_id is not None
+    if not has_start and expired_ancestor(metadata, request.end_snapshot_id) is not None:
+        return False
+    return metadata.schema(request.schema_id) is not None
 
 
 def _open_plan_id(call: Call, plan_id: str, loaded: LoadedTable) -> PinnedRequest:
-    pinned = call.app[TOKENS].open_plan_id(plan_id, _uuid(loaded))
-    if pinned is None:
-        raise NoSuchPlanId(f"The plan id was not issued for {_table_name(call)}; plan again")
-    return pinned
+    request = call.app[TOKENS].open_plan_id(plan_id, _uuid_of(loaded))
+    if request is None:
+        raise NoSuchPlanId(f"The plan id was not issued for {_name_of_table(call)}; plan again")
+    return request
 
 
-async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest, bound_scan: BoundScan) -> str | None:
-    """Starts a long plan and returns its id; None when the plan should be answered synchronously."""
-    if not _dialect(call).polls:
-        return None
-    undecoded = await call.app[PLANNER].entries_to_decode(bound_scan)
-    if undecoded <= call.app[SETTINGS].plan_async_files:
-        return None
-    pending = call.app[PENDING]
-    if pending.is_full(call.principal.name):
-        return None
-    packed = await _long_filters(call).run(pinned, partial(pack, pinned))
-    plan_id = call.app[TOKENS].plan_id(packed, _uuid(loaded))
-    if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
-        return None
-    pending.start(plan_id, call.principal.name, _plan_task(call, loaded.entry, loaded.metadata, pinned))
-    return plan_id
-
-
-def _answer(call: Call, pinned: PinnedRequest, scan: ScanPlan) -> ScanTaskWriter:
-    dialect = _dialect(call)
-    form = TaskForm(
-        residuals=pinned.residuals,
-        residual_bytes=call.app[SETTINGS].plan_residual_bytes,
-        exact_residuals=_wants_exact_residuals(call, dialect),
-        sequence_numbers=pinned.sequence_numbers,
-        whole_files=pinned.may_rewrite_files,
-    )
-    return ScanTaskWriter(
-        scan,
-        stats=_columns(scan.metadata, pinned),
-        dialect=dialect,
-        form=form,
-        # The shared cache belongs to the event loop; a long filter's answer is written in threads.
-        texts=PartitionTextCache(_OWN_TEXTS_BYTES) if is_long(pinned) else call.app[PARTITION_TEXTS],
-    )
-
-
-def _dialect(call: Call) -> ClientDialect:
+def _dialect_of(call: Call) -> ClientDialect:
     return dialect_of(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-def _wants_exact_residuals(call: Call, dialect: ClientDialect) -> bool:
-    """BadRequest for another value of the header."""
-    given = call.headers.get(RESIDUALS)
-    if given is None:
-        return dialect.filters_by_residual
-    if given.lower() not in ("short", "exact"):
-        raise BadRequest(f"The header {RESIDUALS} is {given[:100]!r}; it must be 'short' or 'exact'")
-    return given.lower() == "exact"
+def _credentials(call: Call, loaded: LoadedTable) -> bytes:
+    """Return the JSON of the `storage-credentials`; empty if the client needs none."""
+    entry = loaded.entry
+    assert entry is not None
+    _, credentials = access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
+    return encode_json(credentials) if credentials else b""
 
 
-def _columns(metadata: TableMetadata, pinned: PinnedRequest) -> list[int]:
-    """Ids of the columns whose statistics are requested. BadRequest for a name that is in no schema of the table."""
-    if not pinned.stats_fields:
-        return []
+class _Page(NamedTuple):
+    """The files that one answer covers."""
+
+    entry_ids: Longs
+    first_row: int
+    end_row: int
+    """The answer covers the entry ids in [`first_row`, `end_row`), of which the plan keeps `entry_ids`."""
+    inline_limit: int
+    """More files are not in the answer itself, but in further plan tasks."""
+
+
+class _ClientScan:
+    """A scan that a client requests: binds, plans and answers it.
+
+    Work on a filter grows with its length: to read, bind or write one with two hundred thousand values takes up to
+    seconds of Python. For a long filter all of this runs in a thread, for one filter at a time, and principals in turn.
+
+    An instance outlives the request if the plan is fetched later, so it does not refer to the request.
+    """
+
+    __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
+
+    def __init__(self, call: Call, loaded: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
+        """Bind nothing yet.
+
+        Raises:
+            BadRequest: If the table does not have the schema of the request.
+        """
+        self._app = call.app
+        self._principal_name = call.principal.name
+        self._headers = call.headers
+        self._entry = loaded.entry
+        self._dialect = dialect
+        self._request = request
+        self._metadata = loaded.metadata
+        if request.schema_id != loaded.metadata.current_schema_id:
+            self._metadata = by_schema(loaded.metadata, request.schema_id)
+
+    async def bind(self) -> BoundScan:
+        """Parse and bind the filter.
+
+        Raises:
+            BadRequest: If the request is invalid.
+        """
+        bind = partial(self._request.bind, self._metadata)
+        return await self._run_in_turn(bind) if self._request.has_long_filter else bind()
+
+    async def plan(self) -> ScanPlan:
+        """Bind the request and plan it."""
+        return await self._app[PLANNER].plan(await self.bind(), self._entry)
+
+    async def start_if_long(self, bound_scan: BoundScan) -> str | None:
+        """Start a long plan and return its id; return None if the plan should be answered synchronously."""
+        if not self._dialect.polls:
+            return None
+        undecoded = await self._app[PLANNER].entries_to_decode(bound_scan)
+        if undecoded <= self._app[SETTINGS].plan_async_files:
+            return None
+        pending = self._app[PENDING]
+        if pending.is_full(self._principal_name):
+            return None
+        packed = await self._run(partial(pack, self._request))
+        plan_id = self._app[TOKENS].plan_id(packed, self._uuid)
+        if len(plan_id) > PLAN_ID_CHARACTERS_MAX:
+            return None
+        pending.start(plan_id, self._principal_name, self.plan)
+        return plan_id
+
+    async def answer(
+        self, http_request: web.Request, scan_plan: ScanPlan, credentials: bytes, *, min_rows: int = 0
+    ) -> web.StreamResponse:
+        """Send the complete answer of a plan, or the plan tasks that cover it."""
+        limit = self._app[SETTINGS].plan_inline_limit
+        writer = self._writer(scan_plan)
+        entry_ids = scan_plan.entry_ids
+        if min_rows > 0:
+            entry_ids = await self._run(partial(scan_plan.first_with_rows, min_rows, limit))
+        head, tail = b'{"status":"completed",', b"}"
+        if credentials:
+            tail = b',"storage-credentials":' + credentials + tail
+        return await self._send(http_request, writer, _Page(entry_ids, 0, ROWS_MAX, limit), head, tail)
+
+    async def answer_task(self, http_request: web.Request, scan_plan: ScanPlan, task: PlanTask) -> web.StreamResponse:
+        """Send the files of a plan task, or further plan tasks that cover them."""
+        first, end = scan_plan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
+        entry_ids = scan_plan.entry_ids[first:end]
+        page = _Page(entry_ids, task.first_row, task.end_row, inline_limit=len(entry_ids))
+        return await self._send(http_request, self._writer(scan_plan), page, b"{", b"}")
+
+    async def _send(
+        self, http_request: web.Request, writer: ScanTaskWriter, page: _Page, head: bytes, tail: bytes
+    ) -> web.StreamResponse:
+        """Send the files of the page, or the plan tasks that cover them."""
+        if self._request.has_long_filter:
+            run: Run | None = self._run_in_turn
+            plan_tasks = await self._run_in_turn(partial(self._plan_tasks, writer, page))
+        else:
+            run, plan_tasks = None, self._plan_tasks(writer, page)
+        entry_ids = page.entry_ids
+        if plan_tasks:
+            head += b'"plan-tasks":' + encode_json(plan_tasks) + b","
+            entry_ids = entry_ids[:0]
+        return await send(http_request, _encode_pieces(head, writer, entry_ids, tail), run=run)
+
+    def _writer(self, scan_plan: ScanPlan) -> ScanTaskWriter:
+        request = self._request
+        form = TaskForm(
+            residuals=request.residuals,
+            residual_bytes=self._app[SETTINGS].plan_residual_bytes,
+            exact_residuals=self._wants_exact_residuals,
+            sequence_numbers=request.sequence_numbers,
+            whole_files=request.may_rewrite_files,
+        )
+        return ScanTaskWriter(
+            scan_plan,
+            stats=_find_columns(scan_plan.metadata, request) if request.stats_fields else (),
+            dialect=self._dialect,
+            form=form,
+            # The shared cache belongs to the event loop; a long filter's answer is written in threads.
+            texts=PartitionTextCache(_OWN_TEXTS_BYTES) if request.has_long_filter else self._app[PARTITION_TEXTS],
+        )
+
+    @property
+    def _wants_exact_residuals(self) -> bool:
+        """Whether the client may filter rows by residuals alone.
+
+        Raises:
+            BadRequest: If the header has another value.
+        """
+        header = self._headers.get(RESIDUALS)
+        if header is None:
+            return self._dialect.filters_by_residual
+        if header.lower() not in ("short", "exact"):
+            raise BadRequest(f"The header {RESIDUALS} is {header[:100]!r}; it must be 'short' or 'exact'")
+        return header.lower() == "exact"
+
+    def _plan_tasks(self, writer: ScanTaskWriter, page: _Page) -> list[str]:
+        """Return plan tasks for equal parts of the page; none if its files fit one answer.
+
+        A plan task may be split again when it is fetched, because the first answer may not have room for all tasks.
+
+        Raises:
+            BadRequest: If exact residuals are too long for one answer, and the filter is too long for plan tasks.
+        """
+        files, entry_ids = len(page.entry_ids), page.entry_ids
+        fitting = files if writer.files_max is None else writer.files_max
+        inline_limit = min(page.inline_limit, fitting)
+        if files <= inline_limit:
+            return []
+        packed = pack(self._request)
+        page_size = min(self._app[SETTINGS].plan_page_size, fitting)
+        pages = page_count(files, len(packed), inline_limit=inline_limit, page_size=page_size)
+        if not pages and files > fitting:
+            raise BadRequest(
+                f"The filter is too long to be repeated for each of {files:,} files, and this client may apply only "
+                f"the residuals, so it needs it whole. Send the header {RESIDUALS}: short if the engine filters rows "
+                "again (Spark: spark.sql.catalog.<name>.header.X-Seamark-Residuals=short), shorten the filter, or let "
+                "the client plan (table property seamark.scan-planning-mode=client)"
+            )
+        if not pages:
+            return []
+        size = -(-files // pages)
+        starts = [page.first_row, *entry_ids[size::size].tolist()]
+        ends = [*starts[1:], page.end_row]
+        tokens, uuid = self._app[TOKENS], self._uuid
+        return [tokens.plan_task(packed, start, end, uuid) for start, end in zip(starts, ends, strict=True)]
+
+    @property
+    def _uuid(self) -> str:
+        assert self._entry is not None
+        return self._entry.uuid
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        """Return the result of work on the request; in turn if its filter is long."""
+        return await self._run_in_turn(work) if self._request.has_long_filter else work()
+
+    async def _run_in_turn(self, work: Callable[[], T]) -> T:
+        return await self._app[BOUNDS].parsing.run(self._principal_name, work)
+
+
+def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
+    """Return the ids of the columns whose statistics are requested.
+
+    Raises:
+        BadRequest: If a name is in no schema of the table.
+    """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     schemas = [metadata.current_schema, *newest_first]
-    fold = (lambda name: name) if pinned.case_sensitive else str.lower
-    requested = {fold(field): field for field in pinned.stats_fields}
+    fold = (lambda name: name) if request.case_sensitive else str.lower
+    requested = {fold(field): field for field in request.stats_fields}
     ids: dict[str, int] = {}
     for schema in schemas:
         if len(ids) == len(requested):
@@ -330,106 +498,18 @@ def _columns(metadata: TableMetadata, pinned: PinnedRequest) -> list[int]:
     return [ids[name] for name in requested]
 
 
-def _credentials(call: Call, loaded: LoadedTable) -> bytes:
-    """JSON of the `storage-credentials`; empty for none."""
-    entry = loaded.entry
-    assert entry is not None
-    _, credentials = access_config(call, entry.uuid, loaded.metadata, entry.namespace, entry.name)
-    return encode_json(credentials) if credentials else b""
-
-
-async def _completed(
-    call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: ScanPlan, min_rows: int, credentials: bytes
-) -> web.StreamResponse:
-    """The complete answer of a plan, or the plan tasks that cover it."""
-    settings = call.app[SETTINGS]
-    answer = _answer(call, pinned, scan)
-    rows = scan.entry_ids
-    if min_rows > 0:
-        enough = partial(scan.first_with_rows, min_rows, settings.plan_inline_limit)
-        rows = await _long_filters(call).run(pinned, enough)
-    head, tail = b'{"status":"completed",', b"}"
-    if credentials:
-        tail = b',"storage-credentials":' + credentials + tail
-    whole = PlanTask(pinned, 0, ROWS_MAX)
-    tasks_of = partial(_plan_tasks, call, loaded, answer, rows, whole, inline_limit=settings.plan_inline_limit)
-    return await _sent(call, pinned, answer, rows, tasks_of, head, tail)
-
-
-async def _sent(
-    call: Call,
-    pinned: PinnedRequest,
-    answer: ScanTaskWriter,
-    rows: Longs,
-    tasks_of: Callable[[], list[str]],
-    head: bytes,
-    tail: bytes,
-) -> web.StreamResponse:
-    """The files of `rows`, or the plan tasks that cover them."""
-    run: Run | None = None
-    if is_long(pinned):
-        filters = _long_filters(call)
-        tasks = await filters.run(pinned, tasks_of)
-        run = partial(filters.run, pinned)
-    else:
-        tasks = tasks_of()
-    if tasks:
-        head += b'"plan-tasks":' + encode_json(tasks) + b","
-        rows = rows[:0]
-    pieces = _body(head, answer, rows, tail)
-    return await send(call.request, pieces, run=run)
-
-
-def _plan_tasks(
-    call: Call,
-    loaded: LoadedTable,
-    answer: ScanTaskWriter,
-    rows: Longs,
-    whole: PlanTask,
-    *,
-    inline_limit: int,
-) -> list[str]:
-    """Plan tasks for equal parts of `rows`, which together cover the rows of `whole`; empty when `rows` fit one answer.
-
-    A plan task may be split again when it is fetched, because the first answer may not have room for all tasks.
-    BadRequest when exact residuals are too long for one answer and the filter is too long for plan tasks.
-    """
-    fit = len(rows) if answer.files_max is None else answer.files_max
-    if len(rows) <= min(inline_limit, fit):
-        return []
-    packed = pack(whole.request)
-    size = min(call.app[SETTINGS].plan_page_size, fit)
-    pages = page_count(len(rows), len(packed), inline_limit=min(inline_limit, fit), page_size=size)
-    if not pages and len(rows) > fit:
-        raise BadRequest(
-            f"The filter is too long to be repeated for each of {len(rows):,} files, and this client may apply only "
-            "the "
-            f"residuals, so it needs it whole. Send the header {RESIDUALS}: short if the engine filters rows again "
-            "(Spark: spark.sql.catalog.<name>.header.X-Seamark-Residuals=short), shorten the filter, or let the client "
-            "plan (table property seamark.scan-planning-mode=client)"
-        )
-    if not pages:
-        return []
-    size = -(-len(rows) // pages)
-    starts = [whole.first_row, *rows[size::size].tolist()]
-    return [
-        call.app[TOKENS].plan_task(packed, start, end, _uuid(loaded))
-        for start, end in zip(starts, [*starts[1:], whole.end_row], strict=True)
-    ]
-
-
-def _body(head: bytes, answer: ScanTaskWriter, rows: Longs, tail: bytes) -> Iterator[bytes]:
+def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: bytes) -> Iterator[bytes]:
     yield head + b'"file-scan-tasks":['
-    yield from answer.tasks(rows)
+    yield from writer.tasks(entry_ids)
     # Omitted when empty: Iceberg Java's client refuses the key without tasks.
     opening = b'],"delete-files":['
-    for piece in answer.delete_files():
+    for piece in writer.delete_files():
         yield opening + piece
         opening = b""
     yield b"]" + tail
 
 
-async def _opened(app: web.Application) -> AsyncIterator[None]:
+async def _open(app: web.Application) -> AsyncIterator[None]:
     app[POINTERS] = PointerCache(app[CATALOG].tables, watch(app[SETTINGS].database_url()))
     app[TOKENS] = Tokens(app[KEYRING])
     try:
@@ -443,5 +523,5 @@ def add_parts(app: web.Application) -> None:
     budget_bytes = app[SETTINGS].plan_answers_bytes
     app[PARTITION_TEXTS] = PartitionTextCache(int(budget_bytes * _TEXTS_SHARE))
     app[ANSWERS] = MemoryCache(int(budget_bytes * _ANSWERS_SHARE), "answers")
-    app.cleanup_ctx.append(_opened)
+    app.cleanup_ctx.append(_open)
     app.on_cleanup.append(app[PENDING].close)

@@ -20,17 +20,16 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.planner.answer.partition_text import ClientDialect
-from seamark.metaserver.planner.scan.request import expired_ancestor, schemas_while_head
-from seamark.metaserver.planner.scan.tokens import PinnedRequest
+from seamark.metaserver.planner.answer.content_files import ClientDialect
+from seamark.metaserver.planner.scan.request import PinnedRequest, expired_ancestor, schemas_while_head
 
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
 _FILE = "_file"
 """The metadata column by which Spark finds the files that a statement rewrites or deletes rows of."""
-_DELETING = frozenset({"_pos", "_spec_id", "_partition"})
+_MERGE_ON_READ_COLUMNS = frozenset({"_pos", "_spec_id", "_partition"})
 """The metadata columns that merge-on-read selects beside `_file`; it never writes the other rows of a file."""
-_MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
+_MODE_PROPERTIES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
 
 class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
@@ -60,54 +59,65 @@ class PlanTableScan(msgspec.Struct, rename="kebab"):
     seamark: _Extensions = _Extensions()
 
 
-def pinned_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect) -> PinnedRequest:
-    """The request with an explicit snapshot and distinct stats fields. BadRequest for too many fields."""
-    fields = body.stats_fields or ()
-    if len(fields) > STATS_FIELDS_MAX:
-        raise BadRequest(f"stats-fields has {len(fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
-    incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
+def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDialect) -> PinnedRequest:
+    """Return the request with an explicit snapshot and distinct stats fields.
+
+    Raises:
+        BadRequest: If the request names too many stats fields, or an unknown snapshot.
+    """
+    stats_fields = body.stats_fields or ()
+    if len(stats_fields) > STATS_FIELDS_MAX:
+        raise BadRequest(f"stats-fields has {len(stats_fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
+    is_incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
     snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
-    if snapshot_id is None and not incremental:
+    if snapshot_id is None and not is_incremental:
         snapshot_id = metadata.current_snapshot_id
-    if incremental and start_snapshot_id is None:
+    if is_incremental and start_snapshot_id is None:
         start_snapshot_id = expired_ancestor(metadata, body.end_snapshot_id)
-    selects_all, selects_files = _selection(body, metadata, snapshot_id) if dialect.changes_files else (False, False)
+    extensions = body.seamark
+    selects_all = may_rewrite = False
+    if dialect.changes_files:
+        selects_all, may_rewrite = _read_selection(body, metadata, snapshot_id)
     return PinnedRequest(
         snapshot_id=snapshot_id,
         start_snapshot_id=start_snapshot_id,
         end_snapshot_id=body.end_snapshot_id,
-        schema_id=metadata.current_schema_id if body.seamark.schema_id is None else body.seamark.schema_id,
-        filter=bytes(body.filter),
         case_sensitive=body.case_sensitive is not False,
         use_snapshot_schema=body.use_snapshot_schema is True,
-        stats_fields=tuple(dict.fromkeys(fields)),
-        residuals=body.seamark.residuals,
-        sequence_numbers=body.seamark.sequence_numbers,
         nan_above=dialect.orders_nan_above,
-        may_delete_files=selects_all and not incremental,
-        may_rewrite_files=selects_all or selects_files,
+        may_delete_files=selects_all and not is_incremental,
+        schema_id=metadata.current_schema_id if extensions.schema_id is None else extensions.schema_id,
+        filter_json=bytes(body.filter),
+        stats_fields=tuple(dict.fromkeys(stats_fields)),
+        residuals=extensions.residuals,
+        sequence_numbers=extensions.sequence_numbers,
+        may_rewrite_files=may_rewrite,
     )
 
 
-def _selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
-    """(whether the request selects all columns of the table and nothing else, whether it may belong to a statement that
-    writes all rows of the files again).
+def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: int | None) -> tuple[bool, bool]:
+    """Return what the selected columns show.
+
+    Returns:
+        Whether the request selects all columns of the table and nothing else; and whether it may belong to a statement
+        that writes all rows of the files again.
     """
     selected = frozenset(body.select or ())
     if _FILE in selected:
         # The modes alone could change between the statement and its plan, the columns alone could be the user's.
-        merges_on_read = selected >= _DELETING and all(
-            metadata.properties.get(mode) == "merge-on-read" for mode in _MODES
+        merges_on_read = selected >= _MERGE_ON_READ_COLUMNS and all(
+            metadata.properties.get(mode) == "merge-on-read" for mode in _MODE_PROPERTIES
         )
         return False, not merges_on_read
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
-    own = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
-    schema = metadata.current_schema if own is None else own
+    own_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
+    schema = metadata.current_schema if own_schema is None else own_schema
     others = (metadata.current_schema, *schemas_while_head(metadata, snapshot, schema))
-    return any(_has_all(selected, each) for each in (schema, *others)), False
+    selects_all = any(_has_all_columns(selected, candidate) for candidate in (schema, *others))
+    return selects_all, selects_all
 
 
-def _has_all(selected: frozenset[str], schema: Schema) -> bool:
+def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
     """Whether all columns of primitive types are selected, by their full names; Java adds the structs around them."""
     try:
         columns = schema.index.by_id.values()

@@ -7,8 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from seamark.formats.runtime.errors import BadRequest, NoSuchWarehouse
-from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.endpoints import served_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, served_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.render import PLANNING_MODE
 from seamark.metaserver.objects.locations import parse_location

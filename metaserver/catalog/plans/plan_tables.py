@@ -31,7 +31,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTabl
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
 from seamark.metaserver.catalog.values import LoadedTable, TableChange
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable, ShownPlan
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanSnapshot, PlanTable
 from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
     ForgetPlanTable,
@@ -174,7 +174,7 @@ class PlanTables:
         metadata = msgspec.structs.replace(plan.metadata, location=plan.table.metadata.location)
         return LoadedTable(msgspec.structs.replace(entry, metadata_location=plan.plan.location), metadata)
 
-    async def shown(self, entry: Entry, audience: str) -> list[ShownPlan]:
+    async def shown(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
         """The plan snapshots of the table that an audience sees now."""
         limit = self._parts.settings.plan_snapshots_limit
         now_ms = self._parts.clock.now_ms()

@@ -40,10 +40,8 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_coun
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
-from seamark.metaserver.planner.view.selection import never
-from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
+from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never
 
 _IN_THREAD = 200
 """Above this number, files and partitions are compared in a thread."""

@@ -21,9 +21,8 @@ from seamark.metaserver.commit.changes.change_body import APPEND, DELETE, OVERWR
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
-from seamark.metaserver.planner.pruning.incremental import keep_appended
-from seamark.metaserver.planner.view.selection import Selection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.pruning.file_pruning import keep_appended
+from seamark.metaserver.planner.view.view import Selection, TableView
 
 _DATA = 0
 

@@ -35,8 +35,7 @@ from seamark.metaserver.planner.deletes.delete_files import delete_files_at
 from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import columns_of
-from seamark.metaserver.planner.view.selection import Selection, never
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import Selection, TableView, never
 
 FILES_MAX = 200
 """The largest number of files whose keys one check reads. With more, all of them count as matches."""

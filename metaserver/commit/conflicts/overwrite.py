@@ -49,11 +49,11 @@ async def replaced_files(
     if scope.bound is None:
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
         return await asyncio.to_thread(_files_in_scope, view, metadata, scope)
-    matching = await planner.bind_and_plan(metadata, ScanRequest(scope.bound, head.snapshot_id))
+    matching = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
     paths = await asyncio.to_thread(_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
         opposite = await asyncio.to_thread(negation, scope.bound, metadata)
-        others = await planner.bind_and_plan(metadata, ScanRequest(opposite, head.snapshot_id))
+        others = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
         partly = await asyncio.to_thread(lambda: paths & _paths(others.view, others.entry_ids))
         if partly and not (matching.complete and others.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")

@@ -24,7 +24,7 @@ from aiohttp.abc import AbstractStreamWriter
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater
-from seamark.metaserver.api.http.observability.metric_groups import GatewayCacheMetrics
+from seamark.metaserver.api.http.observability.metrics import GatewayCacheMetrics
 from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, PromptResponse, S3Call, S3Read, StartedAnswer
 from seamark.metaserver.gateway.caching.blocks import Owner
 from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, bucket_and_key

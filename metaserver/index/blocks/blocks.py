@@ -18,9 +18,8 @@ from typing import TypeVar
 from seamark.cache.stack import Stack
 from seamark.formats.iceberg.manifests.manifest import DecodedList, ManifestFile, decode_list
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
-from seamark.metaserver.index.blocks.block import VERSION, Block
+from seamark.metaserver.index.blocks.block import VERSION, Block, BlockMemory
 from seamark.metaserver.index.blocks.decoding import Decoders
-from seamark.metaserver.index.blocks.derived import BlockMemory
 from seamark.metaserver.objects.port import ObjectStore
 
 T = TypeVar("T")

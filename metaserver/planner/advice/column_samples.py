@@ -25,11 +25,10 @@ from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn, distinct_keys, rows_where
 from seamark.metaserver.planner.joins.dimensions import ListedFile, file_columns, listed_files
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.selection import Selection, never
+from seamark.metaserver.planner.view.view import Selection, never
 from seamark.metaserver.runtime.gathering import gathered
 
 COLUMNS_MAX = 4

@@ -34,9 +34,9 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, FoundStatistics, RequestedColumn, Strings, files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.selection import Selection, never
+from seamark.metaserver.planner.view.view import Selection, never
 
 COLUMNS_MAX = 4
 """More columns leave a file too few slices of each."""

@@ -16,10 +16,9 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import Definitions, IndexDefinition, read_definitions
 from seamark.formats.index.kinds.bloom import FPP
 from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.selection import Selection, never
+from seamark.metaserver.planner.view.view import Selection, never
 
 _TERMS_MAX = 16
 """Each term reads the bounds of all files once."""

@@ -5,7 +5,7 @@ format) is encoded once and copied; no object is built per file. Answers are pro
 so that the sender can yield to the event loop between pieces.
 
 Clients require more than the specification: Java's executors fail without `residual-filter`, and its client rejects
-`delete-files` without tasks. `partition_text.py` describes PyIceberg's requirements for partitions. Seamark's own
+`delete-files` without tasks. `content_files.py` describes PyIceberg's requirements for partitions. Seamark's own
 client requests no residuals, which it computes itself, and sequence numbers, which the specification lacks
 (`TaskForm`).
 """
@@ -20,24 +20,36 @@ import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, transformed_json
-from seamark.formats.iceberg.expressions.nans import remove_nan
-from seamark.formats.iceberg.expressions.residuals import nameable, tautologies, tautology, weakened, with_both_zeros
+from seamark.formats.iceberg.expressions.residuals import (
+    nameable,
+    remove_nan,
+    tautologies,
+    tautology,
+    weakened,
+    with_both_zeros,
+)
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.index.blocks.block import Block, longs_at
 from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, write
-from seamark.metaserver.planner.answer.block_layout import BlockLayout, Part, contents, formats, keys, layout_of, naming
-from seamark.metaserver.planner.answer.file_stats import FileStats
-from seamark.metaserver.planner.answer.partition_text import (
+from seamark.metaserver.planner.answer.content_files import (
     STANDARD,
     UNCACHED,
+    BlockLayout,
     ClientDialect,
+    FileStats,
+    Part,
     PartitionTextCache,
     PartitionTexts,
+    contents,
+    error_context,
+    formats,
+    keys,
+    layout_of,
     partition_texts,
 )
-from seamark.metaserver.planner.deletes.inheritance import first_row_ids, sequence_numbers
+from seamark.metaserver.planner.deletes.delete_index import first_row_ids, sequence_numbers
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 FILES_PER_PIECE = 125
@@ -52,7 +64,7 @@ _RESIDUALS_MAX = 10_000
 _RESIDUAL_BYTES_MIN = 1024
 """A residual up to this length is always written."""
 _KEY = b',"residual-filter":'
-_NEVER = _KEY + b"false"
+_FALSE_RESIDUAL = _KEY + b"false"
 
 
 class TaskForm(NamedTuple):
@@ -87,7 +99,15 @@ class ScanTaskWriter:
         form: TaskForm = FULL,
         texts: PartitionTextCache = UNCACHED,
     ) -> None:
-        """`stats`: ids of the columns whose statistics the client requested. `texts`: the cache of all answers."""
+        """Prepare the answer.
+
+        Args:
+            scan: The plan.
+            stats: The ids of the columns whose statistics the client requested.
+            dialect: How the client reads partition values and residuals.
+            form: How the tasks differ from the standard form.
+            texts: The cache of partition tuples of all answers.
+        """
         self._scan = scan
         self._partitions = partition_texts(scan, dialect)
         self._texts = texts
@@ -98,7 +118,7 @@ class ScanTaskWriter:
 
     @computed_once
     def files_max(self) -> int | None:
-        """The number of files whose exact residuals fit into one answer, for any partitions; at least one.
+        """The maximum number of files of one answer, for any partitions, so that exact residuals fit; at least one.
 
         None if residuals do not limit it, because they are short or may be weakened.
         """
@@ -109,33 +129,35 @@ class ScanTaskWriter:
         return None if longest <= _RESIDUAL_BYTES_MIN else max(1, self._form.residual_bytes // longest)
 
     def tasks(self, entry_ids: Longs) -> Iterator[bytes]:
-        """The items of `file-scan-tasks` for these entry ids, ascending, as pieces to concatenate.
+        """Yield the items of `file-scan-tasks` for these entry ids, ascending, as pieces to concatenate.
 
-        Corrupt, with the manifest's path, for an invalid file. NotAcceptable for a value that JSON cannot represent.
+        Raises:
+            Corrupt: If a file is invalid; the message has the manifest's path.
+            NotAcceptable: If JSON cannot represent a value.
         """
         size = FILES_PER_PIECE if not self._stats else max(10, STATS_PER_PIECE // (1 + len(self._stats)))
         comma = b""
         if self._residuals is not None:
             self._residuals.set_file_count(len(entry_ids))
-        for block, first, local in _runs(self._scan.view.locate, entry_ids):
+        for block, first, local in _split_by_block(self._scan.view.locate, entry_ids):
             files = _Files(block, self._partitions, self._texts, self._stats)
             for start in range(0, len(local), size):
                 part = local[start : start + size]
                 residuals: Part | None = None
                 if self._residuals is not None:
-                    with naming(block):
-                        part, residuals = self._residuals.of_rows(block, files.columns, part)
+                    with error_context(block):
+                        part, residuals = self._residuals.encode_rows(block, files.columns, part)
                 if not len(part):
                     continue
-                references = [self._references(deletes) for deletes in self._scan.deletes_of(part + first)]
-                yield comma + files.write(part, references, self._numbers(block, first, part), residuals)
+                references = [self._encode_references(deletes) for deletes in self._scan.deletes_of(part + first)]
+                yield comma + files.write(part, references, self._encode_inherited(block, first, part), residuals)
                 comma = b","
 
-    def _numbers(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
-        """The inherited fields of these rows of a block; None if there are none, as in format version 2."""
+    def _encode_inherited(self, block: Block, first: int, rows: Longs) -> list[bytes] | None:
+        """Return the inherited fields of rows of a block; None if there are none, as in format version 2."""
         manifest = self._scan.view.manifest_of(first)
         fields = []
-        with naming(block):
+        with error_context(block):
             if (ids := first_row_ids(manifest, block, rows)) is not None:
                 fields.append([b',"first-row-id":%d' % row_id for row_id in ids.tolist()])
             if self._form.sequence_numbers:
@@ -144,7 +166,7 @@ class ScanTaskWriter:
         return [b"".join(parts) for parts in zip(*fields, strict=True)] if fields else None
 
     def delete_files(self) -> Iterator[bytes]:
-        """The items of `delete-files` that the tasks refer to, as pieces to concatenate; empty if there are none."""
+        """Yield the items of `delete-files` that the tasks refer to, as pieces to concatenate."""
         if not self._deletes:
             return
         comma = b""
@@ -157,7 +179,7 @@ class ScanTaskWriter:
                 yield comma + files.write(local[start : start + FILES_PER_PIECE])
                 comma = b","
 
-    def _references(self, deletes: Sequence[int]) -> bytes:
+    def _encode_references(self, deletes: Sequence[int]) -> bytes:
         if not deletes:
             return b""
         index = self._deletes
@@ -165,8 +187,8 @@ class ScanTaskWriter:
         return f',"delete-file-references":[{references}]'.encode()
 
 
-def _runs(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
-    """(block, entry id of its first row, rows in it) for each block."""
+def _split_by_block(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
+    """Yield (block, entry id of its first row, rows in it) for each block."""
     start = 0
     while start < len(entry_ids):
         entry_id = int(entry_ids[start])
@@ -189,7 +211,11 @@ class _Files:
         texts: PartitionTextCache,
         stats: tuple[int, ...] = (),
     ) -> None:
-        """Corrupt, with the manifest's path, if the block's layout is invalid."""
+        """Read the block's layout.
+
+        Raises:
+            Corrupt: If the layout is invalid; the message has the manifest's path.
+        """
         self._block = block
         self.columns = layout_of(block)
         self._partitions = partitions
@@ -203,36 +229,32 @@ class _Files:
         numbers: list[bytes] | None = None,
         residuals: Part | None = None,
     ) -> bytes:
-        """JSON objects separated by commas: scan tasks if `references` are given, otherwise files.
+        """Return JSON objects separated by commas: scan tasks if `references` are given, otherwise files.
 
-        Corrupt, with the manifest's path, for an invalid file.
+        Raises:
+            Corrupt: If a file is invalid; the message has the manifest's path.
         """
-        with naming(self._block):
-            return self._written(rows, references, numbers, residuals)
-
-    def _written(
-        self, rows: Longs, references: list[bytes] | None, numbers: list[bytes] | None, residuals: Part | None
-    ) -> bytes:
         block, columns = self._block, self.columns
-        parts: list[Part] = [
-            (CONSTANT, columns.opening if references is None else b'{"data-file":' + columns.opening),
-            columns.content or (CHOICE, contents(block, rows)),
-            columns.path,
-            columns.format or (CHOICE, formats(block, rows)),
-            (CHOICE, self._partitions.texts(block, columns, rows, self._texts)),
-            *columns.optional,
-        ]
-        if numbers is not None:
-            parts.append((CHOICE, numbers))
-        if self._stats is not None:
-            parts.append((CHOICE, self._stats.write(rows)))
-        parts.append((CONSTANT, b"}"))
-        if references is not None:
-            parts.append((CHOICE, references))
-            if residuals is not None:
-                parts.append(residuals)
+        with error_context(block):
+            parts: list[Part] = [
+                (CONSTANT, columns.opening if references is None else b'{"data-file":' + columns.opening),
+                columns.content or (CHOICE, contents(block, rows)),
+                columns.path,
+                columns.format or (CHOICE, formats(block, rows)),
+                (CHOICE, self._partitions.texts(block, columns, rows, self._texts)),
+                *columns.optional,
+            ]
+            if numbers is not None:
+                parts.append((CHOICE, numbers))
+            if self._stats is not None:
+                parts.append((CHOICE, self._stats.write(rows)))
             parts.append((CONSTANT, b"}"))
-        return write(rows, tuple(parts), block.rows, b",")
+            if references is not None:
+                parts.append((CHOICE, references))
+                if residuals is not None:
+                    parts.append(residuals)
+                parts.append((CONSTANT, b"}"))
+            return write(rows, tuple(parts), block.rows, b",")
 
 
 class _Form(NamedTuple):
@@ -268,28 +290,29 @@ class _Residuals:
         self._bound_by_name = dialect.binds_residuals
         self._longest = form.residual_bytes
         self._work = RESIDUAL_VALUES_MAX
-        self._size = sum(1 + len(predicate.values) for predicate in predicates_of(scan.bound))
         self._unknown = tautologies(scan.bound)
         self._whole_files = form.whole_files
         self.encode = transformed_json if form.whole_files else expression_json
-        tests = [predicate for predicate in predicates_of(scan.bound) if predicate.op is Op.IS_NAN]
         self._is_java = dialect.filters_by_residual
-        self._nan_columns = {test.column_id for test in tests} if self._is_java else set()
-        self._whole: dict[_Form, bytes] = {}
+        self._size = 0
+        self._nan_columns: set[int] = set()
+        for predicate in predicates_of(scan.bound):
+            self._size += 1 + len(predicate.values)
+            if self._is_java and predicate.op is Op.IS_NAN:
+                self._nan_columns.add(predicate.column_id)
         self._by_key: dict[tuple[object, ...], bytes] = {}
         self._written: dict[tuple[int, _Form], tuple[Expression, bytes]] = {}
 
     def set_file_count(self, files: int) -> None:
-        """Sets the number of files in the answer, which share its limit."""
+        """Set the number of files in the answer, which share its limit."""
         longest = max(_RESIDUAL_BYTES_MIN, self._limit_bytes // max(1, files))
         if longest != self._longest:
             self._longest = longest
-            self._whole.clear()
             self._by_key.clear()
             self._written.clear()
 
-    def of_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
-        """(rows of the block whose partitions may match, their residuals with the JSON key).
+    def encode_rows(self, block: Block, columns: BlockLayout, rows: Longs) -> tuple[Longs, Part]:
+        """Return the rows of the block whose partitions may match, and their residuals with the JSON key.
 
         Plans may keep files of partitions that cannot match, for long lists and after the time budget. Spark does not
         filter the rows of such a file if partitions decide the filter, and counts them from metadata.
@@ -298,8 +321,8 @@ class _Residuals:
         forms = self._forms(block, rows)
         if not deciding:
             if forms is None:
-                return rows, (CONSTANT, self._of_all(_PLAIN))
-            return rows, (CHOICE, [self._of_all(form) for form in forms])
+                return rows, (CONSTANT, self._text_of(self._scan.bound, _PLAIN))
+            return rows, (CHOICE, [self._text_of(self._scan.bound, form) for form in forms])
         stored = block.partition_fields
         fields = [position for position, (field_id, _) in enumerate(stored) if field_id in deciding]
         kind = (block.spec_id, stored)
@@ -310,15 +333,15 @@ class _Residuals:
             if text is None:
                 if len(self._by_key) >= _RESIDUALS_MAX:
                     self._by_key.clear()
-                text = self._by_key[*kind, key, form] = self._of_partition(block, row, form)
+                text = self._by_key[*kind, key, form] = self._text_of_partition(block, row, form)
             texts.append(text)
-        if _NEVER in texts:
-            kept = [position for position, text in enumerate(texts) if text != _NEVER]
-            rows, texts = rows[kept], [texts[position] for position in kept]
+        if _FALSE_RESIDUAL in texts:
+            matching = [position for position, text in enumerate(texts) if text != _FALSE_RESIDUAL]
+            rows, texts = rows[matching], [texts[position] for position in matching]
         return rows, (CHOICE, texts)
 
     def _forms(self, block: Block, rows: Longs) -> list[_Form] | None:
-        """The form of each file's residual; None if all are plain."""
+        """Return the form of each file's residual; None if all are plain."""
         if not (self._nan_columns or self._whole_files):
             return None
         nan_free = np.full(len(rows), bool(self._nan_columns))
@@ -332,29 +355,24 @@ class _Residuals:
             return None
         return list(map(_Form, nan_free.tolist(), read_whole.tolist()))
 
-    def _of_all(self, form: _Form) -> bytes:
-        text = self._whole.get(form)
-        if text is None:
-            text = self._whole[form] = self._text(self._scan.bound, form)
-        return text
-
-    def _of_partition(self, block: Block, row: int, form: _Form) -> bytes:
+    def _text_of_partition(self, block: Block, row: int, form: _Form) -> bytes:
         fields, partition = block.partition_fields, block.partition(row)
         if self._work < self._size:
-            return self._of_all(form) if self._scan.may_match(block.spec_id, fields, partition) else _NEVER
+            may_match = self._scan.may_match(block.spec_id, fields, partition)
+            return self._text_of(self._scan.bound, form) if may_match else _FALSE_RESIDUAL
         self._work -= self._size
-        return self._text(self._scan.residual_in(block.spec_id, fields, partition), form)
+        return self._text_of(self._scan.residual_in(block.spec_id, fields, partition), form)
 
-    def _text(self, residual: Expression, form: _Form) -> bytes:
+    def _text_of(self, residual: Expression, form: _Form) -> bytes:
         # Keyed by identity: partitions share residuals, and comparing or hashing a long list of values is slow.
         written = self._written.get((id(residual), form))
         if written is None:
             if len(self._written) >= _RESIDUALS_MAX:
                 self._written.clear()
-            written = self._written[id(residual), form] = (residual, self._bounded(residual, form))
+            written = self._written[id(residual), form] = (residual, self._encode_bounded(residual, form))
         return written[1]
 
-    def _bounded(self, residual: Expression, form: _Form) -> bytes:
+    def _encode_bounded(self, residual: Expression, form: _Form) -> bytes:
         if form.nan_free:
             residual = remove_nan(residual)
         if self._is_java:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from seamark.formats.iceberg.expressions.binding import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Or, predicates_of
-from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.expressions.projection import source_ranges
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.types.schema import Column, Schema

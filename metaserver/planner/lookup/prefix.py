@@ -30,8 +30,8 @@ import numpy as np
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
+from seamark.formats.iceberg.expressions.binding import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.expressions.expression import FALSE, Bound, Expression, Op, all_of
-from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.schema import Schema
@@ -43,9 +43,8 @@ from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoized
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
-from seamark.metaserver.planner.view.selection import Selection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
+from seamark.metaserver.planner.view.view import Selection, TableView
 
 TEXT_MAX = 10_000
 _NULLS = ("null", "__HIVE_DEFAULT_PARTITION__")

@@ -1,19 +1,25 @@
-"""The views of snapshots that the planner holds, with their plans, within a budget of memory."""
+"""The views of snapshots that the planner holds, with their plans, within a budget of memory; and the tables that were
+planned lately, for which the view of a new snapshot is made before the next plan (`preparation.py`).
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
+import msgspec
+
 from seamark.cache.memory import MemoryCache
 from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
+from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.principal import current_principal
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
-from seamark.metaserver.planner.plan.stages import PruningInput
+from seamark.metaserver.planner.scan.request import ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 
@@ -28,8 +34,6 @@ _HOLDER_SHARE = 2
 _EVICTED = -1
 _RECENT = 16
 """Views that are compared with a new view."""
-
-ViewKey = tuple[str, ...]
 
 
 class CachedView:
@@ -55,10 +59,6 @@ class CachedView:
     @property
     def all_blocks(self) -> Iterator[Block]:
         return chain(self.view.blocks, self.view.delete_blocks)
-
-    @property
-    def pruning_input(self) -> PruningInput:
-        return PruningInput(self.view, self.deletes, self.files)
 
     @property
     def added_bytes(self) -> int:
@@ -190,7 +190,7 @@ class CachedViews:
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
-    def known_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+    def shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """The blocks that the view of a snapshot nearby has of these manifests; None for the others."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
@@ -255,3 +255,54 @@ class CachedViews:
             assert list(held.views) == mine
             assert (holder in self._wide) == (bool(holder) and held.size_bytes > self.budget_bytes // _HOLDER_SHARE)
         assert sum(len(held.views) for held in self._held.values()) == len(self._views)
+
+
+LATELY_S = 300.0
+"""A table that was not planned for so long is planned as any other after a commit."""
+_TABLES_MAX = 1024
+
+
+class PlannedTable(msgspec.Struct, frozen=True):
+    """`key`: of the newest view. `prepared`: it was made in advance, and no plan has used it since. `due_s`: no
+    view is made before that time, in monotonic seconds."""
+
+    key: ViewKey
+    planned_s: float
+    prepared: bool = False
+    due_s: float = 0.0
+
+
+class PlannedTables:
+    """By UUID. Belongs to one event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._tables: OrderedDict[str, PlannedTable] = OrderedDict()
+        self.noted = asyncio.Event()
+        """Set by each plan."""
+
+    def note(self, uuid: str, key: ViewKey) -> None:
+        """A plan used the view of the table's current snapshot."""
+        self._tables[uuid] = PlannedTable(key, self._clock.monotonic())
+        self._tables.move_to_end(uuid)
+        if len(self._tables) > _TABLES_MAX:
+            self._tables.popitem(last=False)
+        self.noted.set()
+
+    def get(self, uuid: str) -> PlannedTable | None:
+        """None if the table was not planned lately."""
+        found = self._tables.get(uuid)
+        return found if found is not None and self._is_lately(found) else None
+
+    def prepare(self, uuid: str, before: PlannedTable, key: ViewKey, due_s: float) -> None:
+        """A view was made in advance, from `before`. A plan that was made meanwhile counts more."""
+        if self._tables.get(uuid) is before:
+            self._tables[uuid] = PlannedTable(key, before.planned_s, prepared=True, due_s=due_s)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no table was planned lately."""
+        return not any(self._is_lately(table) for table in reversed(self._tables.values()))
+
+    def _is_lately(self, table: PlannedTable) -> bool:
+        return self._clock.monotonic() - table.planned_s < LATELY_S

@@ -68,11 +68,11 @@ class ManifestLists:
 
     async def manifests(self, bound_scan: BoundScan) -> SnapshotManifests:
         """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
-        if not bound_scan.request.incremental:
+        if not bound_scan.options.is_incremental:
             if bound_scan.snapshot is None:
                 return SnapshotManifests(())
             return await self._of(bound_scan.snapshot, bound_scan.metadata.location)
-        snapshots = appended(bound_scan.metadata, bound_scan.request)
+        snapshots = appended(bound_scan.metadata, bound_scan.options)
         ids = {snapshot.snapshot_id for snapshot in snapshots}
         manifests: dict[str, ManifestFile] = {}
         for snapshot in snapshots:
@@ -107,21 +107,11 @@ class ManifestLists:
         return kept
 
 
-def view_key(bound_scan: BoundScan) -> tuple[str, ...]:
-    """Identifies the set of manifests that `manifests` returns."""
-    if bound_scan.snapshot is None:
-        return ("",)
-    if bound_scan.request.incremental:
-        names = [_list_name(snapshot) for snapshot in appended(bound_scan.metadata, bound_scan.request)]
-        return ("appends", *names)
-    return (_list_name(bound_scan.snapshot),)
-
-
 def list_locations(bound_scan: BoundScan) -> list[str]:
     """The manifest lists that `manifests` reads."""
     snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
-    if bound_scan.request.incremental:
-        snapshots = [*appended(bound_scan.metadata, bound_scan.request)]
+    if bound_scan.options.is_incremental:
+        snapshots = [*appended(bound_scan.metadata, bound_scan.options)]
     return [snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list is not None]
 
 
@@ -133,10 +123,6 @@ def live_entries(manifest: ManifestFile) -> int:
 def entries(manifest: ManifestFile) -> int:
     """According to the manifest list, deleted entries included."""
     return live_entries(manifest) + (manifest.deleted_files_count or 0)
-
-
-def _list_name(snapshot: Snapshot) -> str:
-    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
 
 
 def _unlisted(path: str, snapshot_id: int) -> ManifestFile:

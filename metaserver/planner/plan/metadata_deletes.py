@@ -17,11 +17,9 @@ import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replaced
 from seamark.formats.iceberg.types.transforms import IDENTITY
-from seamark.metaserver.planner.pruning.comparisons import IN_LIMIT
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.planner.view.selection import Expired, Selection
+from seamark.metaserver.planner.view.view import Expired, Selection
 
 _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 _EXAMINED_FILES_MAX = 10_000

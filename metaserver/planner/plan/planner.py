@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,18 +42,16 @@ from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.index_selection import IndexAccess, IndexSelection
-from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews, ViewKey
+from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews, PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.manifest_lists import (
     ManifestLists,
     entries,
     list_locations,
     live_entries,
-    view_key,
 )
-from seamark.metaserver.planner.plan.planned_tables import PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.stages import prune
-from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.settings.settings import Settings
@@ -62,21 +61,21 @@ T = TypeVar("T")
 
 log = structlog.get_logger()
 
-_IN_THREAD_ROWS = 100_000
+_IN_LOOP_FILES_MAX = 100_000
 """Larger views are pruned in a thread: the kernels release the GIL, and the event loop must not wait for them."""
-_UNDER_WAY = 16
+_MANIFESTS_IN_FLIGHT_PER_THREAD = 16
 """Manifests read or decoded concurrently, for each decoding thread."""
-_QUICK_COMPARISONS = 2_500_000
+_QUICK_COMPARISONS_MAX = 2_500_000
 """Rows times literals; a comparison takes about a nanosecond."""
-_PART_MAX = 0.5
+_PARTIAL_VIEW_MAX_FRACTION = 0.5
 """A plan that needs a larger fraction of a snapshot's manifests loads all of them, for the plans that follow."""
-_LISTS_SHARE = 64
+_LISTS_BUDGET_DIVISOR = 64
 """The part of the planner's memory for manifest lists: 1/64."""
-_DECODED = 8
+_DECODED_BYTES_PER_BYTE = 8
 """Bytes of memory that are expected for each byte of a manifest, before it is decoded."""
 _PENDING_BYTES_MIN = 256 << 20
 """Blocks that may wait to be written to the local disk, for any memory budget."""
-_TREE_BYTES = 8
+_EXPRESSION_BYTES_PER_CHARACTER = 8
 """Memory of a bound filter for each character of its text, including the text; rounded up."""
 
 
@@ -119,7 +118,7 @@ class Planner:
         self._clock = clock
         self._time_budget_s = time_budget_s
         self._budget_bytes = budget_bytes
-        lists_bytes = budget_bytes // _LISTS_SHARE
+        lists_bytes = budget_bytes // _LISTS_BUDGET_DIVISOR
         self._views = CachedViews(blocks, budget_bytes - lists_bytes)
         self._loading: SingleFlight[ViewKey, CachedView] = SingleFlight()
         self._planning: SingleFlight[tuple[object, ...], ScanPlan] = SingleFlight()
@@ -130,17 +129,30 @@ class Planner:
     async def bind_and_plan(
         self, metadata: TableMetadata, request: ScanRequest, entry: Entry | None = None
     ) -> ScanPlan:
-        """Binds a request to its snapshot and plans it. `entry` is the table's entry in the catalog; without it no
-        index is used. BadRequest if the filter or the snapshot id is invalid; otherwise as `plan`.
+        """Bind a request to its snapshot and plan it.
+
+        Args:
+            metadata: The table's metadata.
+            request: The scan.
+            entry: The table's entry in the catalog; without it no index is used.
+
+        Raises:
+            BadRequest: If the filter or the snapshot id is invalid.
+            Corrupt, Forbidden: As `plan` does.
         """
         return await self.plan(BoundScan.bind(metadata, request), entry)
 
     async def plan(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
-        """Plans a bound scan. Corrupt, with its path, if a file of the table is damaged."""
-        return await self._repeat_if_damaged(lambda: self._plan(bound_scan, entry))
+        """Plan a bound scan.
+
+        Raises:
+            Corrupt: If a file of the table is damaged.
+            Forbidden: If the snapshot names files in a location that another table claims.
+        """
+        return await self._repeat_if_damaged(partial(self._plan, bound_scan, entry))
 
     async def _repeat_if_damaged(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of `work`, which is repeated after the removal of blocks that it found to be damaged."""
+        """Return the result of `work`, which is repeated after the removal of blocks that it found to be damaged."""
         if self._blocks.has_damaged:  # found by an answer, or a lookup
             await self._remove_damaged()
         try:
@@ -152,22 +164,24 @@ class Planner:
         return await work()
 
     async def _remove_damaged(self) -> None:
-        """Removes damaged blocks and the views that contain them. All blocks of these views are verified: a disk that
-        damages one file damages more, and each would fail another plan."""
+        """Remove damaged blocks and the views that contain them.
+
+        All blocks of these views are verified: a disk that damages one file damages more, and each would fail another
+        plan.
+        """
         views = self._views.containing(self._blocks.damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
-        await asyncio.to_thread(_all_valid, suspects)
+        await asyncio.to_thread(_verify_all, suspects)
         for key, _ in self._views.containing(self._blocks.damaged()):
             self._views.evict(key)
         await self._blocks.remove_damaged()
 
     async def _plan(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
-        metadata, request = bound_scan.metadata, bound_scan.request
+        metadata, options = bound_scan.metadata, bound_scan.options
         cached = await self._load_checked_view(bound_scan, entry)
-        if entry is not None and bound_scan.snapshot_id == metadata.current_snapshot_id:
-            whole = view_key(bound_scan)
-            if whole in self._views and not request.incremental:
-                self.planned.note(entry.uuid, whole)
+        is_current = bound_scan.snapshot_id == metadata.current_snapshot_id and not options.is_incremental
+        if entry is not None and is_current and bound_scan.view_key in self._views:
+            self.planned.note(entry.uuid, bound_scan.view_key)
         # The current schema is part of the key because the answer formats partitions and columns by it; the name
         # mapping, because data files are read by that of the scan.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
@@ -175,9 +189,9 @@ class Planner:
         key: tuple[object, ...] = (
             bound_scan.text,
             *schemas,
-            request.start_snapshot_id,
-            request.end_snapshot_id,
-            request.may_delete_files,
+            options.start_snapshot_id,
+            options.end_snapshot_id,
+            options.may_delete_files,
         )
         if index_access is not None:
             key = (
@@ -187,28 +201,28 @@ class Planner:
                 *(definition.id for definition in index_access.definitions),
             )
         self._plans += 1
-        kept = cached.plans.get(key)
-        if kept is not None and _has_same_schemas(kept, metadata):
+        cached_plan = cached.plans.get(key)
+        if cached_plan is not None and _has_same_schemas(cached_plan, metadata):
             self._plan_hits += 1
-            return kept
+            return cached_plan
         try:
             if index_access is None and _is_quick(
                 cached.view, bound_scan
             ):  # completes before another request can join it
-                scan = prune(cached.pruning_input, bound_scan, self._deadline(), self._clock)
+                scan = prune(cached, bound_scan, self._deadline(), self._clock)
             else:
                 scan = await self._planning.run(
                     (id(cached), *key), lambda: self._make(cached, bound_scan, index_access)
                 )
             if scan.complete:
-                cached.plans.put(key, scan, scan.size_bytes + _TREE_BYTES * len(bound_scan.text))
+                cached.plans.put(key, scan, scan.size_bytes + _EXPRESSION_BYTES_PER_CHARACTER * len(bound_scan.text))
             return scan
         finally:
             self._views.charge(cached)
             self._views.evict_over_budget(cached)
 
     def _index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
-        """None if the plan may use no index."""
+        """Return the access to the table's indexes; None if the plan may use no index."""
         if (
             entry is None
             or self._index_selection is None
@@ -226,15 +240,14 @@ class Planner:
         *,
         loaded_us: int | None = None,
     ) -> ScanPlan:
-        """A new plan. `loaded_us`, the time to load the manifests, turns on the counts of files and bytes in its
-        stages.
+        """Make a new plan.
+
+        `loaded_us`, the time to load the manifests, turns on the counts of files and bytes in its stages.
         """
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
         def plan() -> ScanPlan:
-            return prune(
-                cached.pruning_input, bound_scan, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us
-            )
+            return prune(cached, bound_scan, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
 
         quick = _is_quick(cached.view, bound_scan) and (probe is None or not probe.by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
@@ -246,15 +259,15 @@ class Planner:
         return scan
 
     async def view(self, metadata: TableMetadata, request: ScanRequest) -> TableView:
-        """All files of a snapshot, without pruning."""
+        """Return all files of a snapshot, without pruning."""
         bound_scan = BoundScan.bind(metadata, request)
-        cached = await self._repeat_if_damaged(lambda: self._load_checked_view(bound_scan, None, whole=True))
+        cached = await self._repeat_if_damaged(partial(self._load_checked_view, bound_scan, None, whole=True))
         self._views.evict_over_budget(cached)
         return cached.view
 
     async def explain(self, bound_scan: BoundScan, entry: Entry | None = None) -> ScanPlan:
-        """Plans as `plan` does, without the plan cache, and counts files and bytes in each stage."""
-        return await self._repeat_if_damaged(lambda: self._explain(bound_scan, entry))
+        """Plan as `plan` does, without the plan cache, and count files and bytes in each stage."""
+        return await self._repeat_if_damaged(partial(self._explain, bound_scan, entry))
 
     async def _explain(self, bound_scan: BoundScan, entry: Entry | None) -> ScanPlan:
         before_s = self._clock.monotonic()
@@ -269,14 +282,19 @@ class Planner:
     async def prepare(
         self, metadata: TableMetadata, planned: PlannedTable, entry: Entry | None = None, *, limit_bytes: int
     ) -> ViewKey | None:
-        """Makes the view of the current snapshot in advance, with the columns of the view of `planned`.
-        Returns its key; None if it exists, or if `planned` is no longer in memory, or if its manifests that are not in
-        memory have more than `limit_bytes` or no room in the budget. A view that no plan has used is replaced.
+        """Make the view of the current snapshot in advance, with the columns of the view of `planned`.
 
-        Corrupt if a file of the table is damaged; Forbidden as `plan`.
+        The new view replaces a view that was prepared and that no plan has used.
+
+        Returns:
+            Its key; None if the view exists, if `planned` is no longer in memory, or if its manifests that are not in
+            memory have more than `limit_bytes` or no room in the budget.
+
+        Raises:
+            Corrupt, Forbidden: As `plan` does.
         """
         bound_scan = BoundScan.bind(metadata, ScanRequest())
-        key, former = view_key(bound_scan), self._views.peek(planned.key)
+        key, former = bound_scan.view_key, self._views.peek(planned.key)
         if former is None or bound_scan.snapshot is None or key in self._views:
             return None
         await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
@@ -284,7 +302,7 @@ class Planner:
         sizes = [manifest.manifest_length for manifest in missing]
         if sum(sizes) > limit_bytes or 0 in sizes:  # version 1 metadata may not state the length
             return None
-        if _DECODED * sum(sizes) + former.added_bytes > self._views.room_bytes:
+        if _DECODED_BYTES_PER_BYTE * sum(sizes) + former.added_bytes > self._views.room_bytes:
             return None
 
         async def make() -> CachedView:
@@ -302,8 +320,8 @@ class Planner:
         return key
 
     async def entries_to_decode(self, bound_scan: BoundScan) -> int:
-        """The approximate number of manifest entries to decode before the plan can begin; 0 if all are in memory."""
-        if view_key(bound_scan) in self._views:
+        """Return about how many manifest entries must be decoded before the plan can begin; 0 if all are in memory."""
+        if bound_scan.view_key in self._views:
             return 0
         manifests = await self._lists.manifests(bound_scan)
         chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.needed(bound_scan))]
@@ -324,61 +342,67 @@ class Planner:
         )
 
     async def check_paths(self, metadata: TableMetadata, uuid: str, paths: Sequence[str]) -> None:
-        """Forbidden if a manifest or manifest list is in a location that another table claims."""
+        """Check the locations of manifests and manifest lists.
+
+        Raises:
+            Forbidden: If one is in a location that another table claims.
+        """
         if self._location_checker is not None:
             await self._location_checker.check_paths(uuid, metadata, paths)
 
     async def _load_checked_view(
         self, bound_scan: BoundScan, entry: Entry | None, *, whole: bool = False
     ) -> CachedView:
-        """The cached view, as `_load_view`. Forbidden if the snapshot names files in a location that another table
-        claims.
+        """Load the view as `_load_view` does, and check the locations of its files.
+
+        Raises:
+            Forbidden: If the snapshot names files in a location that another table claims.
         """
+        cached = self._views.get(bound_scan.view_key)
         if self._location_checker is None or bound_scan.snapshot is None:
-            return await self._load_view(bound_scan, whole=whole)
+            return await self._load_view(bound_scan, whole=whole) if cached is None else cached
         metadata, lists = bound_scan.metadata, list_locations(bound_scan)
         uuid = entry.uuid if entry is not None else table_uuid(metadata)
-        if view_key(bound_scan) not in self._views:  # the view is cached for all tables that name the lists
+        if cached is None:
             await self._location_checker.check_paths(uuid, metadata, lists)
-        cached = await self._load_view(bound_scan, whole=whole)
+            cached = await self._load_view(bound_scan, whole=whole)
         key = (uuid, metadata.location, metadata.properties.get(ALLOWED_LOCATIONS, ""))
-        if key not in cached.checked:
+        if key not in cached.checked:  # the view is cached for all tables that name the lists
             await self._location_checker.check(uuid, metadata, lists, cached.view)
             cached.checked.add(key)
         return cached
 
     async def _load_view(self, bound_scan: BoundScan, *, whole: bool = False) -> CachedView:
-        """The view of the snapshot.
+        """Load the view of the snapshot, which is not in memory.
 
-        If the view is not in memory, and `whole` is False, it consists of the manifests that the filter needs.
+        If `whole` is False, it consists of the manifests that the filter needs.
         """
         metadata = bound_scan.metadata
-        key = view_key(bound_scan)
-        cached = self._views.get(key)
-        if cached is None:
-            manifests = await self._lists.manifests(bound_scan)
-            data = manifests.data
-            ordinals = list(range(len(data)))
-            if not whole:
-                needed_ordinals = await manifests.needed(bound_scan)
-                if len(needed_ordinals) <= len(data) * _PART_MAX:
-                    ordinals = needed_ordinals
-                    key = (*key, "part", *map(str, ordinals))
-            cached = self._views.get(key)  # another request may have made it during the read of the lists
-        if cached is not None:
-            return cached
+        key = bound_scan.view_key
+        manifests = await self._lists.manifests(bound_scan)
+        data = manifests.data
+        ordinals = list(range(len(data)))
+        if not whole:
+            needed_ordinals = await manifests.needed(bound_scan)
+            if len(needed_ordinals) <= len(data) * _PARTIAL_VIEW_MAX_FRACTION:
+                ordinals = needed_ordinals
+                key = (*key, "part", *map(str, ordinals))
+        for made_key in (bound_scan.view_key, key):  # another request may have made it meanwhile
+            cached = self._views.get(made_key)
+            if cached is not None:
+                return cached
 
         async def load() -> CachedView:
             chosen = [data[ordinal] for ordinal in ordinals]
             deletes = manifests.deletes
-            known = self._views.known_blocks(chosen)
-            unknown = [manifest for manifest, block in zip(chosen, known, strict=True) if block is None]
-            loaded = await self._blocks.load([*unknown, *deletes])
+            shared_blocks = self._views.shared_blocks(chosen)
+            missing = [manifest for manifest, block in zip(chosen, shared_blocks, strict=True) if block is None]
+            loaded = await self._blocks.load([*missing, *deletes])
             count = len(chosen)
-            rest = iter(loaded)
-            blocks = [next(rest) if block is None else block for block in known] + loaded[len(unknown) :]
+            remaining = iter(loaded)
+            blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
             if deletes and not await asyncio.to_thread(
-                _all_valid, blocks[count:]
+                _verify_all, blocks[count:]
             ):  # the index of deletes reads all of them
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
             base = self._views.sharing(blocks[:count])
@@ -409,13 +433,14 @@ class Planner:
         self._views.check_invariants()
 
 
-def _all_valid(blocks: Sequence[Block]) -> bool:
+def _verify_all(blocks: Sequence[Block]) -> bool:
+    """Verify each block, and return whether all are valid."""
     valid = [block.is_valid() for block in blocks]  # without a stop at the first that is not
     return all(valid)
 
 
 def _is_small(view: TableView) -> bool:
-    return view.file_count + view.delete_file_count <= _IN_THREAD_ROWS
+    return view.file_count + view.delete_file_count <= _IN_LOOP_FILES_MAX
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
@@ -428,15 +453,16 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
         if column is None and not _is_small(view):
             return False  # its statistics are assembled first
         comparisons += (view.file_count if column is None else column.rows_read) * max(1, len(predicate.values))
-    return comparisons <= _QUICK_COMPARISONS
+    return comparisons <= _QUICK_COMPARISONS_MAX
 
 
-def _has_same_schemas(kept: ScanPlan, metadata: TableMetadata) -> bool:
+def _has_same_schemas(cached_plan: ScanPlan, metadata: TableMetadata) -> bool:
     """Whether a cached plan was made with the same schemas and specs.
 
     Tables registered from one metadata file share snapshots, and may evolve differently afterwards.
     """
-    return kept.metadata.schemas == metadata.schemas and kept.metadata.partition_specs == metadata.partition_specs
+    planned = cached_plan.metadata
+    return planned.schemas == metadata.schemas and planned.partition_specs == metadata.partition_specs
 
 
 @asynccontextmanager
@@ -481,7 +507,7 @@ async def open_planner(
                 executor,
                 decoding,
                 stored=stored or objects,
-                under_way=decoders * _UNDER_WAY,
+                under_way=decoders * _MANIFESTS_IN_FLIGHT_PER_THREAD,
                 limit_bytes=settings.plan_manifest_limit_bytes,
             )
             yield Planner(

@@ -21,7 +21,7 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.planner.plan.planned_tables import LATELY_S
+from seamark.metaserver.planner.plan.cached_views import LATELY_S
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import EntryKind, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,36 +15,28 @@ from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
-from seamark.metaserver.planner.deletes.delete_index import DeleteIndex
 from seamark.metaserver.planner.indexes.probe import Probe
+from seamark.metaserver.planner.plan.cached_views import CachedView
 from seamark.metaserver.planner.plan.metadata_deletes import as_java_prunes, file_against_metadata_delete
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
-from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats, narrow_to_keys
-from seamark.metaserver.planner.pruning.incremental import keep_appended
-from seamark.metaserver.planner.pruning.partition_pruning import narrow_by_partition
+from seamark.metaserver.planner.pruning.file_pruning import (
+    keep_appended,
+    narrow_by_partition,
+    narrow_by_stats,
+    narrow_to_keys,
+)
 from seamark.metaserver.planner.scan.request import BoundScan, appended
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
-from seamark.metaserver.planner.view.selection import Selection
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import Selection, TableView
 
 _NOT_COUNTED = (-1, -1)
-_LAST = "column_stats"
+_LAST_STAGE = "column_stats"
 """The last stage of a plan without indexes and joins: it also lists the rows, for which comparisons wait, those of
 earlier stages too unless stages are counted."""
 
 
-class PruningInput(NamedTuple):
-    """The input of pruning. `files`: live files of the snapshot, including those of manifests that the view
-    leaves out.
-    """
-
-    view: TableView
-    deletes: DeleteIndex
-    files: int
-
-
 def prune(
-    pruning_input: PruningInput,
+    cached: CachedView,
     bound_scan: BoundScan,
     expired: Callable[[], bool],
     clock: Clock,
@@ -53,19 +44,19 @@ def prune(
     probe: Probe | None = None,
     loaded_us: int | None = None,
 ) -> ScanPlan:
-    """Runs the stages, and returns the files left.
+    """Run the stages, and return a plan of the files left.
 
     `loaded_us`, the time to load the manifests, adds a first stage and turns on the counts of files and bytes.
     """
     counted = loaded_us is not None
-    selection = Selection.everything(pruning_input.view)
+    selection = Selection.everything(cached.view)
     stages: list[Stage] = []
     size = selection.size() if counted else _NOT_COUNTED
     if loaded_us is not None:
         stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
     rows: Longs | None = None
-    last = "" if probe is not None or bound_scan.dynamic_filters else _LAST
-    for name, narrow in _steps(pruning_input, bound_scan, expired, probe):
+    last = "" if probe is not None or bound_scan.dynamic_filters else _LAST_STAGE
+    for name, narrow in _list_stages(cached.view, bound_scan, expired, probe):
         before_s = clock.monotonic()
         narrow(selection)
         if name == last:
@@ -76,8 +67,8 @@ def prune(
         before, size = size, selection.size() if counted else size
         stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
     scan = ScanPlan(
-        pruning_input.view,
-        pruning_input.deletes,
+        cached.view,
+        cached.deletes,
         selection.entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
@@ -85,37 +76,36 @@ def prune(
         metadata=_without_history(bound_scan.metadata),
         stages=tuple(stages),
         snapshot_id=bound_scan.snapshot_id,
-        considered=pruning_input.files,
+        considered=cached.files,
         complete=all(stage.complete for stage in stages) and (probe is None or probe.complete),
         indexes=() if probe is None else probe.used,
     )
-    if bound_scan.request.may_delete_files:
+    if bound_scan.options.may_delete_files:
         java = as_java_prunes(bound_scan.bound)
         if probe is not None or java != bound_scan.bound:  # otherwise the plan has all files that Java keeps
-            added = file_against_metadata_delete(scan, java, _partition_filters(pruning_input, bound_scan), expired)
+            added = file_against_metadata_delete(scan, java, _partition_filters(cached.view, bound_scan), expired)
             if added is not None:
                 return scan.with_file(added)
     return scan
 
 
-def _partition_filters(pruning_input: PruningInput, bound_scan: BoundScan) -> dict[int, Expression]:
+def _partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int, Expression]:
+    """Return the conditions on partition values, for the specs that files of the view have."""
     return {
-        spec_id: expression
-        for spec_id, expression in bound_scan.partition_filters.items()
-        if spec_id in pruning_input.view.specs
+        spec_id: expression for spec_id, expression in bound_scan.partition_filters.items() if spec_id in view.specs
     }
 
 
-def _steps(
-    pruning_input: PruningInput, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
+def _list_stages(
+    view: TableView, bound_scan: BoundScan, expired: Callable[[], bool], probe: Probe | None
 ) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-    """The stages that narrow the selection, with their names, the cheapest first."""
-    if bound_scan.request.incremental:
-        ids = {snapshot.snapshot_id for snapshot in appended(bound_scan.metadata, bound_scan.request)}
+    """Yield the stages that narrow the selection, with their names, the cheapest first."""
+    if bound_scan.options.is_incremental:
+        ids = {snapshot.snapshot_id for snapshot in appended(bound_scan.metadata, bound_scan.options)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
     if bound_scan.is_unfiltered:  # a filter that is true for all rows still leaves out files without rows
         return
-    by_spec = _partition_filters(pruning_input, bound_scan)
+    by_spec = _partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
     yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)
@@ -128,7 +118,7 @@ def _steps(
 def _narrow_by_keys(
     selection: Selection, dynamic_filters: Sequence[DynamicFilter], expired: Callable[[], bool]
 ) -> None:
-    """Narrows by statistics of the columns that have dynamic filters."""
+    """Narrow by statistics of the columns that have dynamic filters."""
     for dynamic_filter in dynamic_filters:
         if expired():
             return
@@ -136,5 +126,5 @@ def _narrow_by_keys(
 
 
 def _without_history(metadata: TableMetadata) -> TableMetadata:
-    """Metadata for cached plans, without the history, which may have thousands of snapshots."""
+    """Return metadata for cached plans, without the history, which may have thousands of snapshots."""
     return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})

@@ -1,4 +1,4 @@
-"""Pruning by column statistics: narrows a selection of files, after `partition_pruning`.
+"""Narrows a selection of files by partition values, by column statistics, or by the snapshots that added files.
 
 A file is removed only if its partition values or statistics prove that none of its rows matches for any client: where
 clients order zeros or UUIDs differently, the proof holds in both orders. A value that is missing, of another type, or
@@ -12,36 +12,263 @@ zeros. A conjunction narrows by one child after another; a disjunction is the un
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op
+from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.expressions.projection import source_ranges
+from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.manifests.writer import ADDED
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.packing import MISSING, Form, Longs, form_of, key_of
 from seamark.metaserver.index.blocks.block import COUNTS
-from seamark.metaserver.planner.pruning.comparisons import (
-    COMPARISONS,
-    GE,
-    GT,
-    IN_LIMIT,
-    LE,
-    LT,
-    compare_keys,
-    conditions_outside_prefix,
-    narrow,
-    narrow_to_prefix,
-    run_comparison,
-    run_membership,
+from seamark.metaserver.planner.view.view import (
+    ColumnStatistics,
+    Expired,
+    Flags,
+    PartitionValues,
+    Selection,
+    Side,
+    TableView,
+    narrow_to_any,
+    never,
 )
-from seamark.metaserver.planner.view.selection import Expired, Selection, narrow_to_any, never
-from seamark.metaserver.planner.view.view import ColumnStatistics, Flags, Side, TableView
+
+LE, LT, GE, GT = 0, 1, 2, 3
+COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
+IN_LIMIT = 200
+"""Longer lists of strings are replaced by their range; lists of numbers have no limit."""
+Key = int | float | bytes
+Sides = tuple[Side, ...]
+
+
+def narrow(
+    selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
+) -> None:
+    """Narrows by each child of a conjunction in turn, and to the union of what the children of a disjunction keep."""
+    if expired():
+        return
+    if isinstance(expression, Always):
+        if not expression.value:
+            selection.clear()
+    elif isinstance(expression, And):
+        for number, child in enumerate(sorted(expression.children, key=_cost)):
+            if number and selection.is_empty:
+                return
+            narrow(selection, child, leaf, expired)
+    elif isinstance(expression, Or):
+        branches = [partial(narrow, expression=child, leaf=leaf, expired=expired) for child in expression.children]
+        narrow_to_any(selection, branches, expired)
+    else:
+        assert isinstance(expression, Bound)
+        leaf(selection, expression)
+
+
+def _cost(expression: Expression) -> int:
+    """Evaluation order: fixed-width comparisons, then strings, then nested expressions."""
+    if isinstance(expression, Bound):
+        return 1 if form_of(expression.kind) is Form.STRINGS else 0
+    return 2 if isinstance(expression, And) else 3
+
+
+def compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> None:
+    for side in sides:
+        if side.form is Form.STRINGS:
+            run_comparison(selection, side, op, key, uuid=False)
+
+
+def run_comparison(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> None:
+    if side.form is Form.STRINGS:
+        assert isinstance(key, bytes)
+        if uuid:
+            _scan.narrow_uuids(side.layout, side.low, side.high, selection.state, selection.mask, op, key)
+        else:
+            selection.compare(side, op, key)
+    elif side.form is Form.FLOATS:
+        selection.compare(side, op, float(key))
+    else:
+        assert not isinstance(key, bytes)
+        selection.compare(side, op, int(key))
+
+
+def run_membership(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:
+    """Keeps files whose range, lower to upper, contains one of the integers that `bound` lists."""
+    keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
+    _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
+
+
+def narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Value) -> None:
+    """STARTS_WITH: some value between lower and upper has the prefix `value`."""
+    prefix = _text(value)
+    compare_keys(selection, upper, GE, prefix)
+    if following := after_prefix(prefix):
+        compare_keys(selection, lower, LT, following)
+
+
+def conditions_outside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
+    """NOT_STARTS_WITH: conditions under which some value between lower and upper lacks the prefix `value`."""
+    prefix = _text(value)
+    conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
+    if following := after_prefix(prefix):
+        conditions.append(partial(compare_keys, sides=upper, op=GE, key=following))
+    return conditions
+
+
+def _text(value: Value) -> bytes:
+    assert isinstance(value, str)
+    return value.encode("utf-8", "surrogatepass")
+
+
+def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
+    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`). Files of
+    other specs are kept.
+    """
+    if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
+        narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
+        return
+    spec_ids = selection.view.spec_ids
+    for spec_id, expression in by_spec.items():
+        of_spec = spec_ids == spec_id
+        part = Selection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
+        narrow(part, expression, _partition_leaf, expired)
+        selection.state[of_spec] = part.state[of_spec]
+
+
+def _partition_leaf(selection: Selection, bound: Bound) -> None:
+    column = selection.view.partition(bound.column_id, bound.kind)
+    if form_of(bound.kind) is None:
+        return
+    part = selection
+    if not column.is_known:
+        part = Selection(selection.view, np.where(column.known, selection.state, 0).astype(np.uint8), selection.mask)
+    if form_of(bound.kind) is Form.FLOATS:
+        _narrow_floats(part, column, bound)
+    else:
+        _narrow_values(part, column, bound)
+    if part is not selection:
+        selection.state[column.known] = part.state[column.known]
+
+
+def _narrow_values(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    op, values, kind = bound.op, bound.values, bound.kind
+    if op is Op.IS_NULL:
+        _keep_nulls(selection, column, nulls=True)
+    elif op is Op.NOT_NULL:
+        _keep_nulls(selection, column, nulls=False)
+    elif op in COMPARISONS:
+        _compare_values(selection, column, (COMPARISONS[op],), kind, values[0])
+    elif op is Op.EQ:
+        _compare_values(selection, column, (LE, GE), kind, values[0])
+    elif op is Op.IN:
+        _narrow_values_in(selection, column, bound)
+    elif op is Op.NOT_EQ or op is Op.NOT_IN:
+        _narrow_values_out(selection, column, bound)
+    elif op is Op.STARTS_WITH:
+        _keep_nulls(selection, column, nulls=False)
+        narrow_to_prefix(selection, column.sides, column.sides, values[0])
+    elif op is Op.NOT_STARTS_WITH:
+        nulls = partial(_keep_nulls, column=column, nulls=True)
+        narrow_to_any(selection, [nulls, *conditions_outside_prefix(column.sides, column.sides, values[0])])
+
+
+def _compare_values(
+    selection: Selection, column: PartitionValues, ops: tuple[int, ...], kind: str, value: Value
+) -> None:
+    _keep_nulls(selection, column, nulls=False)
+    for op in ops:
+        for side in column.sides:
+            run_comparison(selection, side, op, key_of(side.form, kind, value), uuid=kind == "uuid" and len(ops) == 1)
+
+
+def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    _compare_values(selection, column, (LE,), bound.kind, bound.values[-1])
+    _compare_values(selection, column, (GE,), bound.kind, bound.values[0])
+    if len(column.sides) == 1 and column.sides[0].form is Form.INTEGERS:
+        run_membership(selection, column.sides[0], column.sides[0], bound)
+    elif len(bound.values) <= IN_LIMIT:
+        narrow_to_any(
+            selection,
+            [
+                partial(_compare_values, column=column, ops=(LE, GE), kind=bound.kind, value=value)
+                for value in bound.values
+            ],
+        )
+
+
+def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    """NOT_EQ, NOT_IN; null matches both."""
+    if len(bound.values) > IN_LIMIT:
+        return
+    for value in bound.values:
+        narrow_to_any(
+            selection,
+            [
+                partial(_keep_nulls, column=column, nulls=True),
+                partial(_compare_values, column=column, ops=(LT,), kind=bound.kind, value=value),
+                partial(_compare_values, column=column, ops=(GT,), kind=bound.kind, value=value),
+            ],
+        )
+
+
+def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -> None:
+    """Keeps files whose value is null, or files whose value is not null."""
+    if not column.has_nulls:
+        if nulls:
+            selection.clear()
+        return
+    selection.state[column.nulls == (0 if nulls else 1)] = 0
+    for number in np.flatnonzero((column.nulls == 2) & (selection.state != 0)).tolist():
+        packed = column.packed[number]
+        assert packed is not None
+        present = selection.view.blocks[number].column_at(packed).present()
+        selection.keep(number, ~present if nulls else present)
+
+
+def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
+    """Partition values of float and double: rare, so numpy evaluates them block by block. NaN is greater than every
+    number, as in Java; the two zeros are equal.
+    """
+    for number in np.flatnonzero(selection.state).tolist():
+        packed = column.packed[number]
+        block = selection.view.blocks[number]
+        if packed is None:
+            values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
+        else:
+            values, present = block.column_at(packed).doubles(), block.column_at(packed).present()
+        selection.keep(number, _float_matches(values, present, bound))
+
+
+def _float_matches(
+    values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
+) -> npt.NDArray[np.bool_]:
+    nan: npt.NDArray[np.bool_] = present & np.isnan(values)
+    keys = np.array([float(value) for value in bound.values if not isinstance(value, (str, bytes))])
+    op = bound.op
+    if op is Op.IS_NULL:
+        return ~present
+    if op is Op.NOT_NULL:
+        return present
+    if op is Op.IS_NAN:
+        return nan
+    if op is Op.NOT_NAN:
+        return ~nan
+    matches: npt.NDArray[np.bool_]
+    if op in (Op.IN, Op.EQ):
+        matches = present & np.isin(values, keys)
+    elif op in (Op.NOT_IN, Op.NOT_EQ):
+        matches = ~present | ~np.isin(values, keys) | (values == 0)
+    elif op in (Op.LT, Op.LT_EQ):
+        matches = present & ((values <= keys[0]) if op is Op.LT_EQ or keys[0] == 0 else (values < keys[0]))
+    else:
+        matches = nan | (present & ((values >= keys[0]) if op is Op.GT_EQ or keys[0] == 0 else (values > keys[0])))
+    return matches
+
 
 _POSITIVE = frozenset({*COMPARISONS, Op.EQ, Op.IN, Op.STARTS_WITH})
 """Operators that match only values near the literals."""
@@ -309,3 +536,14 @@ def _have_one_order(uuids: Sequence[Value]) -> bool:
 def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Value) -> None:
     _compare(selection, column, LE, kind, value)
     _compare(selection, column, GE, kind, value)
+
+
+def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
+    """Keeps the entries that one of the snapshots added; an entry without a snapshot id inherits its manifest's."""
+    view = selection.view
+    appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)
+    for number in np.flatnonzero(selection.state).tolist():
+        block = view.blocks[number]
+        ids = block.longs("snapshot_id")
+        ids = np.where(ids == MISSING, view.manifests[number].added_snapshot_id or MISSING, ids)
+        selection.keep(number, (block.longs("status") == ADDED) & np.isin(ids, appended_ids))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from seamark.formats.iceberg.expressions.literals import Above, Below, Between, Literal, parse_literal
+from seamark.formats.iceberg.expressions.binding import Above, Below, Between, Literal, parse_literal
 from seamark.formats.iceberg.files.budget import expanded_bytes, has_shared_values
 from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
 from seamark.formats.index.keys.arrow_keys import keys_of

@@ -17,84 +17,134 @@ from seamark.formats.iceberg.expressions.expression import (
     all_of,
     predicates_of,
 )
-from seamark.formats.iceberg.expressions.nans import add_nan
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
+from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.values import decimal_scale
+from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import computed_once
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, split_by_size
 
-_LONG_CHARACTERS = 30_000
-"""Length of a bound filter's text; some hundreds of values, about a millisecond of work."""
+LONG_FILTER_BYTES = 64 << 10
+"""The length of a filter in JSON; shorter filters take milliseconds."""
+_LONG_TEXT_CHARACTERS = 30_000
+"""The length of a bound filter's text; some hundreds of values, about a millisecond of work."""
 
 
-class ScanRequest(msgspec.Struct, frozen=True):
-    """A request with an unbound `filter`.
+ViewKey = tuple[str, ...]
 
-    It scans one snapshot (by default the current one), or is incremental: it scans the files that appends added after
-    `start_snapshot_id` up to and including `end_snapshot_id`.
+
+class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a scan reads apart from its filter: its snapshots, and the meaning of names and comparisons.
+
+    A scan reads one snapshot (by default the current one), or is incremental: it reads the files that appends added
+    after `start_snapshot_id` up to and including `end_snapshot_id`.
     """
 
-    filter: Expression = TRUE
     snapshot_id: int | None = None
     start_snapshot_id: int | None = None
     end_snapshot_id: int | None = None
     case_sensitive: bool = True
     use_snapshot_schema: bool = False
     nan_above: bool = False
-    """NaN matches `>` and `>=` of floats, as in Spark and DuckDB (`nans.py`)."""
+    """NaN matches `>` and `>=` of floats, as in Spark and DuckDB (`add_nan`)."""
     may_delete_files: bool = False
     """The client may delete the files of the plan by metadata (`plan/metadata_deletes.py`)."""
 
     @property
-    def incremental(self) -> bool:
+    def is_incremental(self) -> bool:
         return self.start_snapshot_id is not None or self.end_snapshot_id is not None
 
 
+class ScanRequest(ScanOptions, frozen=True, kw_only=True):
+    """A scan that a component of the server requests, with an unbound filter."""
+
+    filter: Expression = TRUE
+
+
+class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
+    """A scan that a client requests, with everything pinned that could change before the client returns.
+
+    Plan tasks and plan ids contain it (`tokens.py`). An incremental scan has no `snapshot_id`.
+    """
+
+    schema_id: int
+    """The table's current schema at planning time: names keep their meaning after a rename."""
+    filter_json: bytes = b""
+    """JSON as the client sent it; empty without a filter."""
+    stats_fields: tuple[str, ...] = ()
+    residuals: bool = True
+    sequence_numbers: bool = False
+    may_rewrite_files: bool = False
+    """The client may write the rows of the files again, so its reader must skip none of them."""
+
+    @property
+    def has_long_filter(self) -> bool:
+        """Whether work on the filter belongs in a thread: a filter may list two hundred thousand values."""
+        return len(self.filter_json) > LONG_FILTER_BYTES
+
+    def bind(self, metadata: TableMetadata) -> BoundScan:
+        """Parse the filter and bind it as `bind_for_java` does.
+
+        Raises:
+            BadRequest: If the filter is invalid.
+        """
+        filter: Expression = TRUE
+        if self.filter_json:
+            filter = parse_expression(decode_json(self.filter_json, "The filter"), unknown=True)
+        return bind_for_java(metadata, self, filter)
+
+
 class BoundScan(msgspec.Struct, frozen=True, dict=True):
-    """A request bound to one table: the results of binding and projecting its filter, each computed once.
+    """A scan bound to one table: the results of binding and projecting its filter, each computed once.
 
     A filter may list a hundred thousand values: if `is_long`, work on it belongs in a thread, not on the event loop.
     """
 
     metadata: TableMetadata
-    request: ScanRequest
+    options: ScanOptions
     snapshot: Snapshot | None
     schema: Schema
     bound: Expression
+    is_unfiltered: bool = False
+    """Whether the scan returns all files, even those without rows: its filter is the constant TRUE."""
     dynamic_filters: tuple[DynamicFilter, ...] = ()
     """Dynamic filters with many keys; those with few are part of `bound`."""
-    joined: bool = False
-    """Whether there are dynamic filters, in `bound` or beside it."""
 
     @classmethod
     def bind(cls, metadata: TableMetadata, request: ScanRequest) -> BoundScan:
-        """BadRequest if the filter or the snapshot id is invalid."""
+        """Bind a request to its snapshot and that snapshot's schema, or the current one.
+
+        Raises:
+            BadRequest: If the filter or the snapshot id is invalid.
+        """
         snapshot = resolve_snapshot(metadata, request)
-        return cls.bind_by(resolve_schema(metadata, snapshot, request), metadata, request, snapshot)
+        return cls.bind_by(resolve_schema(metadata, snapshot, request), metadata, request, snapshot, request.filter)
 
     @classmethod
     def bind_by(
-        cls, schema: Schema, metadata: TableMetadata, request: ScanRequest, snapshot: Snapshot | None
+        cls,
+        schema: Schema,
+        metadata: TableMetadata,
+        options: ScanOptions,
+        snapshot: Snapshot | None,
+        filter: Expression,
     ) -> BoundScan:
-        """As `bind`, with the schema and the snapshot that the request resolves to."""
-        bound_scan = cls(metadata, request, snapshot, schema, bind_filter(metadata, schema, request))
+        """Bind a filter by the schema and the snapshot that the options resolve to."""
+        bound = bind_filter(metadata, schema, options, filter)
+        bound_scan = cls(metadata, options, snapshot, schema, bound, filter == TRUE)
         _ = bound_scan.text  # computed here: callers bind long filters in a thread
         return bound_scan
 
     def joined_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
-        """The same scan with these dynamic filters, and a condition that is bound to its columns."""
+        """Return the same scan with these dynamic filters, and a condition that is bound to its columns."""
         few, many = split_by_size(dynamic_filters)
         bound = all_of(self.bound, few, condition)
-        return BoundScan(self.metadata, self.request, self.snapshot, self.schema, bound, many, joined=True)
-
-    @property
-    def is_unfiltered(self) -> bool:
-        """Whether the scan returns all files, even those without rows."""
-        return self.request.filter == TRUE and not self.joined
+        return BoundScan(self.metadata, self.options, self.snapshot, self.schema, bound, dynamic_filters=many)
 
     @computed_once
     def text(self) -> str:
@@ -102,15 +152,27 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
         Not the expression itself: 0.0 and -0.0 are equal as values, but their plans differ.
         """
-        return "\n".join([repr(self.bound), *(dynamic_filter.text for dynamic_filter in self.dynamic_filters)])
+        bound = repr(self.bound)
+        if not self.dynamic_filters:
+            return bound
+        return "\n".join([bound, *(dynamic_filter.text for dynamic_filter in self.dynamic_filters)])
 
     @property
     def is_long(self) -> bool:
-        return bool(self.dynamic_filters) or len(self.text) > _LONG_CHARACTERS
+        return bool(self.dynamic_filters) or len(self.text) > _LONG_TEXT_CHARACTERS
 
     @property
     def snapshot_id(self) -> int | None:
         return None if self.snapshot is None else self.snapshot.snapshot_id
+
+    @computed_once
+    def view_key(self) -> ViewKey:
+        """The key of the view that the scan reads, which all scans of the same snapshots share."""
+        if self.snapshot is None:
+            return ("",)
+        if self.options.is_incremental:
+            return ("appends", *map(_name_list, appended(self.metadata, self.options)))
+        return (_name_list(self.snapshot),)
 
     @computed_once
     def predicates(self) -> list[Bound]:
@@ -132,32 +194,32 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         return partition_filters
 
 
-def bind_for_java(metadata: TableMetadata, request: ScanRequest) -> BoundScan:
-    """Binds a filter as Iceberg's Java library means it.
+def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
+    """Bind a filter as Iceberg's Java library means it.
 
     The library asks for the snapshot's schema whenever it names a snapshot. But while a snapshot is the head of a
     branch, Spark uses the column names of the table's schema at that time. In the snapshot's schema these names may
     belong to other columns, or to columns of a type that the literals do not fit. A part of the filter that the schemas
     bind differently prunes no file.
 
-    BadRequest if no schema can bind the filter, or if two schemas bind a part differently and that part selects
-    partitions alone: Spark does not filter rows by such a part, so the plan must be exact.
+    Raises:
+        BadRequest: If no schema can bind the filter, or if two schemas bind a part differently and that part selects
+            partitions alone: Spark does not filter rows by such a part, so the plan must be exact.
     """
-    snapshot = resolve_snapshot(metadata, request)
-    schema = resolve_schema(metadata, snapshot, request)
-    others = schemas_while_head(metadata, snapshot, schema) if request.use_snapshot_schema else []
+    snapshot = resolve_snapshot(metadata, options)
+    schema = resolve_schema(metadata, snapshot, options)
+    others = schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
     if not others:
-        return BoundScan.bind_by(schema, metadata, request, snapshot)
+        return BoundScan.bind_by(schema, metadata, options, snapshot, filter)
     sure, ambiguous, filtered = [], [], set()
-    for conjunct in request.filter.children if isinstance(request.filter, And) else (request.filter,):
-        part = msgspec.structs.replace(request, filter=conjunct)
-        readings = [_Reading.of(metadata, each, part) for each in (schema, *others)]
+    for conjunct in filter.children if isinstance(filter, And) else (filter,):
+        readings = [_Reading.of(metadata, other, options, conjunct) for other in (schema, *others)]
         bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
-            bind_filter(metadata, schema, part)  # raises the error of the snapshot's schema
+            bind_filter(metadata, schema, options, conjunct)  # raises the error of the snapshot's schema
         elif all(reading.terms == readings[0].terms for reading in readings):
             sure.append(next(iter(bound.values())))
-        elif not any(_is_of_partitions_alone(reading, metadata) for reading in bound.values()):
+        elif not any(_selects_partitions(reading, metadata) for reading in bound.values()):
             if isinstance(conjunct, Unbound) and conjunct.op is not Op.IS_NULL:
                 filtered.add(conjunct.name)
         elif len(bound) == 1:  # no other schema binds it
@@ -174,7 +236,7 @@ def bind_for_java(metadata: TableMetadata, request: ScanRequest) -> BoundScan:
             "Filter by columns that are not partition sources, plan on the client (set the table's property "
             "seamark.scan-planning-mode to client), or commit rows: the next snapshot resolves the ambiguity"
         )
-    return BoundScan.bind(metadata, msgspec.structs.replace(request, filter=all_of(*sure)))
+    return BoundScan.bind_by(schema, metadata, options, snapshot, all_of(*sure))
 
 
 def names_are_ambiguous(metadata: TableMetadata) -> bool:
@@ -186,11 +248,11 @@ def names_are_ambiguous(metadata: TableMetadata) -> bool:
     snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     if snapshot_schema is None or snapshot_schema.id == metadata.current_schema_id:
         return False
-    by_name, current_ids = _folded(snapshot_schema), _folded(metadata.current_schema)
+    by_name, current_ids = _ids_by_folded_name(snapshot_schema), _ids_by_folded_name(metadata.current_schema)
     return any(ids != current_ids.get(name, ids) for name, ids in by_name.items())
 
 
-def _folded(schema: Schema) -> dict[str, set[int]]:
+def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
     """Column ids by lower-case name, because Spark ignores case."""
     ids_by_name: dict[str, set[int]] = {}
     for name, column_id in schema.index.by_name.items():
@@ -225,10 +287,10 @@ class _Reading(msgspec.Struct, frozen=True):
     """
 
     @classmethod
-    def of(cls, metadata: TableMetadata, schema: Schema, part: ScanRequest) -> _Reading:
+    def of(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _Reading:
         try:
-            bound = bind_filter(metadata, schema, part)
-            terms = terms_of(part.filter, schema, metadata.schemas, case_sensitive=part.case_sensitive)
+            bound = bind_filter(metadata, schema, options, part)
+            terms = terms_of(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
         except BadRequest:
             return cls(None, None)
         return cls(bound, tuple((column_id, transform, _family(kind)) for column_id, transform, kind in terms))
@@ -241,7 +303,7 @@ def _family(kind: str) -> str:
     return {"int": "long", "float": "double"}.get(kind, kind)
 
 
-def _is_of_partitions_alone(bound: Expression, metadata: TableMetadata) -> bool:
+def _selects_partitions(bound: Expression, metadata: TableMetadata) -> bool:
     """Whether partition values decide the expression for all rows in every spec (Java:
     ExpressionUtil.selectsPartitions).
     """
@@ -252,20 +314,20 @@ def _is_exact(projected: ProjectedExpression) -> bool:
     return all(map(_is_exact, projected.parts)) if projected.parts else projected.possible == projected.certain
 
 
-def resolve_snapshot(metadata: TableMetadata, request: ScanRequest) -> Snapshot | None:
+def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot | None:
     """The snapshot to read; None for a table without snapshots. BadRequest for an unknown id."""
-    if request.incremental:
-        if request.snapshot_id is not None:
+    if options.is_incremental:
+        if options.snapshot_id is not None:
             raise BadRequest(
                 "The request has both snapshot-id and start-snapshot-id or end-snapshot-id; send only one of the two"
             )
-        return _required(metadata, request.end_snapshot_id, "end-snapshot-id")
-    if request.snapshot_id is None:
+        return _require_snapshot(metadata, options.end_snapshot_id, "end-snapshot-id")
+    if options.snapshot_id is None:
         return metadata.current_snapshot
-    return _required(metadata, request.snapshot_id, "snapshot-id")
+    return _require_snapshot(metadata, options.snapshot_id, "snapshot-id")
 
 
-def _required(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
+def _require_snapshot(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Snapshot:
     if snapshot_id is None:
         raise BadRequest(f"An incremental scan requires {name}; send it")
     snapshot = metadata.snapshot(snapshot_id)
@@ -276,15 +338,15 @@ def _required(metadata: TableMetadata, snapshot_id: int | None, name: str) -> Sn
     return snapshot
 
 
-def appended(metadata: TableMetadata, request: ScanRequest) -> list[Snapshot]:
+def appended(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot]:
     """The append snapshots of an incremental scan, oldest first (Java: BaseIncrementalAppendScan).
 
     BadRequest unless the start is an ancestor of the end, or the parent of an ancestor whose metadata has expired.
     """
-    end = _required(metadata, request.end_snapshot_id, "end-snapshot-id")
-    start = request.start_snapshot_id
+    end = _require_snapshot(metadata, options.end_snapshot_id, "end-snapshot-id")
+    start = options.start_snapshot_id
     ancestors: list[Snapshot] = []
-    for snapshot in _history(metadata, end):
+    for snapshot in _walk_ancestors(metadata, end):
         if snapshot.snapshot_id == start:
             break
         ancestors.append(snapshot)
@@ -301,11 +363,11 @@ def expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> in
 
     None if the metadata has all ancestors. BadRequest as for `appended`.
     """
-    *_, oldest = _history(metadata, _required(metadata, end_snapshot_id, "end-snapshot-id"))
+    *_, oldest = _walk_ancestors(metadata, _require_snapshot(metadata, end_snapshot_id, "end-snapshot-id"))
     return oldest.parent_snapshot_id
 
 
-def _history(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
+def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
     """The snapshot and its ancestors, newest first, as far as the metadata has them."""
     seen: set[int] = set()
     current: Snapshot | None = end
@@ -320,13 +382,17 @@ def _history(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
         current = None if parent is None else metadata.snapshot(parent)
 
 
-def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, request: ScanRequest) -> Schema:
+def _name_list(snapshot: Snapshot) -> str:
+    return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
+
+
+def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, options: ScanOptions) -> Schema:
     """The snapshot's own schema if the request asks for it and the metadata has it, otherwise the current schema."""
-    if request.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
+    if options.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
         return metadata.schema(snapshot.schema_id) or metadata.current_schema
     return metadata.current_schema
 
 
-def bind_filter(metadata: TableMetadata, schema: Schema, request: ScanRequest) -> Expression:
-    bound = bind(request.filter, schema, metadata.schemas, case_sensitive=request.case_sensitive)
-    return add_nan(bound) if request.nan_above else bound
+def bind_filter(metadata: TableMetadata, schema: Schema, options: ScanOptions, filter: Expression) -> Expression:
+    bound = bind(filter, schema, metadata.schemas, case_sensitive=options.case_sensitive)
+    return add_nan(bound) if options.nan_above else bound

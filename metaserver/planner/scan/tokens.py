@@ -23,8 +23,9 @@ import msgspec
 from seamark.formats.protocol.wire import from_base64url, to_base64url
 from seamark.formats.runtime.decoding import from_msgpack
 from seamark.metaserver.access.keyring import ID_BYTES, Keyring
+from seamark.metaserver.planner.scan.request import PinnedRequest
 
-VERSION = 2
+VERSION = 3
 _PURPOSE = "scan-planning"
 TOKENS_BYTES_MAX = 1 << 20
 """Size limit of all plan tasks of one answer together."""
@@ -37,33 +38,8 @@ _HEAD_BYTES = 1 + ID_BYTES + _MAC_BYTES + _ROWS.size
 _TASK, _PLAN = b"plan-task", b"plan-id"
 
 
-class PinnedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """A plan request, with everything pinned that could change before the client returns."""
-
-    snapshot_id: int | None
-    """None for an incremental scan."""
-    start_snapshot_id: int | None
-    """Exclusive; None for a point in time."""
-    end_snapshot_id: int | None
-    schema_id: int
-    """The table's current schema at planning time: names keep their meaning after a rename."""
-    filter: bytes
-    """JSON as the client sent it; empty without a filter."""
-    case_sensitive: bool
-    use_snapshot_schema: bool
-    stats_fields: tuple[str, ...]
-    residuals: bool = True
-    sequence_numbers: bool = False
-    nan_above: bool = False
-    """As in `ScanRequest`."""
-    may_delete_files: bool = False
-    """As in `ScanRequest`."""
-    may_rewrite_files: bool = False
-    """The client may write the rows of the files again, so its reader must skip none of them."""
-
-
 class PlanTask(msgspec.Struct, frozen=True):
-    """The files of the plan whose row in the view is in [`first_row`, `end_row`)."""
+    """The files of the plan whose entry ids are in [`first_row`, `end_row`)."""
 
     request: PinnedRequest
     first_row: int
@@ -77,19 +53,20 @@ class Tokens:
         self._keyring = keyring
 
     def plan_task(self, packed: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
-        """`packed` is the result of `pack`, computed once for all pages. Returns URL-safe text."""
+        """Return a plan task as URL-safe text. `packed` is the result of `pack`, computed once for all pages."""
         return self._seal(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
 
     def plan_id(self, packed: bytes, table_uuid: str) -> str:
+        """Return a plan id as URL-safe text."""
         return self._seal(_PLAN, _ROWS.pack(0, ROWS_MAX) + packed, table_uuid)
 
     def open_plan_task(self, token: str, table_uuid: str) -> PlanTask | None:
-        """None for a token that `plan_task` did not create for this table."""
+        """Return the plan task of a token, or None if `plan_task` did not create the token for this table."""
         body = self._open(_TASK, token, table_uuid)
         return None if body is None else PlanTask(_unpack(body[_ROWS.size :]), *_ROWS.unpack_from(body))
 
     def open_plan_id(self, token: str, table_uuid: str) -> PinnedRequest | None:
-        """None for a token that `plan_id` did not create for this table."""
+        """Return the request of a plan id, or None if `plan_id` did not create the id for this table."""
         body = self._open(_PLAN, token, table_uuid)
         return None if body is None else _unpack(body[_ROWS.size :])
 
@@ -117,7 +94,7 @@ def _mac(key: bytes, purpose: bytes, table_uuid: str, body: bytes) -> bytes:
 
 
 def pack(request: PinnedRequest) -> bytes:
-    """The request as bytes, for `Tokens.plan_task` and `Tokens.plan_id`."""
+    """Return the request as bytes, for `Tokens.plan_task` and `Tokens.plan_id`."""
     return zlib.compress(msgspec.msgpack.encode(request), 6)
 
 
@@ -126,7 +103,7 @@ def _unpack(packed: bytes) -> PinnedRequest:
 
 
 def page_count(files: int, packed_bytes: int, *, inline_limit: int, page_size: int) -> int:
-    """The number of plan tasks for a plan of `files` files; 0 means that the answer is inline.
+    """Return the number of plan tasks for a plan of `files` files; 0 means that the answer is inline.
 
     A plan above `inline_limit` has at least two pages, so that a client can fetch them in parallel. Each token contains
     the filter: if that is long (an IN list of thousands), pages grow instead of the tokens' total size.

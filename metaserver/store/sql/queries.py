@@ -21,10 +21,10 @@ from seamark.metaserver.store.model import (
     MetricsReport,
     Namespace,
     NamespacePath,
+    PlanSnapshot,
     PlanTable,
     ProducerState,
     RegisteredIndexFile,
-    ShownPlan,
     Token,
 )
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX, InstantFilter
@@ -186,14 +186,14 @@ def plan_table(namespace: NamespacePath, name: str) -> Steps[PlanTable | None]:
 
 def plan_snapshots(
     namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
-) -> Steps[list[ShownPlan]]:
+) -> Steps[list[PlanSnapshot]]:
     rows = yield Statement(
         "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
         "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
         "ORDER BY expires_ms DESC LIMIT $6",
         (pack(namespace), of_name, audience, uuid, now_ms, limit),
     )
-    return sorted((ShownPlan(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
+    return sorted((PlanSnapshot(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
 
 
 def plan_table_count(now_ms: int) -> Steps[int]:

@@ -92,7 +92,7 @@ async def test_a_plan_that_kept_more_elsewhere_loses_no_file_of_its_pages(
     plan = Planner.plan
 
     async def keeps_everything(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
-        whole = BoundScan.bind(bound_scan.metadata, ScanRequest(snapshot_id=bound_scan.request.snapshot_id))
+        whole = BoundScan.bind(bound_scan.metadata, ScanRequest(snapshot_id=bound_scan.options.snapshot_id))
         return await plan(self, whole, entry)
 
     monkeypatch.setattr(Planner, "plan", keeps_everything)

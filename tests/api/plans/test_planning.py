@@ -22,10 +22,10 @@ from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.formats import pieces
-from seamark.metaserver.api.plans import long_filters
 from seamark.metaserver.planner.answer import answer as answers
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
-from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, bind_for_java
+from seamark.metaserver.planner.scan import request
+from seamark.metaserver.planner.scan.request import BoundScan, ScanOptions, bind_for_java
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant
@@ -367,11 +367,11 @@ async def test_a_filter_with_tens_of_thousands_of_values_is_read_and_bound_besid
 ) -> None:
     threads = []
 
-    def asked(metadata: TableMetadata, asked: ScanRequest) -> BoundScan:
+    def noted(metadata: TableMetadata, options: ScanOptions, filter: Expression) -> BoundScan:
         threads.append(threading.get_ident())
-        return bind_for_java(metadata, asked)
+        return bind_for_java(metadata, options, filter)
 
-    monkeypatch.setattr(long_filters, "bind_for_java", asked)
+    monkeypatch.setattr(request, "bind_for_java", noted)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     answer = await planned("POST", f"{T}/plan", {"filter": values})
     assert answer.status == 200

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from seamark.formats.iceberg.expressions.literals import Above, Below, Between, parse_literal
+from seamark.formats.iceberg.expressions.binding import Above, Below, Between, parse_literal
 from seamark.formats.iceberg.expressions.typed_literals import RoundedApart, TypedLiteral, convert_literal
 from seamark.formats.runtime.errors import BadRequest
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, all_of, any_of
-from seamark.formats.iceberg.expressions.nans import add_nan, remove_nan
+from seamark.formats.iceberg.expressions.residuals import add_nan, remove_nan
 
 GT, LT, OTHER = (
     Bound(op, column_id, name, "double", "identity", "double", (3.0,))

@@ -20,11 +20,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
-from seamark.metaserver.planner.plan.cached_views import ViewKey
-from seamark.metaserver.planner.plan.manifest_lists import view_key
-from seamark.metaserver.planner.plan.planned_tables import LATELY_S, PlannedTable, PlannedTables
+from seamark.metaserver.planner.plan.cached_views import LATELY_S, PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import T, append, numbers, tens
@@ -39,7 +37,7 @@ DAYS, CHANGES = 5, 10
 
 
 def key_of(metadata: TableMetadata) -> ViewKey:
-    return view_key(BoundScan.bind(metadata, ScanRequest()))
+    return BoundScan.bind(metadata, ScanRequest()).view_key
 
 
 def planned(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:

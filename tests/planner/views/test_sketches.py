@@ -12,8 +12,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
-from seamark.metaserver.planner.view.selection import Selection, never
-from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.planner.view.view import Selection, TableView, never
 from tests.planner.views.test_view_base import READ_AS, made_block, manifest, value
 from tests.seeds import first_seed
 

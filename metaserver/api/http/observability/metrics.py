@@ -7,29 +7,361 @@ of a worker that has died.
 
 Counts of requests and plans are accumulated in plain numbers, and `flush` adds them to the metrics: at a scrape, and
 every second for scrapes of other workers.
+
 """
 
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import prometheus_client as prometheus
 from aiohttp import web
 from prometheus_client import multiprocess
 
+from seamark.cache.memory import CacheStats
+from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.observability.metric_groups import (
-    COMMIT_OPERATIONS,
-    CacheMetrics,
-    CommitMetrics,
-    GatewayCacheMetrics,
-    JobMetrics,
-    LoadMetrics,
-    MetricFactory,
-    PeerMetrics,
-    PlanMetrics,
-    RequestMetrics,
-)
+from seamark.metaserver.planner.plan.planner import PlannerStats
+
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+COMMIT_OPERATIONS = frozenset({"updateTable", "commitTransaction", "replaceView", "commitChange"})
+"""Operation ids that move a pointer by compare-and-swap, of the Iceberg REST specification and of Seamark."""
+
+
+class MetricFactory:
+    """Creates metrics in one registry."""
+
+    def __init__(self) -> None:
+        self.registry = prometheus.CollectorRegistry()
+
+    def counter(self, name: str, text: str, *labels: str) -> prometheus.Counter:
+        return prometheus.Counter(name, text, labels, registry=self.registry)
+
+    def gauge(
+        self, name: str, text: str, *labels: str, mode: Literal["livesum", "livemax"] = "livesum"
+    ) -> prometheus.Gauge:
+        return prometheus.Gauge(name, text, labels, registry=self.registry, multiprocess_mode=mode)
+
+    def histogram(self, name: str, text: str, *labels: str) -> prometheus.Histogram:
+        return prometheus.Histogram(name, text, labels, buckets=_BUCKETS, registry=self.registry)
+
+
+class _PendingTimes:
+    """Observations for a histogram since the last flush."""
+
+    def __init__(self, histogram: prometheus.Histogram) -> None:
+        self._histogram = histogram
+        self.sum = 0.0
+        self.counts = [0] * (len(_BUCKETS) + 1)
+
+    def flush(self) -> None:
+        if not any(self.counts):
+            return
+        # The library's API takes single observations only. Its exposition adds the buckets up.
+        self._histogram._sum.inc(self.sum)
+        for bucket, count in zip(self._histogram._buckets, self.counts, strict=True):
+            bucket.inc(count)
+        self.sum = 0.0
+        self.counts = [0] * (len(_BUCKETS) + 1)
+
+
+class _Totals:
+    """A counter of events that another component counts since the start, by a label."""
+
+    def __init__(self, counter: prometheus.Counter) -> None:
+        self._counter = counter
+        self._until_now: dict[str, int] = {}
+
+    def update(self, since_start: Mapping[str, int]) -> None:
+        for label, count in since_start.items():
+            self._counter.labels(label).inc(count - self._until_now.get(label, 0))
+        self._until_now = dict(since_start)
+
+
+class RequestMetrics:
+    """Requests, accumulated in plain numbers until `flush`."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._requests = make.counter("seamark_requests", "Requests answered.", "operation", "status")
+        self._seconds = make.histogram("seamark_request_seconds", "Time to answer.", "operation")
+        self._in_flight = make.gauge("seamark_requests_in_flight", "Requests being answered now.")
+        self.answering = 0
+        """All requests in flight, which a drain waits for."""
+        self._answered: dict[tuple[str, int], int] = {}
+        self._took: dict[str, _PendingTimes] = {}
+
+    def observe(self, operation: str, status: int, seconds: float) -> None:
+        key = (operation, status)
+        self._answered[key] = self._answered.get(key, 0) + 1
+        times = self._took.get(operation)
+        if times is None:
+            times = self._took[operation] = _PendingTimes(self._seconds.labels(operation))
+        times.sum += seconds
+        times.counts[bisect_left(_BUCKETS, seconds)] += 1
+
+    def flush(self) -> None:
+        for key, count in self._answered.items():
+            self._requests.labels(*key).inc(count)
+        self._answered.clear()
+        for times in self._took.values():
+            times.flush()
+
+    def sample(self) -> None:
+        self._in_flight.set(self.answering)
+
+
+class CommitMetrics:
+    """Commits by their outcome, and the groups of changes that were committed together."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        commits = make.counter("seamark_commits", "Commits by outcome: committed, conflict, unknown.", "outcome")
+        self._by_outcome = {outcome: commits.labels(outcome) for outcome in ("committed", "conflict", "unknown")}
+        self._groups = make.counter(
+            "seamark_commit_groups", "Metadata files written for the changes that waited for a table."
+        )
+        self._changes = make.counter("seamark_commit_changes", "Changes committed in them, each its own snapshot.")
+        self._collisions = make.counter(
+            "seamark_commit_collisions", "Changes refused for what was committed before them.", "reason"
+        )
+
+    def observe(self, status: int, error: BaseException | None) -> None:
+        """Counts an answered commit."""
+        if isinstance(error, CommitConflict):
+            self._by_outcome["conflict"].inc()
+        elif isinstance(error, CommitUnknown):
+            self._by_outcome["unknown"].inc()
+        elif status < 300:
+            self._by_outcome["committed"].inc()
+
+    def observe_group(self, changes: int) -> None:
+        """Counts a group of changes of one table that were committed in one transaction."""
+        self._groups.inc()
+        self._changes.inc(changes)
+
+    def observe_conflict(self, reason: str) -> None:
+        """Counts a refused change."""
+        self._collisions.labels(reason).inc()
+
+
+class PlanMetrics:
+    """Finished plans, accumulated in plain numbers until `flush`, and what the planner has in memory."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._counters = (
+            make.counter("seamark_plans", "Scans planned, those answered from kept plans included."),
+            make.counter("seamark_plan_files_considered", "Live files of the snapshots that scans were planned on."),
+            make.counter("seamark_plan_files_kept", "Files that those plans left for the reader to open."),
+            make.counter("seamark_plan_seconds", "Time spent planning, reading of manifests included."),
+        )
+        self._since_flush = [0, 0, 0, 0.0]
+        self._views = make.gauge("seamark_plan_views", "Snapshots whose manifests are in memory.")
+        self._blocks = make.gauge("seamark_plan_blocks", "Decoded manifests in memory.")
+        self._bytes = make.gauge(
+            "seamark_plan_memory_bytes", "Bytes of decoded manifests, mapped files, views and plans."
+        )
+        self._decoded = make.gauge("seamark_plan_manifests_decoded", "Manifests decoded since start.")
+        self._hits = make.gauge("seamark_plan_hits", "Plans that were kept from before, since start.")
+        self._prepared = make.gauge(
+            "seamark_plan_views_prepared", "Snapshots whose manifests were decoded before a plan, since start."
+        )
+        refused = make.counter(
+            "seamark_plan_tables_refused",
+            "Plan tables that were not made, or renewed, by what there was no room in; statements read whole tables.",
+            "exhausted",
+        )
+        self._refused = _Totals(refused)
+
+    def observe(self, considered: int, kept: int, seconds: float) -> None:
+        """Counts a finished plan."""
+        pending = self._since_flush
+        pending[0] += 1
+        pending[1] += considered
+        pending[2] += kept
+        pending[3] += seconds
+
+    def flush(self) -> None:
+        for counter, amount in zip(self._counters, self._since_flush, strict=True):
+            counter.inc(amount)
+        self._since_flush = [0, 0, 0, 0.0]
+
+    def sample(self, planner: PlannerStats, refused: Mapping[str, int]) -> None:
+        """`refused`: plan tables since the start, by what was exhausted."""
+        self._refused.update(refused)
+        self._views.set(planner.views)
+        self._blocks.set(planner.blocks)
+        self._bytes.set(planner.live_bytes + planner.added_bytes + planner.lists_bytes)
+        self._decoded.set(planner.decoded)
+        self._hits.set(planner.plan_hits)
+        self._prepared.set(planner.prepared)
+
+
+class CacheMetrics:
+    """The memory of all caches, and the use of those of metadata and of index files."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._memory = make.gauge("seamark_cache_memory_bytes", "Memory of each cache.", "cache")
+        self._bytes = make.gauge("seamark_metadata_cache_bytes", "Bytes of cached metadata and answers.")
+        self._hits = make.gauge("seamark_metadata_cache_hits", "Lookups the metadata cache answered, since start.")
+        self._misses = make.gauge("seamark_metadata_cache_misses", "Lookups it had to load, since start.")
+        self._index_bytes = make.gauge("seamark_index_memory_bytes", "What opened index files count for.")
+        self._index_evictions = make.gauge(
+            "seamark_index_evictions", "Opened index files that were closed for others, since start."
+        )
+        self._names: set[str] = set()
+
+    def sample(self, used_bytes: Mapping[str, int], metadata: CacheStats, indexes: CacheStats) -> None:
+        """`used_bytes`: of each cache now; a cache without an entry has none."""
+        for cache in self._names - used_bytes.keys():
+            self._memory.labels(cache).set(0)
+        for cache, size_bytes in used_bytes.items():
+            self._memory.labels(cache).set(size_bytes)
+        self._names |= used_bytes.keys()
+        self._bytes.set(metadata.used_bytes)
+        self._hits.set(metadata.hits)
+        self._misses.set(metadata.misses)
+        self._index_bytes.set(indexes.used_bytes)
+        self._index_evictions.set(indexes.evictions)
+
+
+class PeerMetrics:
+    """The replicas, and the files that they read for each other."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        reads = make.counter(
+            "seamark_peer_reads",
+            "Reads of immutable files, by where the content came from, and failures of replicas.",
+            "source",
+        )
+        self._reads = _Totals(reads)
+        self._replicas = make.gauge("seamark_peer_replicas", "Replicas with live leases.", mode="livemax")
+        self._avoided = make.gauge(
+            "seamark_peers_avoided", "Replicas that are not asked because they failed.", mode="livemax"
+        )
+
+    def sample(self, replicas: int, avoided: int, reads: Mapping[str, int]) -> None:
+        """`reads`: since the start, by source."""
+        self._replicas.set(replicas)
+        self._avoided.set(avoided)
+        self._reads.update(reads)
+
+
+class JobMetrics:
+    """The jobs of table services: those that ended, wait and run."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._jobs = make.counter("seamark_service_jobs", "Jobs of table services that ended.", "service", "outcome")
+        self._seconds = make.counter("seamark_service_job_seconds", "Time that jobs of table services took.", "service")
+        self._bytes = make.counter(
+            "seamark_service_bytes",
+            "Bytes of data files that jobs of table services replaced, wrote, or read and lost to writers.",
+            "service",
+            "kind",
+        )
+        self._lag = make.gauge(
+            "seamark_service_lag_seconds", "How long the oldest job of a table service has been due.", "service"
+        )
+        self._failing = make.gauge(
+            "seamark_service_failing_tables", "Tables whose last job of a table service failed.", "service"
+        )
+        self._leading = make.gauge("seamark_services_leading", "Whether this server runs the table services.")
+        self._blocked = make.gauge(
+            "seamark_services_blocked",
+            "Whether this server cannot run table services: its worker processes do not reach it or the storage.",
+            mode="livemax",
+        )
+        self._queued = make.gauge("seamark_service_queue", "Jobs of table services that wait or run.")
+        self._running = make.gauge("seamark_service_running_jobs", "Jobs of a table service that run.", "service")
+        self._running_bytes = make.gauge(
+            "seamark_service_running_bytes",
+            "Bytes of data files that the running jobs have read, and that they will have read in the end.",
+            "service",
+            "kind",
+        )
+
+    def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
+        """Counts a job, and the bytes of a rewrite."""
+        for kind, name in (("replaced", "bytes_before"), ("written", "bytes_after"), ("wasted", "bytes_wasted")):
+            if isinstance(size_bytes := totals.get(name), int):
+                self._bytes.labels(service, kind).inc(size_bytes)
+        self._jobs.labels(service, outcome).inc()
+        self._seconds.labels(service).inc(seconds)
+
+    def jobs_queued(self, count: int) -> None:
+        """The jobs that wait or run now."""
+        self._queued.set(count)
+
+    def jobs_lag(self, service: str, lag_s: float, failing: int) -> None:
+        """How long the oldest job has been due, and the tables whose last job failed."""
+        self._lag.labels(service).set(lag_s)
+        self._failing.labels(service).set(failing)
+
+    def services_state(self, *, leading: bool, blocked: bool) -> None:
+        """Whether this server runs table services, and whether its jobs cannot reach it or the storage."""
+        self._leading.set(leading)
+        self._blocked.set(blocked)
+
+    def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
+        """The running jobs, and their progress."""
+        self._running.labels(service).set(count)
+        self._running_bytes.labels(service, "done").set(bytes_done)
+        self._running_bytes.labels(service, "total").set(bytes_total)
+
+
+class GatewayCacheMetrics:
+    """The cache of the objects gateway. Several workers share its disk."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._memory = make.gauge(
+            "seamark_gateway_cache_bytes", "Bytes that the gateway's cache uses in memory.", "tier"
+        )
+        self._disk = make.gauge(
+            "seamark_gateway_cache_disk_bytes", "Bytes that the gateway's cache uses on disk.", "tier", mode="livemax"
+        )
+        self._served = make.gauge(
+            "seamark_gateway_cache_served_bytes", "Bytes of reads by their source, since start.", "source"
+        )
+        self._events = make.gauge(
+            "seamark_gateway_cache_events", "What happened in the gateway's cache, since start.", "event"
+        )
+
+    def sample(
+        self,
+        *,
+        memory: Mapping[str, int],
+        disk: Mapping[str, int],
+        served: Mapping[str, int],
+        events: Mapping[str, int],
+    ) -> None:
+        """The present values: bytes by tier, bytes by source, counts by event."""
+        for gauge, values in (
+            (self._memory, memory),
+            (self._disk, disk),
+            (self._served, served),
+            (self._events, events),
+        ):
+            for name, value in values.items():
+                gauge.labels(name).set(value)
+
+
+class LoadMetrics:
+    """What waits in the worker: its event loop, the store's writer, watchers, webhooks."""
+
+    def __init__(self, make: MetricFactory) -> None:
+        self._queue = make.gauge("seamark_store_queue_depth", "Transactions that wait for the store's writer.")
+        self._watchers = make.gauge("seamark_timeline_watchers", "Long-polls and event streams held open.")
+        self._lag = make.gauge("seamark_event_loop_lag_seconds", "How late the event loop runs.", mode="livemax")
+        self.webhook_failures = make.counter(
+            "seamark_webhook_failures", "Deliveries that failed and will be tried again."
+        )
+
+    def sample(self, lag_s: float, watchers: int, transacting: int) -> None:
+        self._lag.set(max(0.0, lag_s))
+        self._watchers.set(watchers)
+        self._queue.set(transacting)
+
 
 MULTIPROCESS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 # The creation time of each series doubles the answer and adds nothing to the start time of the process.

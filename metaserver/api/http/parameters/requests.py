@@ -33,13 +33,6 @@ _INT_DIGITS_MAX = 18
 _BOOLEANS = {"true": True, "false": False}
 
 
-def template_of(request: web.Request) -> str:
-    """The path of the matched route, with its variables in braces."""
-    resource = request.match_info.route.resource
-    assert resource is not None
-    return resource.canonical
-
-
 # Engines send the same names repeatedly. Refused names are not cached, so that the cached paths are short.
 @lru_cache(maxsize=2048)
 def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:

@@ -1,0 +1,496 @@
+"""Encodes content files of one block as JSON: fields, partition tuples and statistics (REST spec, `ContentFile`).
+
+The layout of a block's columns is in the form in which `_answer.write` encodes its files. It does not depend on the
+request; it is built once and cached as long as the block lives.
+
+Partition tuples are encoded in the form that each client can parse. PyIceberg 0.12 deviates from the specification: it
+cannot parse nulls in `partition`, and does not convert strings to dates there (`ClientDialect`).
+
+Column statistics are maps (REST spec, `CountMap` and `ValueMap`): counts are numbers, bounds are hexadecimal.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple, TypeAlias
+
+from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.transforms import values_type
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, Value, encode, encode_json, promoted
+from seamark.formats.index.packing import MISSING, NONE, Form, Longs, PackedColumn
+from seamark.formats.protocol.wire import encode_json as to_json
+from seamark.formats.runtime.errors import Corrupt, NotAcceptable
+from seamark.metaserver.index.blocks.block import Block, doubles_at, longs_at, present_at
+from seamark.metaserver.planner.answer._answer import CHOICE, CONSTANT, HEX, ITEMS, NUMBER, TEXT, write
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+
+_CONTENTS = {MISSING: b"data", 0: b"data", 1: b"position-deletes", 2: b"equality-deletes"}
+"""Version 1 manifests lack the field."""
+_DELETE_NUMBERS = ("content_offset", "content_size_in_bytes")
+
+Part = tuple[object, ...]
+"""A part in the format of `_answer.write`."""
+
+
+class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
+    """Converts errors into Corrupt with the path of the block's manifest."""
+
+    __slots__ = ("_block",)
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None and isinstance(error, (ValueError, KeyError)):
+            raise Corrupt(f"The manifest {self._block.location} has an invalid entry: {error}") from None
+
+
+class BlockLayout(NamedTuple):
+    """The layout of a block's columns and the text that all of its files share.
+
+    It contains addresses, which are valid as long as the block lives.
+    """
+
+    opening: bytes
+    content: Part | None
+    """None if the files differ."""
+    path: Part
+    format: Part | None
+    """None if the files differ."""
+    optional: tuple[Part, ...]
+    """Without fields inherited from the manifest list, which depend on the snapshot (`delete_index.py`)."""
+    partition: tuple[Part | None, ...]
+    """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
+
+    @property
+    def size_bytes(self) -> int:
+        return _size_of(tuple(self))
+
+
+def layout_of(block: Block) -> BlockLayout:
+    """The block's layout. Corrupt, with the manifest's path, if a required column is missing."""
+    layout = block.derived.get(BlockLayout)
+    if layout is None:
+        with error_context(block):
+            layout = block.keep(_layout(block))
+    return layout
+
+
+def _size_of(part: object) -> int:
+    return sys.getsizeof(part) + (sum(map(_size_of, part)) if isinstance(part, tuple) else 0)
+
+
+def _layout(block: Block) -> BlockLayout:
+    path, format_, content = block.text_column("file_path"), block.text_column("file_format"), _uniform_content(block)
+    if path is None:
+        raise ValueError("file_path is null")
+    if format_ is None:
+        raise ValueError("file_format is null")
+    return BlockLayout(
+        b'{"spec-id":%d,"content":"' % block.spec_id,
+        None if content is None else (CONSTANT, content),
+        (TEXT, b'","file-path":"', b'"', strings(block, path)),
+        (CONSTANT, _format(format_.packed.common)) if format_.packed.width == 0 else None,
+        tuple(_optional_parts(block)),
+        tuple(_partition_key_part(block, column) for column in block.partition_columns),
+    )
+
+
+def _uniform_content(block: Block) -> bytes | None:
+    column = block.long_column("content")
+    if column is None:
+        return _CONTENTS[MISSING]
+    uniform = column.packed.width == 0 and column.packed.presence == NONE
+    return _CONTENTS[column.packed.base] if uniform else None
+
+
+def contents(block: Block, rows: Longs) -> list[bytes]:
+    """The content type of each row's file, for blocks in which it varies."""
+    column = block.long_column("content")
+    assert column is not None
+    return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
+
+
+def formats(block: Block, rows: Longs) -> list[bytes]:
+    """The file format of each row's file, with its JSON key. ValueError for a file without a format."""
+    column = block.text_column("file_format")
+    assert column is not None
+    return [_format(column.key(row)) for row in rows.tolist()]
+
+
+def _optional_parts(block: Block) -> Iterator[Part]:
+    is_data = block.content == 0
+    for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
+        if (column := block.long_column(name)) is not None:
+            yield NUMBER, _key(name), _integers(block, column)
+    for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):
+        if (columns := block.list_columns(name)) is not None:
+            sizes, values = columns
+            yield ITEMS, _key(name) + b"[", b"]", _integers(block, sizes), _integers(block, values), values.rows
+    if (metadata := block.text_column("key_metadata")) is not None:
+        yield HEX, _key("key_metadata") + b'"', b'"', strings(block, metadata)
+    if not is_data and (path := block.text_column("referenced_data_file")) is not None:
+        yield TEXT, _key("referenced_data_file") + b'"', b'"', strings(block, path)
+
+
+def _key(name: str) -> bytes:
+    return f',"{name.replace("_", "-")}":'.encode()
+
+
+@lru_cache(maxsize=16)
+def _format(name: object) -> bytes:
+    if not isinstance(name, bytes):
+        raise ValueError("file_format is null")
+    return b',"file-format":' + to_json(name.decode().lower())
+
+
+def strings(block: Block, column: PackedColumn) -> Part:
+    packed = column.packed
+    offsets = _at(block, packed.lengths), packed.lengths_width, _at(block, packed.ends), _at(block, packed.tails)
+    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *offsets
+
+
+def _integers(block: Block, column: PackedColumn) -> Part:
+    packed = column.packed
+    return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.base
+
+
+def _at(block: Block, offset: int) -> int:
+    return 0 if offset == NONE else block.address + offset
+
+
+def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
+    if column is None:
+        return CONSTANT, b""
+    if column.packed.form == Form.FLOATS:
+        return None
+    # The prefix distinguishes an empty string, or a zero, from null.
+    if column.packed.form == Form.STRINGS:
+        return HEX, b"=", b"", strings(block, column)
+    return NUMBER, b"=", _integers(block, column)
+
+
+def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
+    """A key of these partition fields for each row, equal for equal values. `fields`: positions in the tuple."""
+    if not fields:
+        return [b""] * len(rows)
+    parts: list[Part] = []
+    for field in fields:
+        # Keys have the written form, because 0.0 == -0.0.
+        parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _float_keys(block, field, rows))
+    return write(rows, tuple(parts), block.rows, b",").split(b",")
+
+
+def _float_keys(block: Block, field: int, rows: Longs) -> list[bytes]:
+    column = block.partition_columns[field]
+    assert column is not None
+    return [repr(column.key(row)).encode() for row in rows.tolist()]
+
+
+_COUNTS = {
+    "column-sizes": "column_sizes",
+    "value-counts": "value_counts",
+    "null-value-counts": "null_value_counts",
+    "nan-value-counts": "nan_value_counts",
+}
+_DTYPES = {
+    "boolean": "<i1",
+    **dict.fromkeys(INTS, "<i4"),
+    **dict.fromkeys(LONGS, "<i8"),
+    "float": "<f4",
+    "double": "<f8",
+}
+"""Single-value serialisation of types with a fixed size (Iceberg spec, appendix D)."""
+
+Texts = Callable[[Longs], list[str | None]]
+"""Reads many rows at once; None for rows without a value."""
+
+
+class FileStats:
+    """Encodes column statistics of one block's files."""
+
+    def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
+        stored = [column for column in columns if column in block.columns]
+        self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
+            (wire, [(str(column), _counts(block.count_column(name, column))) for column in stored])
+            for wire, name in _COUNTS.items()
+        ]
+        for side in ("lower", "upper"):
+            bounds = [(str(column), _bounds(block, side, column)) for column in stored]
+            self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
+
+    def write(self, rows: Longs) -> list[bytes]:
+        """`,"value-counts":{…},…` for each row; maps without keys are omitted."""
+        written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
+        return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
+
+
+def _written_map(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
+    keys = [key for key, _ in columns]
+    values = zip(*(read(rows) for _, read in columns), strict=True)
+    return [_map(name, keys, texts) for texts in values]
+
+
+def _map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
+    present = [text for text in texts if text is not None]
+    if not present:
+        return ""
+    if len(present) < len(keys):
+        keys = [key for key, text in zip(keys, texts, strict=True) if text is not None]
+    return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(present)}]}}'
+
+
+def _counts(column: PackedColumn | None) -> Texts:
+    if column is None:
+        return lambda rows: [None] * len(rows)
+    return lambda rows: [None if count == MISSING else str(count) for count in longs_at(column, rows).tolist()]
+
+
+def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
+    """None if the block has no bounds of this column."""
+    column, kind = block.bound_column(side, column_id), block.kind(column_id)
+    if column is None or kind is None:
+        return None
+    dtype = _DTYPES.get(kind)
+    if dtype is None and not kind.startswith("decimal"):
+        parts = ((HEX, b"=", b"", strings(block, column)),)
+        return lambda rows: [
+            f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
+        ]
+    if dtype is None:
+        return lambda rows: [_bound(block, side, column_id, kind, row) for row in rows.tolist()]
+    read_at = doubles_at if kind in FLOATS else longs_at
+
+    def read(rows: Longs) -> list[str | None]:
+        numbers = read_at(column, rows).astype(dtype)
+        size = 2 * numbers.itemsize
+        digits = numbers.tobytes().hex().upper()
+        present = present_at(column, rows).tolist()
+        return [f'"{digits[at * size : (at + 1) * size]}"' if known else None for at, known in enumerate(present)]
+
+    return read
+
+
+def _bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
+    value = block.bound(side, column_id, row)
+    return None if value is None else f'"{encode(kind, value).hex().upper()}"'
+
+
+_KINDS_MAX = 8
+"""Combinations of manifest fields and client whose partition tuples are cached."""
+_TEXTS_BYTES, _FIELD_BYTES = 1000, 300
+_INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+
+
+@dataclass(frozen=True)
+class ClientDialect:
+    """How to encode partition values for a client.
+
+    PyIceberg copies them unchanged into identity-partitioned columns that a data file lacks (spec, "Column
+    Projection"), so dates and times must be the integers of a manifest. A partition that it would misread (null or
+    binary) is omitted: PyIceberg then fails if it needs the value.
+    """
+
+    numbers_for_times: bool = False
+    unreadable: frozenset[str] = frozenset()
+    """Types that the client cannot read, and "null"."""
+    polls: bool = True
+    """Fetches the result of a plan that was still running."""
+    needs_residuals: bool = False
+    """Fails, or counts rows wrongly, if a task has no residual; the specification uses the filter instead."""
+    filters_by_residual: bool = False
+    """Some programs filter rows by the residual alone; a weaker residual would return rows that do not match."""
+    binds_residuals: bool = True
+    """Binds residuals by name to the table's current schema."""
+    orders_nan_above: bool = True
+    """May order NaN above every number."""
+    changes_files: bool = False
+    """May rewrite or delete the planned files without a sign in the request (`api/plans/scan_requests.py`)."""
+
+
+STANDARD = ClientDialect()
+JAVA = ClientDialect(needs_residuals=True, filters_by_residual=True, changes_files=True)
+PYICEBERG = ClientDialect(
+    numbers_for_times=True,
+    unreadable=frozenset({"null", "binary", "fixed"}),
+    polls=False,
+    needs_residuals=True,
+    binds_residuals=False,
+    orders_nan_above=False,
+)
+
+
+def dialect_of(user_agent: str, client_version: str = "") -> ClientDialect:
+    """The dialect of a client. `client_version`: the header X-Client-Version, which Iceberg's Java client sends."""
+    if user_agent.startswith("PyIceberg/"):
+        return PYICEBERG
+    is_java = user_agent.startswith("Apache-HttpClient/") or client_version.startswith("Apache Iceberg")
+    return JAVA if is_java else STANDARD
+
+
+class _Field(NamedTuple):
+    """A field of a table's partition spec."""
+
+    position: int
+    """Position in the block's tuples; -1 if the field is null in all of them."""
+    stored: str
+    """The type in the block."""
+    target: str
+    """The type in the answer."""
+    readable: bool
+    """Whether the client can read values that are not null."""
+
+
+Fields = tuple[_Field, ...]
+
+
+_Encoding: TypeAlias = tuple[tuple[tuple[int, str], ...], Fields, ClientDialect]
+"""The fields of a manifest's partitions, their encoding, and the client."""
+
+
+class PartitionTexts:
+    """Encodes partition tuples in the order and with the types of the table's current spec, which manifests may
+    precede.
+    """
+
+    def __init__(self, metadata: TableMetadata, dialect: ClientDialect) -> None:
+        # Not the metadata, which list all snapshots and would stay in memory with the view.
+        self._schemas, self._specs = metadata.schemas, metadata.partition_specs
+        self._schema_id, self._schema = metadata.current_schema_id, metadata.current_schema
+        self._dialect = dialect
+        self._kinds: dict[tuple[object, ...], Fields] = {}
+        self.size_bytes = _TEXTS_BYTES
+        """Without schemas and specs, which other metadata of the table share."""
+
+    def matches(self, metadata: TableMetadata) -> bool:
+        """Whether the texts are the same for other metadata."""
+        return (
+            self._schema_id == metadata.current_schema_id
+            and self._schemas == metadata.schemas
+            and self._specs == metadata.partition_specs
+        )
+
+    def texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
+        """`,"partition":[…]` for rows of the block; empty if this client could not read it."""
+        fields = self._fields(block)
+        # The cache is not the instance's: instances live as long as views, of which there may be many.
+        cached = cache.of_encoding((block.partition_fields, fields, self._dialect))
+        texts = []
+        partition_keys = keys(block, columns, range(len(columns.partition)), rows)
+        for row, key in zip(rows.tolist(), partition_keys, strict=True):
+            text = cached.get(key)
+            if text is None:
+                text = _fragment(fields, block.partition(row), self._dialect).encode()
+                cached.put(key, text, len(key) + len(text))
+            texts.append(text)
+        return texts
+
+    def _fields(self, block: Block) -> Fields:
+        kind = (block.spec_id, block.partition_fields)
+        found = self._kinds.get(kind)
+        if found is None:
+            found = self._kinds[kind] = self._read_fields(block)
+            # Again, as threads may do this at the same time.
+            self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
+        return found
+
+    def _read_fields(self, block: Block) -> Fields:
+        spec = next((spec for spec in self._specs if spec.spec_id == block.spec_id), None)
+        if spec is None:
+            raise Corrupt(
+                f"The manifest {block.location} has the partition spec {block.spec_id}, which the table's metadata lack"
+            )
+        schema = self._schema
+        stored = {field_id: (position, kind) for position, (field_id, kind) in enumerate(block.partition_fields)}
+        fields = []
+        for field in spec.fields:
+            position, kind = stored.get(field.field_id or 0, (-1, ""))
+            source = schema.column(field.sources[0]) if len(field.sources) == 1 else None
+            if source is None or not isinstance(source.type, str):
+                # Java assigns the type `unknown`, whose only value is null, to the field of a dropped column.
+                fields.append(_Field(-1, kind, kind, True))
+            else:
+                target = values_type(field.transform, source.type)
+                fields.append(_Field(position, kind, target, base_name(target) not in self._dialect.unreadable))
+        return tuple(fields)
+
+
+class _TextsOfView:
+    """For answers to a view's plans, which nearly always have the same metadata."""
+
+    def __init__(self) -> None:
+        self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        return sum([texts.size_bytes for texts in list(self.by_dialect.values())])
+
+
+def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
+    derived = scan.view.derived
+    by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
+    found = by_dialect.get(dialect)
+    if found is None or not found.matches(scan.metadata):
+        found = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)
+    return found
+
+
+class PartitionTextCache:
+    """Encoded partition tuples of all answers, within `budget_bytes`. 0 caches nothing."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._by_encoding: OrderedDict[_Encoding, MemoryCache[bytes, bytes]] = OrderedDict()
+
+    def of_encoding(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
+        """Texts by partition key."""
+        found = self._by_encoding.get(encoding)
+        if found is None:
+            found = self._by_encoding[encoding] = MemoryCache(self._budget_bytes // _KINDS_MAX, "partition-texts")
+            if len(self._by_encoding) > _KINDS_MAX:
+                self._by_encoding.popitem(last=False)
+        self._by_encoding.move_to_end(encoding)
+        return found
+
+
+UNCACHED = PartitionTextCache(0)
+
+
+def _fragment(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:
+    texts = []
+    for field in fields:
+        value = None if field.position < 0 else values[field.position]
+        if "null" in dialect.unreadable if value is None else not field.readable:
+            return ""
+        texts.append("null" if value is None else _value(field.stored, field.target, value, dialect))
+    return f',"partition":[{",".join(texts)}]'
+
+
+def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
+    if isinstance(value, float):
+        return _float_text(target, value)
+    value = promoted(kind, target, value)
+    as_number = dialect.numbers_for_times and target in _INT_LIKE
+    return to_json(value if as_number else encode_json(target, value)).decode()
+
+
+def _float_text(target: str, value: float) -> str:
+    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity. It has no NaN."""
+    if math.isnan(value):
+        raise NotAcceptable(
+            "A file's partition value is NaN, which JSON cannot represent. Plan this table on the client: "
+            "set its property seamark.scan-planning-mode to client"
+        )
+    if math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"
+    return to_json(encode_json(target, value)).decode()
