@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.cli.on_demand import DeferredCommand, DeferredGroup
 from seamark.metaserver.cli.options import json_option
 
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = Deferred("importlib.metadata")  # takes longer than all modules of Seamark
+    metadata = LazyModule("importlib.metadata")  # takes longer than all modules of Seamark
 
 _COMMANDS = {
     "serve": DeferredCommand(

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from seamark.formats.runtime.deferred import Deferred, load
+from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
 
 if TYPE_CHECKING:
     from seamark.metaserver.objects import signing
 else:
-    signing = Deferred("seamark.metaserver.objects.signing")
+    signing = LazyModule("seamark.metaserver.objects.signing")
 
 
 @Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])

@@ -18,7 +18,7 @@ import urllib3
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
 from seamark.formats.runtime.clock import SystemClock
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import trusted_by_clients
 from seamark.metaserver.cli.connecting import served_at
 from seamark.metaserver.cli.installation.engine_files import (
@@ -43,8 +43,8 @@ from seamark.metaserver.cli.terminal import print_json, say
 if TYPE_CHECKING:
     from seamark.metaserver.cli.installation import services, warehouse
 else:
-    services = Deferred("seamark.metaserver.cli.installation.services")
-    warehouse = Deferred("seamark.metaserver.cli.installation.warehouse")
+    services = LazyModule("seamark.metaserver.cli.installation.services")
+    warehouse = LazyModule("seamark.metaserver.cli.installation.warehouse")
 
 TIMEOUT_S = 5.0
 SKEW_S_MAX = 30.0
