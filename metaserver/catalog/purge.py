@@ -17,10 +17,10 @@ from seamark.formats.iceberg.metadata.properties import as_bool, metadata_folder
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
 from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import foreign_file_check
 from seamark.metaserver.catalog.ownership.own_files import OwnLocations
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import Entry
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ from dataclasses import replace
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, StorageError
+from seamark.formats.storage.locations import Location
 from seamark.metaserver.objects.folder import FolderObjects
 from seamark.metaserver.objects.local import LocalObjects, check_writable
-from seamark.metaserver.objects.locations import Location, Warehouse
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
 from seamark.metaserver.objects.s3 import S3Objects
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.runtime.home import is_in_home
 from seamark.metaserver.settings.settings import Settings
 

@@ -15,8 +15,8 @@ import structlog
 
 from seamark.formats.runtime.errors import RetryLater, SeamarkError, StorageError
 from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.formats.storage.locations import Location
 from seamark.metaserver.objects.credentials import server_keys
-from seamark.metaserver.objects.locations import Location
 from seamark.metaserver.objects.port import Upload
 from seamark.metaserver.settings.settings import Settings
 

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.credentials import VendedKeys, server_keys
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.settings.settings import Settings
 
 VENDED = "vended-credentials"

@@ -9,10 +9,11 @@ from functools import partial
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.tls import Certificate
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.objects.credentials import key_properties
-from seamark.metaserver.objects.locations import Warehouse, parse_location
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.services.launching.access_probe import access_probe, lends_keys
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,

@@ -22,6 +22,7 @@ from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VER
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, GATEWAY_KEYS, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
@@ -30,7 +31,6 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous

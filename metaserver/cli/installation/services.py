@@ -11,8 +11,8 @@ from seamark.connector.client.policies import service_jobs
 from seamark.connector.client.values import Instant
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.cli.installation.engine_files import Finding
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.services.launching.access_probe import storage_problem
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.timeline.instants import MAINTENANCE

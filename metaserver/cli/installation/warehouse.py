@@ -10,9 +10,9 @@ from pathlib import Path
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.cli.installation.engine_files import Finding
-from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.reachability import fix_of
 from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 
 TIMEOUT_S = 20.0

@@ -14,8 +14,8 @@ import msgspec
 
 from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.formats.runtime.clock import Clock
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.credentials import key_properties
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import store_address
 from seamark.metaserver.services.launching.launchers import JobLogin
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
