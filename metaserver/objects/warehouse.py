@@ -24,8 +24,9 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 def safe_segment(name: str) -> str:
-    """A path segment for any name: the name itself if it is plain, otherwise its plain characters and 64 bits of its
-    hash.
+    """Return a path segment for any name.
+
+    It is the name itself if that is plain, otherwise its plain characters and 64 bits of its hash.
     """
     if _PLAIN_SEGMENT.fullmatch(name):
         return name
@@ -48,7 +49,7 @@ class Warehouse:
         except BadRequest as error:
             raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
         # The longest first: an allowed location inside the warehouse may be a link that the operator made.
-        folders = sorted({root.file_path for root in self._roots if root.scheme == "file"}, key=len, reverse=True)
+        folders = sorted({root.file_path for root in self._roots if root.is_local}, key=len, reverse=True)
         self._folders = tuple(RootFolder(folder) for folder in folders)
 
     @property
@@ -67,9 +68,12 @@ class Warehouse:
         return tuple(folder.path for folder in self._folders)
 
     def key(self, location: Location) -> str:
-        """The same as `location_key`, for all locations. Below a root the path itself is the key, with the links of the
-        root resolved: a tenant could replace a folder by a link at any time, and no link there is followed."""
-        if location.scheme == "file":
+        """Return the key of a location, as `location_key` does.
+
+        Below a root the path itself is the key, with the links of the root resolved: a tenant could replace a folder
+        by a link at any time, and no link there is followed.
+        """
+        if location.is_local:
             for root in self._folders:
                 below = root.below(location.file_path)
                 if below is not None:
@@ -85,14 +89,17 @@ class Warehouse:
         return True
 
     def check(self, location: str, what: str = "The location", *, root_ok: bool = False) -> str:
-        """The normalised location, strictly below a root (or a root itself with `root_ok`). BadRequest otherwise.
+        """Return the normalised location, strictly below a root (or a root itself with `root_ok`).
 
         A root is not a valid table location: dropping the table with its files would delete all other tables.
+
+        Raises:
+            BadRequest: The location is elsewhere.
         """
         return str(self.parse(location, what, root_ok=root_ok))
 
     def parse(self, location: str, what: str = "The location", *, root_ok: bool = False) -> Location:
-        """The same as `check`, as a parsed location."""
+        """Check a location as `check` does, and return it parsed."""
         parsed = parse_location(location, what)
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
@@ -105,13 +112,14 @@ class Warehouse:
         )
 
     def namespace_location(self, path: tuple[str, ...]) -> str:
-        """The default location of a namespace, unique to it."""
+        """Return the default location of a namespace, unique to it."""
         return _below(self.uri, "/".join(safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
-        """A new location for a table: its UUID distinguishes it from a dropped table of the same name.
+        """Return a new location for a table: its UUID distinguishes it from a dropped table of the same name.
 
-        BadRequest if the namespace's location, a property that clients set, is outside the warehouse.
+        Raises:
+            BadRequest: The namespace's location, a property that clients set, is outside the warehouse.
         """
         parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
         return _below(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")
