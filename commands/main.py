@@ -14,12 +14,12 @@ import click
 
 from seamark.commands.on_demand import DeferredCommand, DeferredGroup
 from seamark.commands.options import json_option
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     from importlib import metadata
 else:
-    metadata = Deferred("importlib.metadata")  # takes longer than all modules of Seamark
+    metadata = LazyModule("importlib.metadata")  # takes longer than all modules of Seamark
 
 _COMMANDS = {
     "serve": DeferredCommand(

@@ -35,8 +35,8 @@ from seamark.formats.runtime.connections import (
     connections_max,
     raise_descriptor_limit,
 )
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import open_audit
 from seamark.metaserver.access.authenticator import open_authenticator
@@ -45,9 +45,9 @@ from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, open_keyring
 from seamark.metaserver.api.app import build_app
+from seamark.metaserver.api.http.components import ServerParts
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
-from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
@@ -81,7 +81,7 @@ from seamark.metaserver.timeline.webhooks import open_webhooks
 if TYPE_CHECKING:
     from seamark.metaserver.peers import peers
 else:
-    peers = Deferred("seamark.metaserver.peers.peers")  # servers without other replicas do not need it
+    peers = LazyModule("seamark.metaserver.peers.peers")  # servers without other replicas do not need it
 
 SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"

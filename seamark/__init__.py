@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seamark.formats.runtime.deferred import exports
+from seamark.formats.runtime.lazy_module import exports
 
 if TYPE_CHECKING:
     from seamark.connector.client.client import SeamarkClient

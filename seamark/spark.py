@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from seamark.formats.runtime.deferred import exports
+from seamark.formats.runtime.lazy_module import exports
 
 if TYPE_CHECKING:
     from seamark.connector.spark.frames.clustering import cluster

@@ -18,8 +18,9 @@ from urllib.parse import urlsplit
 
 from seamark.commands.confinement import landlock
 from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.file_systems import client_storage
 from seamark.connector.client.policies import effective_properties
-from seamark.connector.client.storage import S3_SCHEMES, Storage, confine, confined_folders
+from seamark.connector.client.storage import Storage, confine, confined_folders
 from seamark.connector.client.values import LoadedTable
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
 from seamark.formats.iceberg.metadata.clustering import joins_of
@@ -115,25 +116,22 @@ def local_folders(locations: Iterable[str]) -> Iterator[str]:
 
 
 def _named_files(loaded: LoadedTable) -> Iterator[str]:
-    """Files that variables name: those of the keys of encrypted files, and for tables on S3 those of AWS's clients."""
+    """Yield the files that variables name: those of the keys of encrypted files, and those of the storage's library."""
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
             yield os.path.abspath(value)
-    if loaded.location.partition(":")[0] in S3_SCHEMES:
-        yield from (value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value))
-        yield os.path.expanduser("~/.aws")
+    storage = client_storage(loaded.location)
+    if storage is not None:
+        yield from storage.configuration_files()
 
 
 def _ports(url: str, loaded: LoadedTable) -> Iterator[int]:
     """The ports of this server, of the storage, of proxies, and of names of hosts."""
     yield _DNS
-    urls = [url, *(os.environ.get(name, "") for name in _PROXIES), *(loaded.storage.get("s3.endpoint", "").split())]
-    if loaded.location.partition(":")[0] in S3_SCHEMES:
-        urls += [
-            "https://",
-            *(value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value),
-        ]
-        urls += ["http://"]  # where AWS's clients get keys from, on its machines
+    urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
+    storage = client_storage(loaded.location)
+    if storage is not None:
+        urls += storage.urls(loaded.storage)
     for one in filter(None, urls):
         parts = urlsplit(one if "://" in one else f"http://{one}")
         port = parts.port or _PORTS.get(parts.scheme)

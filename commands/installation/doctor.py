@@ -37,14 +37,14 @@ from seamark.commands.terminal import print_json, say
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
 from seamark.formats.runtime.clock import SystemClock
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import trusted_by_clients
 
 if TYPE_CHECKING:
     from seamark.commands.installation import services, warehouse
 else:
-    services = Deferred("seamark.commands.installation.services")
-    warehouse = Deferred("seamark.commands.installation.warehouse")
+    services = LazyModule("seamark.commands.installation.services")
+    warehouse = LazyModule("seamark.commands.installation.warehouse")
 
 TIMEOUT_S = 5.0
 SKEW_S_MAX = 30.0

@@ -12,7 +12,7 @@ from seamark.connector.client.policies import service_jobs
 from seamark.connector.client.values import Instant
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
-from seamark.metaserver.objects.locations import parse_location
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.services.launching.access_probe import storage_problem
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.timeline.instants import MAINTENANCE
@@ -23,12 +23,12 @@ _SHOWN = 5
 
 
 def check_worker(settings: Settings) -> Iterator[Finding]:
-    """Yield whether a worker process can use an S3 warehouse, with the keys that jobs get from these settings."""
+    """Yield whether a worker process can use a remote warehouse, with the keys that these settings give to jobs."""
     try:
-        is_s3 = parse_location(settings.warehouse_uri()).scheme == "s3"
+        is_local = parse_location(settings.warehouse_uri()).is_local
     except ConfigError:  # which the check of the warehouse reports
         return
-    if not is_s3 or settings.services_workers == 0:
+    if is_local or settings.services_workers == 0:
         return
     problem = asyncio.run(storage_problem(settings, SystemClock()))
     if problem:

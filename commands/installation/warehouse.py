@@ -10,9 +10,9 @@ from pathlib import Path
 from seamark.commands.installation.engine_files import Finding
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
-from seamark.metaserver.objects.locations import Warehouse
-from seamark.metaserver.objects.reachability import fix_of
 from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.objects.storages import SERVER_STORAGES
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 
 TIMEOUT_S = 20.0
@@ -26,14 +26,15 @@ def check_warehouse(settings: Settings) -> Iterator[Finding]:
     except ConfigError as error:
         yield Finding("warehouse", error.message, "Set --warehouse to a folder or to s3://BUCKET/PATH", is_fault=True)
         return
-    if root.scheme == "file" and not Path(root.file_path).exists():
+    if root.is_local and not Path(root.file_path).exists():
         yield _creatable(Path(root.file_path))
         return
     try:
         asyncio.run(_probe(settings, str(root)))
     except (SeamarkError, TimeoutError) as error:
         text = error.message if isinstance(error, SeamarkError) else f"no answer within {TIMEOUT_S:g} s"
-        yield Finding("warehouse", f"{root} cannot be written: {text}", fix_of(root.scheme, error), is_fault=True)
+        fix = SERVER_STORAGES[root.scheme].suggest_fix(error)
+        yield Finding("warehouse", f"{root} cannot be written: {text}", fix, is_fault=True)
     else:
         yield Finding("warehouse", f"{root} can be written and read")
 

@@ -29,7 +29,8 @@ import pyarrow as pa
 from seamark.commands.confinement import landlock
 from seamark.commands.confinement.jobs import PATHS, give_up_privileges
 from seamark.connector.client.errors import BadRequest, ClientError, Refused, Unavailable
-from seamark.connector.client.storage import S3_SCHEMES, confine, confined_folders
+from seamark.connector.client.file_systems import client_storage
+from seamark.connector.client.storage import confine, confined_folders
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.duckdb_engine import DuckDBLimits
 from seamark.connector.sql.rows import json_rows
@@ -253,7 +254,8 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
     for table in tables:
         properties = table.metadata.properties
         locations = [table.metadata.location, *(properties[name] for name in PATHS if name in properties)]
-        if locations[0].partition(":")[0] in S3_SCHEMES and "s3.access-key-id" not in table.storage.properties:
+        storage = client_storage(locations[0])
+        if storage is not None and not storage.has_keys(table.storage.properties):
             raise BadRequest(
                 f"The statement cannot read {'.'.join(table.name)}: the server hands out no keys for its storage; an "
                 "operator sets s3_client_access to gateway or static"

@@ -26,7 +26,7 @@ from seamark.connector.analysis.scans import find_scans, result_types
 from seamark.connector.analysis.scopes import Columns
 from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.scan import Scan
-from seamark.formats.runtime.turns import FairLock
+from seamark.formats.runtime.fair_lock import FairLock
 
 T = TypeVar("T")
 

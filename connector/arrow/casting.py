@@ -168,8 +168,7 @@ def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Arr
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """Return the array without extension type, dictionary, run-end encoding or views, which do not change its values.
-    """
+    """Return the array without extension type, dictionary, run-end encoding or views; its values stay."""
     if isinstance(array, pa.ExtensionArray):
         return _decoded(array.storage)
     if pa.types.is_dictionary(array.type):

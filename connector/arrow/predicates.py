@@ -9,14 +9,14 @@ from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import RequestError
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
     # Each Spark worker imports this module, and few parse SQL.
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 
 def bind_exactly(where: str | Any, schema: Schema) -> Expression:

@@ -1,4 +1,4 @@
-"""Object storage for jobs: pyarrow's file systems, with the settings that a catalog gives to clients.
+"""Object storage for readers, writers and jobs: pyarrow's file systems, with the settings that a catalog gives.
 
 Locations are not decoded, as in Iceberg's FileIO: `%20` is three characters of a name. An object is written completely,
 under a new name, and never changed. Picklable: each process opens its file systems.
@@ -18,15 +18,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import fs
 
+from seamark.connector.client.file_systems import client_storage, known_schemes
 from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError, descriptor_path
-from seamark.formats.runtime.tls import authorities_file
-
-S3_SCHEMES = ("s3", "s3a", "s3n")
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 
 
 def use_keys(properties: Mapping[str, str]) -> None:
-    """Make this process access S3 with these keys where a table comes without keys.
+    """Make this process access a store with these keys where a table comes without keys.
 
     For a process of the server: the server has keys, and hands out none to clients in most of its modes.
     `properties` are as in `Storage`; empty for AWS's chain.
@@ -219,11 +216,11 @@ class Storage:
         path = _path_of(location)
         if path is not None:
             return fs.LocalFileSystem(), self._local(path).path
-        scheme, _, rest = location.partition(":")
-        if scheme in S3_SCHEMES and rest.startswith("//"):
-            return self._s3(), rest[2:]
+        storage, rest = client_storage(location), location.partition(":")[2]
+        if storage is not None and rest.startswith("//"):
+            return storage.file_system(self.properties, _lent_keys), rest[2:]
         raise ValueError(
-            f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(S3_SCHEMES)}"
+            f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(known_schemes())}"
         )
 
     def is_local(self, location: str) -> bool:
@@ -255,21 +252,6 @@ class Storage:
 
     def _local(self, path: str) -> LocalPath:
         return _local_path(path, self.local_root)
-
-    def _s3(self) -> fs.FileSystem:
-        given = self.properties
-        keys = given if given.get("s3.access-key-id") else {**given, **_lent_keys}
-        endpoint = urlsplit(given["s3.endpoint"]) if given.get("s3.endpoint") else None
-        return fs.S3FileSystem(
-            access_key=keys.get("s3.access-key-id"),
-            secret_key=keys.get("s3.secret-access-key"),
-            session_token=keys.get("s3.session-token"),
-            region=given.get("s3.region") or given.get("client.region"),
-            scheme=endpoint.scheme if endpoint else "https",
-            endpoint_override=endpoint.netloc if endpoint else None,
-            force_virtual_addressing=given.get("s3.path-style-access", "true").lower() == "false",
-            tls_ca_file_path=authorities_file(),
-        )
 
     def read(self, location: str) -> memoryview:
         """The whole object; a local file is mapped, not read."""

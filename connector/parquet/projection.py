@@ -172,8 +172,7 @@ def _storage_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _widens(kind: pa.DataType, target: pa.DataType) -> bool:
-    """Return whether an Arrow type can be read as another: type promotions, and other Arrow types of the same values.
-    """
+    """Return whether an Arrow type can be read as another by a type promotion or with the same values."""
     if kind.equals(target) or pa.types.is_null(kind):
         return True
     if pa.types.is_integer(target):

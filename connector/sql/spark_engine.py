@@ -19,13 +19,13 @@ from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, RUNTIME
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql.scopes import shown
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     from pyspark import errors as spark_errors
     from pyspark import sql as spark_sql
 else:
-    spark_sql, spark_errors = Deferred("pyspark.sql"), Deferred("pyspark.errors")
+    spark_sql, spark_errors = LazyModule("pyspark.sql"), LazyModule("pyspark.errors")
 
 _SPARK = Dialect.get_or_raise("spark")
 _SAME = frozenset(

@@ -15,15 +15,15 @@ from urllib.parse import parse_qs, urlsplit
 import pyarrow as pa
 
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     from trino import auth as trino_auth
     from trino import dbapi
     from trino import exceptions as trino_errors
 else:
-    dbapi, trino_auth = Deferred("trino.dbapi"), Deferred("trino.auth")
-    trino_errors = Deferred("trino.exceptions")
+    dbapi, trino_auth = LazyModule("trino.dbapi"), LazyModule("trino.auth")
+    trino_errors = LazyModule("trino.exceptions")
 
 PAGE_ROWS = 1000
 _CATALOG = "seamark"

@@ -29,7 +29,7 @@ from aiohttp.web_protocol import RequestHandler
 from aiohttp.web_request import BaseRequest
 
 from seamark.formats.runtime.errors import RequestTimeout, TooManyRequests
-from seamark.formats.runtime.unreadable import EXPECTATION_FAILED, HEADER_TOO_LARGE, explain_unreadable
+from seamark.formats.runtime.protocol_errors import EXPECTATION_FAILED, HEADER_TOO_LARGE, explain_unreadable
 
 CONNECTIONS_MAX = 10_000
 _CONNECTIONS_LEAST = 4

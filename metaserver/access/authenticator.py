@@ -29,8 +29,8 @@ import msgspec
 from multidict import MultiMapping
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import Forbidden, Unauthenticated
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.memoization import memoized
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.guard import is_loopback_address
@@ -46,7 +46,7 @@ from seamark.metaserver.store.port import PointerStore
 if TYPE_CHECKING:
     from seamark.metaserver.access import oidc
 else:
-    oidc = Deferred("seamark.metaserver.access.oidc")
+    oidc = LazyModule("seamark.metaserver.access.oidc")
 
 _HOWTO = "send the header Authorization: Bearer <token>"
 _NO_TOKENS = ("None", "null", "undefined")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import Unauthenticated
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from joserfc import jwk
     from joserfc import jwt as jose
 else:
-    jwk, jose = Deferred("joserfc.jwk"), Deferred("joserfc.jwt")
+    jwk, jose = LazyModule("joserfc.jwk"), LazyModule("joserfc.jwt")
 
 ISSUER = "seamark"
 """Also the audience. OIDC issuers are URLs, so that none has this name."""

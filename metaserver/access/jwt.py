@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import Unauthenticated
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     from seamark.metaserver.access import signatures
 else:
-    signatures = Deferred("seamark.metaserver.access.signatures")
+    signatures = LazyModule("seamark.metaserver.access.signatures")
 
 LENGTH_MAX = 16 * 1024
 """The largest length in characters; twice what one header line can contain in aiohttp."""

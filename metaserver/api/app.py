@@ -24,10 +24,10 @@ from seamark.metaserver.api.commits import (
 )
 from seamark.metaserver.api.console import console
 from seamark.metaserver.api.http import idempotency, keys
+from seamark.metaserver.api.http.components import ServerParts
 from seamark.metaserver.api.http.dispatch import Router, add_endpoints
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.http.observability import metrics
-from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata

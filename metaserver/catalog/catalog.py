@@ -26,8 +26,8 @@ from seamark.metaserver.catalog.staging import StagingPasses
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.catalog.views import Views
-from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind, IdempotencyRecord, NamespacePath
 from seamark.metaserver.store.port import PointerStore

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.turns import FairLock
+from seamark.formats.runtime.fair_lock import FairLock
 
 T = TypeVar("T")
 

@@ -29,13 +29,14 @@ from seamark.formats.runtime.errors import (
     RetryLater,
     SeamarkError,
 )
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.catalog.database_limits import NamespaceSizes
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.catalog.large_requests import LargeRequests
 from seamark.metaserver.catalog.values import Caller, Page
-from seamark.metaserver.objects.locations import Warehouse, parse_location
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import (
     Entry,

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_bool, metadata_folder
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, INDEX_FOLDER, PLANS_FOLDER, show
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, ObjectMissing
+from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import foreign_file_check
 from seamark.metaserver.catalog.ownership.own_files import OwnLocations
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import Entry
 
 if TYPE_CHECKING:
     import fastavro
 else:
-    fastavro = Deferred("fastavro")
+    fastavro = LazyModule("fastavro")
 
 _MANIFEST_LIMIT_BYTES = 1 << 30
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import Forbidden
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.store.model import NamespacePath
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from joserfc import errors, jwk, jwt
     from joserfc.jwk import GuestProtocol
 else:
-    errors, jwk, jwt = Deferred("joserfc.errors"), Deferred("joserfc.jwk"), Deferred("joserfc.jwt")
+    errors, jwk, jwt = LazyModule("joserfc.errors"), LazyModule("joserfc.jwk"), LazyModule("joserfc.jwt")
 
 TTL_S = 86_400
 """The longest time between the staging of a CREATE TABLE AS SELECT and its last signed request."""

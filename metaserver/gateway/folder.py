@@ -17,6 +17,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ObjectMissing, SeamarkError
 from seamark.formats.runtime.root_folder import RootFolder
+from seamark.formats.storage.locations import parse_object
 from seamark.metaserver.api.http.slots import HolderLimit
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.conditions import check_read, read_range
@@ -33,7 +34,6 @@ from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, re
 from seamark.metaserver.gateway.s3_errors import XML, S3Error, of_seamark_error, xml_text
 from seamark.metaserver.objects.folder import file_location
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects, LocalPlace
-from seamark.metaserver.objects.locations import parse_object
 from seamark.metaserver.objects.s3_scope import parse_delete_body
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.passed_time import PassedTime

@@ -21,6 +21,7 @@ from aiohttp.typedefs import Handler
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, SeamarkError
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.gateway_keys import GatewayKeys, ObjectGrant
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import HolderLimit
@@ -39,7 +40,6 @@ from seamark.metaserver.gateway.sigv4 import (
     signing_key,
     split_presigned,
 )
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.s3_scope import (
     DELETE_BODY_MAX,
     READ_METHODS,

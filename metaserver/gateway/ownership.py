@@ -9,12 +9,12 @@ from collections import OrderedDict
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden
+from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.ownership.claims import with_folders
-from seamark.metaserver.objects.locations import location_key, parse_location
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore

@@ -19,6 +19,7 @@ from seamark.formats.iceberg.expressions.expression_json import parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.catalog.documents import Documents
 from seamark.metaserver.gateway.caching.caching import CachingBackend
@@ -26,7 +27,6 @@ from seamark.metaserver.gateway.caching.fetches import bucket_and_key
 from seamark.metaserver.gateway.caching.written_once import kind_of
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.s3_scope import Address, check_request
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import ScanRequest

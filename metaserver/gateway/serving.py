@@ -14,7 +14,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.connections import Answers, ConnectionLimits
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.api.http.components import ServerParts
 from seamark.metaserver.gateway.backend import Backend
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers

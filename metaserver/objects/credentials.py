@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import StorageError
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
     from botocore import exceptions as aws_errors
     from botocore import session as aws
 else:
-    aws = Deferred("botocore.session")
-    aws_errors = Deferred("botocore.exceptions")
+    aws = LazyModule("botocore.session")
+    aws_errors = LazyModule("botocore.exceptions")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.objects.forwarding import ForwardingObjects
-from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload, no_uploads
 
 UPLOADS = ".seamark-uploads"

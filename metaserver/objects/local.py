@@ -42,7 +42,7 @@ from seamark.formats.runtime.root_folder import (
     SymbolicLinkError,
     open_child,
 )
-from seamark.metaserver.objects.locations import Location, parse_location
+from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range, no_uploads
 
 TEMPORARY_PREFIX = ".seamark-tmp-"

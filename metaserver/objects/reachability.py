@@ -10,8 +10,9 @@ import asyncio
 
 import structlog
 
-from seamark.formats.runtime.errors import RetryLater, SeamarkError
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.storages import storage_of
 from seamark.metaserver.settings.settings import Settings
 
 TIMEOUT_S = 10.0
@@ -19,19 +20,8 @@ INTERVAL_S = 10.0
 _log = structlog.get_logger("seamark.server")
 
 
-def fix_of(scheme: str, error: Exception) -> str:
-    """What to do about a warehouse that fails with this error. `scheme`: of the warehouse."""
-    if scheme == "file":
-        return "Let the account of the server write this folder, or set --warehouse to another folder"
-    if isinstance(error, RetryLater | TimeoutError):
-        return "Set --s3-endpoint to the address of the store, and check that it runs and that this machine reaches it"
-    return (
-        "Check that the bucket exists, and that SEAMARK_S3_ACCESS_KEY_ID and SEAMARK_S3_SECRET_ACCESS_KEY may write it"
-    )
-
-
 async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
-    """Returns when the storage answers. Logs one warning if it does not at first, and then that it does."""
+    """Return when the storage answers. Log one warning if it does not at first, and then that it does."""
     warned = False
     while (error := await _error(objects)) is not None:
         if not warned:
@@ -39,7 +29,7 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
             endpoint = {"endpoint": settings.s3_endpoint} if settings.s3_endpoint else {}
             reason = error.message if isinstance(error, SeamarkError) else str(error)
             reason = reason or f"no answer within {TIMEOUT_S:g} s"
-            fix = fix_of(warehouse.partition(":")[0], error)
+            fix = storage_of(warehouse).suggest_fix(error)
             _log.warning("the warehouse is not usable", warehouse=warehouse, **endpoint, error=reason, fix=fix)
             warned = True
         await asyncio.sleep(INTERVAL_S)

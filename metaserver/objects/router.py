@@ -1,4 +1,4 @@
-"""The ObjectStore of a server: the scheme of a location selects local files or S3, which may be a local folder, too.
+"""The ObjectStore of a server: the scheme of a location selects the storage (`metaserver/objects/storages.py`).
 
 Every location is checked here again, independent of its caller, so that no code path reads, writes or deletes outside
 the warehouse and the allowed locations. At most `CONCURRENCY` requests run concurrently.
@@ -7,34 +7,34 @@ the warehouse and the allowed locations. At most `CONCURRENCY` requests run conc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import ConfigError, StorageError
-from seamark.metaserver.objects.folder import FolderObjects
-from seamark.metaserver.objects.local import LocalObjects, check_writable
-from seamark.metaserver.objects.locations import Location, Warehouse
+from seamark.formats.storage.locations import Location
+from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.objects.port import ObjectInfo, ObjectStore, Upload
-from seamark.metaserver.objects.s3 import S3Objects
-from seamark.metaserver.runtime.home import is_in_home
+from seamark.metaserver.objects.storages import SERVER_STORAGES
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.settings.settings import Settings
-
-LOCAL_THREADS = 8
-"""Files read or written concurrently: enough to overlap syncs, few enough to limit contention on one disk."""
 
 CONCURRENCY = 64
 """Concurrent storage requests of one process; others wait. The setting requests_limit bounds their number."""
 
 
 class RoutedObjects:
-    """An ObjectStore that delegates each call to `local` or `s3`."""
+    """An ObjectStore that delegates each call to the store of the location's scheme.
 
-    def __init__(self, warehouse: Warehouse, *, local: ObjectStore, s3: ObjectStore, concurrency: int) -> None:
+    Args:
+        warehouse: Contains all locations that are accepted.
+        stores: By scheme; each scheme of a root has one.
+        concurrency: Requests that run at the same time.
+    """
+
+    def __init__(self, warehouse: Warehouse, stores: Mapping[str, ObjectStore], *, concurrency: int) -> None:
         self._warehouse = warehouse
-        self._local = local
-        self._s3 = s3
+        self._stores = stores
         self._slots = asyncio.Semaphore(concurrency)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -58,16 +58,17 @@ class RoutedObjects:
 
     async def check_links(self, locations: Sequence[str]) -> None:
         # Most locations are files of a few folders: one of each folder is parsed.
-        stores: dict[str, ObjectStore] = {}
-        near = []
+        schemes: dict[str, str] = {}
+        by_scheme: dict[str, list[str]] = {}
         for location in locations:
             folder = location.rpartition("/")[0]
-            if folder not in stores:
-                stores[folder] = self._route(location)[0]
-            if stores[folder] is self._local:
-                near.append(location)
-        if near:
-            await self._local.check_links(near)
+            scheme = schemes.get(folder)
+            if scheme is None:
+                scheme = schemes[folder] = self._warehouse.parse(location).scheme
+            by_scheme.setdefault(scheme, []).append(location)
+        for scheme, of_scheme in by_scheme.items():
+            if STORAGES[scheme].has_links:
+                await self._stores[scheme].check_links(of_scheme)
 
     async def delete(self, location: str) -> None:
         store, checked = self._route(location)
@@ -84,67 +85,51 @@ class RoutedObjects:
         return store.uploads(checked)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
-        checked = [replace(upload, location=self._route(upload.location)[1]) for upload in uploads]
-        async with self._slots:
-            return await self._s3.abort_uploads(checked) if checked else 0
+        by_scheme: dict[str, list[Upload]] = {}
+        for upload in uploads:
+            parsed = self._warehouse.parse(upload.location)
+            by_scheme.setdefault(parsed.scheme, []).append(replace(upload, location=str(parsed)))
+        gone = 0
+        for scheme, of_scheme in by_scheme.items():
+            async with self._slots:
+                gone += await self._stores[scheme].abort_uploads(of_scheme)
+        return gone
 
     async def ping(self) -> None:
-        """Pings every storage that has a root."""
-        for scheme in {root.scheme for root in self._warehouse.roots}:
+        """Ping every storage that has a root."""
+        for store in self._stores.values():
             async with self._slots:
-                await self._store(scheme).ping()
+                await store.ping()
 
     def _route(self, location: str, *, root_ok: bool = False) -> tuple[ObjectStore, str]:
         parsed = self._warehouse.parse(location, root_ok=root_ok)
-        return self._store(parsed.scheme), str(parsed)
-
-    def _store(self, scheme: str) -> ObjectStore:
-        return self._s3 if scheme == "s3" else self._local
+        return self._stores[parsed.scheme], str(parsed)
 
 
 @asynccontextmanager
 async def open_objects(settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
-    """The object storage of a server, closed at the end of the block. ConfigError for an invalid warehouse location."""
+    """Open the object storage of a server, and close it at the end of the block.
+
+    Raises:
+        ConfigError: The warehouse or an allowed location is invalid.
+    """
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
+    roots: dict[str, list[Location]] = {}
+    for root in warehouse.roots:
+        roots.setdefault(root.scheme, []).append(root)
     async with AsyncExitStack() as stack:
-        local = LocalObjects(
-            [root.file_path for root in warehouse.roots if root.scheme == "file"],
-            clock,
-            threads=LOCAL_THREADS,
-            timeout_s=settings.storage_timeout_s,
-            umasks=_umasks(warehouse, settings),
-        )
-        stack.push_async_callback(local.close)
-        s3: ObjectStore = S3Objects(_s3_roots(warehouse), settings, clock)
-        if settings.s3_folder:
-            files = LocalObjects(
-                [settings.s3_folder], clock, threads=LOCAL_THREADS, timeout_s=settings.storage_timeout_s
-            )
-            stack.push_async_callback(files.close)
-            s3 = FolderObjects(files, settings.s3_folder)
-        yield RoutedObjects(warehouse, local=local, s3=s3, concurrency=CONCURRENCY)
+        stores = {
+            scheme: await stack.enter_async_context(SERVER_STORAGES[scheme].open(of_scheme, settings, clock))
+            for scheme, of_scheme in roots.items()
+        }
+        yield RoutedObjects(warehouse, stores, concurrency=CONCURRENCY)
 
 
-def check_local_warehouse(settings: Settings) -> None:
-    """Creates the warehouse's folder, if it is to be a local one. ConfigError if no files can be created there."""
-    warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
-    root = warehouse.roots[0]
-    if root.scheme != "file":
-        return
-    try:
-        check_writable(root.file_path, _umasks(warehouse, settings).get(root.file_path))
-    except StorageError as error:
-        raise ConfigError(f"{error.message}; choose another warehouse with --warehouse") from None
+def check_warehouse_root(settings: Settings) -> None:
+    """Check the warehouse as its storage does before a server starts, and create a local folder that is missing.
 
-
-def _s3_roots(warehouse: Warehouse) -> list[Location]:
-    return [root for root in warehouse.roots if root.scheme == "s3"]
-
-
-def _umasks(warehouse: Warehouse, settings: Settings) -> dict[str, int]:
-    """Umasks of local roots outside the home folder; files inside it are private."""
-    if not settings.warehouse_umask:
-        return {}
-    umask = int(settings.warehouse_umask, 8)
-    paths = [root.file_path for root in warehouse.roots if root.scheme == "file"]
-    return {path: umask for path in paths if not is_in_home(settings, path)}
+    Raises:
+        ConfigError: No objects can be created there.
+    """
+    root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
+    SERVER_STORAGES[root.scheme].check_root(root, settings)

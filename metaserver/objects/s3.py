@@ -30,8 +30,8 @@ from seamark.formats.runtime.errors import (
     StorageError,
     TooLarge,
 )
+from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.objects import s3_uploads
-from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload, check_range
 from seamark.metaserver.settings.settings import Settings
 

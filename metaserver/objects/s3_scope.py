@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from xml.etree import ElementTree
 
 from seamark.formats.runtime.errors import BadRequest, Forbidden
-from seamark.metaserver.objects.locations import Location, parse_object
+from seamark.formats.storage.locations import Location, parse_object
 from seamark.metaserver.settings.settings import Settings
 
 READ_METHODS = frozenset(("GET", "HEAD"))

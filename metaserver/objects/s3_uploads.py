@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import RetryLater, SeamarkError, StorageError
+from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.formats.storage.locations import Location
 from seamark.metaserver.objects.credentials import server_keys
-from seamark.metaserver.objects.locations import Location
 from seamark.metaserver.objects.port import Upload
 from seamark.metaserver.settings.settings import Settings
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from botocore import exceptions as aws_errors
     from botocore import session as aws
 else:
-    aws, aws_config = Deferred("botocore.session"), Deferred("botocore.config")
-    aws_errors = Deferred("botocore.exceptions")
+    aws, aws_config = LazyModule("botocore.session"), LazyModule("botocore.config")
+    aws_errors = LazyModule("botocore.exceptions")
 
 _log = structlog.get_logger("seamark.objects")
 _PAGE = 1000

@@ -24,8 +24,8 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from seamark.formats.runtime.errors import BadRequest, Forbidden
+from seamark.formats.storage.locations import Location, parse_location
 from seamark.metaserver.objects.credentials import server_keys
-from seamark.metaserver.objects.locations import Location, parse_location
 from seamark.metaserver.objects.s3_scope import (
     READ_METHODS,
     UNSIGNED_PAYLOAD,

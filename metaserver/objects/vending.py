@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from seamark.formats.storage.locations import Location
 from seamark.metaserver.objects.credentials import VendedKeys, server_keys
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.settings.settings import Settings
 
 VENDED = "vended-credentials"
@@ -38,22 +38,15 @@ _BY_DEFAULT = {"signing": SIGNING, "gateway": VENDED}
 
 def storage_config(
     settings: Settings,
-    table_location: str,
+    table: Location,
     *,
     delegation: str | None,
     sign_path: str,
     refresh_path: str = "",
     vend: Callable[[], VendedKeys] | None = None,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """(config, storage_credentials); both empty for a table on files.
-
-    `delegation` is the header `X-Iceberg-Access-Delegation`, or None. `sign_path` is the path for signing this table's
-    requests, relative to the catalog's URI and percent-encoded: `v1/…/tables/t/sign`; `refresh_path` is that for new
-    keys, or empty. `vend` issues the table's keys for the objects gateway.
-    """
-    at = parse_location(table_location, "The table's location")
-    if at.scheme != "s3":
-        return {}, []
+    """Return the config and the storage credentials of a table on S3; the arguments are those of
+    `ServerStorage.client_access`."""
     config = store_address(settings)
     mechanism = access_mechanism(settings, delegation)
     if mechanism == SIGNING:
@@ -68,12 +61,12 @@ def storage_config(
             if refresh_path:
                 secrets["client.refresh-credentials-endpoint"] = refresh_path
         # Twice: clients read `storage-credentials` first; those before Iceberg 1.8 read `config` only.
-        return {**config, **secrets}, [{"prefix": f"{at}/", "config": {**config, **secrets}}]
+        return {**config, **secrets}, [{"prefix": f"{table}/", "config": {**config, **secrets}}]
     return config, []
 
 
 def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
-    """How a client that sends this `X-Iceberg-Access-Delegation` gets access; None: it gets the address alone."""
+    """Return how a client that sends this `X-Iceberg-Access-Delegation` gets access; None: by the address alone."""
     allowed = _ALLOWED[settings.s3_client_access]
     requested = [name.strip().lower() for name in (delegation or "").split(",") if name.strip()]
     if not requested:
@@ -82,7 +75,7 @@ def access_mechanism(settings: Settings, delegation: str | None) -> str | None:
 
 
 def gateway_address(settings: Settings) -> str:
-    """The URL of the objects gateway for clients; empty without one."""
+    """Return the URL of the objects gateway for clients; empty without one."""
     if settings.gateway_url or not settings.gateway_port:
         return settings.gateway_url.rstrip("/")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104  compared, not bound
@@ -108,7 +101,9 @@ def store_address(settings: Settings) -> dict[str, str]:
 
 
 def _signing(sign_path: str) -> dict[str, str]:
-    """Java since 1.11 reads `signer.endpoint`; PyIceberg and older versions read `s3.signer.endpoint`. Both are below
+    """Return the properties of remote signing.
+
+    Java since 1.11 reads `signer.endpoint`; PyIceberg and older versions read `s3.signer.endpoint`. Both are below
     `uri`.
     """
     path = sign_path.lstrip("/")

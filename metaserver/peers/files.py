@@ -20,8 +20,8 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Corrupt, TooLarge
 from seamark.metaserver.objects.forwarding import ForwardingObjects
-from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.peers.blobs import FileCache
 from seamark.metaserver.peers.client import PeerClient, PeerDamaged, PeerFailed, Question
 from seamark.metaserver.peers.latencies import CircuitBreaker, Percentile

@@ -12,8 +12,8 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.connections import ConnectionLimits
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.keyring import Keyring
-from seamark.metaserver.objects.locations import Warehouse
 from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.peers.blobs import FileCache, open_file_cache
 from seamark.metaserver.peers.client import PeerClient, open_peer_client
 from seamark.metaserver.peers.files import PeerObjects

@@ -20,7 +20,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.connections import Answers, ConnectionLimits, ConnectionRunner
 from seamark.formats.runtime.errors import BadRequest, ObjectMissing, SeamarkError, TooLarge, Unauthenticated
-from seamark.metaserver.objects.locations import Warehouse
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.peers.blobs import FileCache, StoredFile
 from seamark.metaserver.peers.protocol import (
     CHECK_HEADER,

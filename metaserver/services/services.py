@@ -11,9 +11,9 @@ from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
-from seamark.metaserver.objects.credentials import key_properties
-from seamark.metaserver.objects.locations import Warehouse, parse_location
-from seamark.metaserver.services.launching.access_probe import access_probe, lends_keys
+from seamark.metaserver.objects.storages import job_keys, storages_of
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.services.launching.access_probe import access_probe
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
     LOCAL,
@@ -79,11 +79,9 @@ async def open_scheduler(
     issue: Callable[[NamespacePath], str] | None = None
     if settings.auth != "none":
         issue = partial(tokens.issue, ttl_s=JOB_S_MAX)
-    on_s3 = any(
-        parse_location(location).scheme == "s3" for location in (settings.warehouse_uri(), *settings.allowed_locations)
-    )
+    storages = storages_of(settings)
     environment = {
-        **job_variables(on_s3=on_s3),
+        **job_variables(storages),
         "SEAMARK_LOG_LEVEL": settings.log_level,
         "SEAMARK_LOG_FORMAT": settings.log_format,
         "OMP_NUM_THREADS": "1",
@@ -97,7 +95,7 @@ async def open_scheduler(
         issue,
         folders,
         umask,
-        keys=partial(key_properties, settings) if on_s3 and lends_keys(settings) else None,
+        keys=job_keys(settings, storages),
         # The bound address is one that the certificate may not name. That of services_url it has to name.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ def setting(
     *,
     secret: bool = False,
     choices: tuple[str, ...] = (),
-    schemes: tuple[str, ...] = (),
+    schemes: Collection[str] = (),
     least: float | None = None,
     most: float | None = None,
 ) -> Any:

@@ -1,8 +1,7 @@
 """Every setting of the server: one frozen value, each field with its description and its bounds.
 
-Flags, `SEAMARK_<NAME>` variables and the TOML file are read by `settings_sources.py`; the defaults are here.
-The reference page `docs/reference/settings.md` is generated from this file (`reference`), and a test compares them.
-Fields whose metadata say `secret` are never logged or shown (`Settings.redacted`).
+`sources.py` reads flags, `SEAMARK_<NAME>` variables and the TOML file; the defaults are here. The page
+`docs/reference/settings.md` is generated from this file. Secret fields are never logged or shown (`Settings.redacted`).
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from seamark.formats.storage.storages import STORAGES
 from seamark.metaserver.settings.fleet import FleetSettings, TenantSettings
 from seamark.metaserver.settings.gateway import GatewaySettings
 from seamark.metaserver.settings.services import ServiceSettings, setting
@@ -40,7 +40,7 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     warehouse: str = setting(
         "",
         "URI of the root of all tables: file:///path or s3://bucket/prefix. Empty: <home>/warehouse.",
-        schemes=("file", "s3"),
+        schemes=STORAGES,
     )
     database: str = setting(
         "",
@@ -50,7 +50,7 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     )
     prefix: str = setting("", "Path segment after /v1 that the server announces to clients; empty for none.")
     allowed_locations: tuple[str, ...] = setting(
-        (), "URIs besides the warehouse below which clients can register or create tables.", schemes=("file", "s3")
+        (), "URIs besides the warehouse below which clients can register or create tables.", schemes=STORAGES
     )
     trusted_engines: tuple[str, ...] = setting(
         (),

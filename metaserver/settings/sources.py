@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.storage.storages import LOCAL, rules_of
 from seamark.metaserver.settings.fleet import split_address
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
 
@@ -144,7 +145,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
             raise refuse("one of " + ", ".join(metadata["choices"]))
         if metadata["schemes"] and one and one.partition("://")[0] not in metadata["schemes"]:
             wanted = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
-            raise refuse(wanted, _as_location(one) if "file" in metadata["schemes"] else "")
+            raise refuse(wanted, _as_location(one) if LOCAL in metadata["schemes"] else "")
         least, most = metadata["least"], metadata["most"]
         if (least is not None and one < least) or (most is not None and one > most):
             raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
@@ -154,8 +155,9 @@ def _convert(name: str, value: Any, source: str) -> Any:
 def _as_location(text: str) -> str:
     """The URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
     scheme, separator, rest = text.partition("://")
-    if scheme in ("s3a", "s3n"):
-        return f"s3://{rest}"
+    rules = rules_of(scheme)
+    if rules is not None and scheme in rules.aliases:
+        return f"{rules.scheme}://{rest}"
     path = text.removeprefix("file:")
     is_path = not separator and ":" not in path and path.isprintable() and len(path) < _PATH_CHARACTERS_MAX
     return f"file://{os.path.abspath(path)}" if is_path else ""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.sqlite import open_sqlite
 from seamark.metaserver.store.stale_reads import StaleReads
@@ -21,7 +21,7 @@ from seamark.metaserver.store.stale_reads import StaleReads
 if TYPE_CHECKING:
     from seamark.metaserver.store.sql import postgres
 else:
-    postgres = Deferred("seamark.metaserver.store.sql.postgres")
+    postgres = LazyModule("seamark.metaserver.store.sql.postgres")
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ import pytest
 
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import schema
-from seamark.formats.runtime import deferred, turns
+from seamark.formats.runtime import fair_lock, lazy_module
 from seamark.metaserver.api.http import sql_texts
 from seamark.metaserver.api.lookups import bitmaps, metadata
 from seamark.metaserver.api.plans import explain, explain_query, plan_tables
@@ -86,7 +86,7 @@ async def test_others_are_answered_while_a_large_request_is_checked(
 
         return await kept(waiting)
 
-    monkeypatch.setattr(turns, "_in_thread", to_thread)
+    monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     asked: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
@@ -172,8 +172,8 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
     monkeypatch.setattr(metadata, "_arrow_body", arrow_body)
     for module in (bitmaps, explain, explain_query, plan_tables, sql_texts):
         for name, value in vars(module).copy().items():
-            if isinstance(value, deferred.Deferred):
-                monkeypatch.setattr(module, name, deferred.Deferred(value._name))
+            if isinstance(value, lazy_module.LazyModule):
+                monkeypatch.setattr(module, name, lazy_module.LazyModule(value._name))
     async with running(tmp_path) as server:
         api = Api(server)
         await api.table()

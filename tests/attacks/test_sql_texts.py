@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.runtime import turns
+from seamark.formats.runtime import fair_lock
 from tests.api.client import Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
@@ -63,7 +63,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
         finally:
             at_once[0] -= 1
 
-    monkeypatch.setattr(turns, "_in_thread", to_thread)
+    monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = TEXTS[name]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         asked: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
@@ -81,5 +81,5 @@ async def test_a_short_text_needs_no_thread(server: Running, monkeypatch: pytest
     def to_thread(*given: object) -> None:
         raise AssertionError("a thread takes longer than the text")
 
-    monkeypatch.setattr(turns, "_in_thread", to_thread)
+    monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     assert (await Api(server)("POST", f"{TABLE}/explain", {"where": "id = 1"})).status == 200

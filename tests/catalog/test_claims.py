@@ -13,8 +13,8 @@ import pytest
 
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, Forbidden, SeamarkError
+from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
-from seamark.metaserver.objects.locations import location_key, parse_location
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, rig

@@ -10,8 +10,8 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableIdentifier
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.sql import names
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig

@@ -10,9 +10,9 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest, RetryLater
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import fill_rest
 from seamark.metaserver.catalog.values import CreateTable, CreateView
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, rig
 from tests.catalog.test_claims import CONFINED, prepared, refused

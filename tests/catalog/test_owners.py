@@ -11,10 +11,10 @@ import pytest
 
 from seamark.formats.iceberg.views.view import encode_view
 from seamark.formats.runtime.errors import Forbidden
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.documents import is_named_by_content
 from seamark.metaserver.catalog.ownership.owners import determines_rights
 from seamark.metaserver.catalog.values import Caller, CreateView, TableIdentifier
-from seamark.metaserver.objects.locations import parse_location
 from tests.catalog.rig import CALLER, SCHEMA, Rig, name_freely, rig
 from tests.catalog.test_confinement import VERSION
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.manifests.content_file import ContentFile
-from seamark.formats.runtime import turns
+from seamark.formats.runtime import fair_lock
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.api.http import bodies
@@ -169,7 +169,7 @@ async def test_the_objects_of_a_large_change_are_freed_beside_the_event_loop(
     """200,000 files took a tenth of a second of it, after their answer."""
     freed: list[int] = []
     threads: set[int] = set()
-    free = turns._free
+    free = fair_lock._free
 
     def watched(held: list[Any]) -> None:
         threads.add(threading.get_ident())
@@ -177,8 +177,8 @@ async def test_the_objects_of_a_large_change_are_freed_beside_the_event_loop(
         free(held)
         assert held == []
 
-    monkeypatch.setattr(turns, "_free", watched)
-    monkeypatch.setattr(turns, "FREED_IN_LOOP", 3)
+    monkeypatch.setattr(fair_lock, "_free", watched)
+    monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
     monkeypatch.setattr(bodies, "QUICK_BYTES", 10)
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
@@ -195,10 +195,10 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
         def __del__(self) -> None:
             threads.append(threading.get_ident())
 
-    monkeypatch.setattr(turns, "FREED_IN_LOOP", 3)
-    monkeypatch.setattr(turns, "_FREED_AT_ONCE", 2)
+    monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
+    monkeypatch.setattr(fair_lock, "_FREED_AT_ONCE", 2)
     given: list[Any] = [tuple(Freed() for _ in range(5)), [Freed() for _ in range(4)], (Freed(),)]
-    turns.free_later(*given)
+    fair_lock.free_later(*given)
     given.clear()
     await until(lambda: len(threads) == 10)
     assert threads.count(threading.get_ident()) == 1

@@ -25,7 +25,7 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.objects.local import TEMPORARY_PREFIX, LocalObjects
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.objects.router import check_local_warehouse, open_objects
+from seamark.metaserver.objects.router import check_warehouse_root, open_objects
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
 
@@ -131,7 +131,7 @@ async def test_a_process_killed_between_sync_and_link_leaves_no_object(tmp_path:
 import asyncio, os, signal, sys
 from pathlib import Path
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.objects.router import check_local_warehouse, open_objects
+from seamark.metaserver.objects.router import check_warehouse_root, open_objects
 from seamark.metaserver.settings.settings import Settings
 os.link = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
 async def main():
@@ -301,7 +301,7 @@ async def test_a_folder_without_the_right_to_write_is_named(small_disk: Path) ->
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # for the superuser, too
     settings = Settings(warehouse=f"file://{small_disk}")
     with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
-        check_local_warehouse(settings)
+        check_warehouse_root(settings)
     async with open_objects(settings, SystemClock()) as objects:
         with pytest.raises(StorageError, match="may not create files"):
             await objects.ping()

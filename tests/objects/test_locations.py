@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from seamark.formats.runtime.errors import BadRequest, ConfigError
-from seamark.metaserver.objects.locations import Warehouse, parse_location, safe_segment
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.objects.warehouse import Warehouse, safe_segment
 
 ROOTS = ["file:///srv/warehouse", "s3://lake/warehouse", "s3://lake", "file:///"]
 UUID = uuid.UUID("0190b5a2-0000-7000-8000-000000000000")

@@ -20,6 +20,7 @@ from pyiceberg.io.fsspec import S3V4RestSigner
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.signing import cache_control, sign
 from seamark.metaserver.objects.vending import storage_config
 from seamark.metaserver.settings.settings import Settings
@@ -42,7 +43,8 @@ class Signer:
 
     def client_properties(self) -> dict[str, str]:
         """What a loaded table would tell its client."""
-        config, _ = storage_config(self.settings, self.table, delegation="remote-signing", sign_path=SIGN_PATH)
+        table = parse_location(self.table)
+        config, _ = storage_config(self.settings, table, delegation="remote-signing", sign_path=SIGN_PATH)
         return {**config, "uri": self.uri}
 
     async def handle(self, request: web.Request) -> web.Response:

@@ -6,11 +6,13 @@ import dataclasses
 
 import pytest
 
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.vending import storage_config
+from seamark.metaserver.objects.storages import SERVER_STORAGES
 from seamark.metaserver.settings.settings import Settings
 
-TABLE = "s3://lake/wh/t"
+TABLE = parse_location("s3://lake/wh/t")
+S3 = SERVER_STORAGES["s3"]
 PATH = "v1/namespaces/n/tables/t/sign"
 BASE = Settings(s3_endpoint="http://store:9000", s3_access_key_id="AKID", s3_secret_access_key="SECRET")
 ADDRESS = {
@@ -25,7 +27,7 @@ BOTH = "vended-credentials,remote-signing"
 
 def config_for(access: str, asked: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
     settings = dataclasses.replace(BASE, s3_client_access=access)
-    return storage_config(settings, TABLE, delegation=asked, sign_path=PATH)
+    return S3.client_access(settings, TABLE, delegation=asked, sign_path=PATH)
 
 
 @pytest.mark.parametrize(
@@ -72,11 +74,13 @@ def test_signing_names_its_endpoint_as_every_client_looks_for_it() -> None:
 
 def test_a_table_on_files_needs_nothing() -> None:
     settings = dataclasses.replace(BASE, s3_client_access="static")
-    assert storage_config(settings, "file:/wh/t", delegation=BOTH, sign_path=PATH) == ({}, [])
+    assert SERVER_STORAGES["file"].client_access(
+        settings, parse_location("file:/wh/t"), delegation=BOTH, sign_path=PATH
+    ) == ({}, [])
 
 
 def test_aws_itself_is_addressed_by_virtual_host_and_needs_no_endpoint() -> None:
-    config, _ = storage_config(Settings(), TABLE, delegation=None, sign_path=PATH)
+    config, _ = S3.client_access(Settings(), TABLE, delegation=None, sign_path=PATH)
     assert "s3.endpoint" not in config
     assert config["s3.path-style-access"] == "false"
 
@@ -86,14 +90,14 @@ def test_with_the_gateway_clients_get_its_address_and_keys_of_the_table(asked: s
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
     given = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
-    config, [credential] = storage_config(settings, TABLE, delegation=asked, **given)
+    config, [credential] = S3.client_access(settings, TABLE, delegation=asked, **given)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"
     assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")
     assert config["s3.session-token-expires-at-ms"] == "1000"
     assert config["client.refresh-credentials-endpoint"] == "v1/refresh"
     assert credential == {"prefix": "s3://lake/wh/t/", "config": config}
-    config, credentials = storage_config(settings, TABLE, delegation="remote-signing", **given)
+    config, credentials = S3.client_access(settings, TABLE, delegation="remote-signing", **given)
     assert not credentials
     assert "VENDED" not in f"{config}"
     assert "SECRET" not in f"{config}"

@@ -36,7 +36,7 @@ ELSEWHERE = (
     "seamark.connector.plans",
     "seamark.connector.sql",
     "seamark.formats.runtime.connections",
-    "seamark.formats.runtime.unreadable",
+    "seamark.formats.runtime.protocol_errors",
 )
 """Modules of the client's packages that need the libraries of an extra."""
 COMMANDS_OF_TRINO = ("seamark.commands.trino_proxy",)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 
 from seamark.formats.runtime.clock import Clock, SystemClock
-from seamark.metaserver.api.http.parts import ServerParts
+from seamark.metaserver.api.http.components import ServerParts
 from seamark.metaserver.server import bind, open_certificate, open_parts, serving, url_of
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState

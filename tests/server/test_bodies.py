@@ -21,7 +21,7 @@ from aiohttp import web
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
-from seamark.formats.runtime.turns import FairLock
+from seamark.formats.runtime.fair_lock import FairLock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.bodies import body_limit

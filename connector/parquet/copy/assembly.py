@@ -330,8 +330,7 @@ def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.b
 
 
 def _sorting(picks: Sequence[Pick]) -> Any:
-    """Return the sorting columns of the first pick's row group, up to the first column that is left out; None for none.
-    """
+    """Return the sorting columns of the first pick's row group, up to the first column that is left out."""
     pick = picks[0]
     kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:

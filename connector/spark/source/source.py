@@ -28,13 +28,13 @@ from seamark.connector.spark.source.reader import (
     check_schema,
     schema_of,
 )
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     from seamark.connector.spark.source import frame_writer, sink
 else:
-    frame_writer = Deferred("seamark.connector.spark.source.frame_writer")
-    sink = Deferred("seamark.connector.spark.source.sink")  # most queries only read
+    frame_writer = LazyModule("seamark.connector.spark.source.frame_writer")
+    sink = LazyModule("seamark.connector.spark.source.sink")  # most queries only read
 
 
 class SeamarkSource(DataSource):

@@ -14,12 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
-    pc = Deferred("pyarrow.compute")
+    pc = LazyModule("pyarrow.compute")
 
 
 class Budget:

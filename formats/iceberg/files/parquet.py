@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, NameMapping
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
-    pc = Deferred("pyarrow.compute")
+    pc = LazyModule("pyarrow.compute")
 
 FIELD_ID = b"PARQUET:field_id"
 """The key of field ids in the metadata of Arrow fields."""

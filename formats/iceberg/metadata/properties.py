@@ -12,6 +12,7 @@ from seamark.formats.protocol.wire import fold_name
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.memoization import memoized
+from seamark.formats.storage.storages import STORAGES
 
 FORMAT_VERSION = "format-version"
 TARGET_FILE_BYTES = "write.target-file-size-bytes"
@@ -41,14 +42,15 @@ RESERVED = frozenset(
 
 _CLIENT_FAMILIES = frozenset(
     (
-        *("s3", "s3a", "s3n", "s3tables", "client", "aws", "glue", "dynamodb", "lakeformation", "kms", "sts"),
+        *("client", "aws", "glue", "dynamodb", "lakeformation", "kms", "sts"),
         *("gcs", "gcp", "gs", "adls", "azure", "abfs", "abfss", "wasb", "wasbs", "oss", "aliyun", "dlf", "cos", "obs"),
         *("adlfs", "ecs", "dell", "hf", "hdfs", "fs", "hadoop", "dfs", "hive", "jdbc", "bigquery"),
         *("rest", "http", "https", "http-client", "proxy", "header", "headers", "ssl", "tls", "signer", "io"),
         *("auth", "oauth", "oauth2", "sigv4", "token", "credential", "credentials", "storage-credentials"),
     )
 )
-"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores."""
+"""First segments (up to a dot) of keys that select a client's hosts, credentials, signers and key stores; besides those
+of the storages."""
 _CLIENT_PREFIXES = (
     *("rest-", "oauth2-", "oauth-", "token-", "signer-", "encryption.kms"),
     *("parquet.crypto.", "parquet.encryption.kms.", "orc.key.provider", "orc.kms"),
@@ -84,9 +86,11 @@ def configures_client(name: str) -> bool:
     key = fold_name(name)
     if _PER_COLUMN.fullmatch(key):
         return False  # the rest of such a key is a column name
+    family = key.partition(".")[0].strip()
     return (
         key in _CLIENT_KEYS
-        or key.partition(".")[0].strip() in _CLIENT_FAMILIES
+        or family in _CLIENT_FAMILIES
+        or any(family in rules.property_families for rules in STORAGES.values())
         or key.startswith(_CLIENT_PREFIXES)
         or key.endswith(_CODE_SUFFIXES)
     )

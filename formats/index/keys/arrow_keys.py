@@ -24,12 +24,12 @@ from seamark.formats.index.keys.keys import (
     bits_of,
     has_codes,
 )
-from seamark.formats.runtime.deferred import Deferred
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
-    pc = Deferred("pyarrow.compute")
+    pc = LazyModule("pyarrow.compute")
 
 EXPANDED_MAX = 1 << 30
 """Memory limit of shared values, such as a dictionary's, if each row had its own copy."""

@@ -28,13 +28,13 @@ from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
 from seamark.formats.iceberg.types.types import base_name, canonical_primitive
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 else:
-    pc = Deferred("pyarrow.compute")
+    pc = LazyModule("pyarrow.compute")
 
 LOWER = "lower"
 TEXT_MAX = 10_000

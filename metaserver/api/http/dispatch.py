@@ -23,7 +23,7 @@ from multidict import CIMultiDictProxy
 
 from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable
-from seamark.formats.runtime.turns import free_later
+from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http import bodies

@@ -23,10 +23,10 @@ from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS, CURRENT, Principal
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import SLOT, end_unread
+from seamark.metaserver.api.http.components import ServerParts
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
-from seamark.metaserver.api.http.parts import ServerParts
 from seamark.metaserver.api.http.slots import RequestSlot, WorkerLimits
 from seamark.metaserver.runtime.staleness import Staleness, allowing, requested_staleness_s
 

@@ -22,6 +22,7 @@ from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VER
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, GATEWAY_KEYS, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
@@ -30,8 +31,7 @@ from seamark.metaserver.catalog.documents import SnapshotMode
 from seamark.metaserver.catalog.plans.plan_tables import LoadedPlan
 from seamark.metaserver.catalog.values import LoadedTable, LoadedView
 from seamark.metaserver.objects.credentials import VendedKeys
-from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config
+from seamark.metaserver.objects.storages import SERVER_STORAGES, access_stamp
 from seamark.metaserver.planner.plan.plan_writer import TESTS_NAN
 from seamark.metaserver.planner.scan.request import names_are_ambiguous
 from seamark.metaserver.settings.settings import Settings
@@ -76,12 +76,11 @@ def table_etag(
     """The ETag of the answer that `table_answer` would return."""
     settings = call.app[SETTINGS]
     path = table_path(namespace, name, settings.prefix)
-    config = (settings.scan_planning_mode, *_storage_settings(settings), *_grant_stamp(call, namespace))
+    access = access_stamp(settings, call.headers.get(DELEGATION))
+    config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
     ids = ",".join(str(plan.shown_id) for plan in shown)
-    # Not the header itself: a client could change it each time, and each tag has its compressed answer.
-    access = access_mechanism(settings, call.headers.get(DELEGATION)) or ""
     tag = _shown_etag if shown else _etag
-    return tag(_REVISION, metadata_location, mode, access, path, *config, ids)
+    return tag(_REVISION, metadata_location, mode, path, *config, ids)
 
 
 @lru_cache(maxsize=8192)
@@ -233,10 +232,15 @@ def access_config(
     *,
     staged: bool = False,
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
-    """`config` and `storage-credentials` for a table; both empty for a table on files. `delegation` None: the request's
-    header."""
+    """Return the `config` and the `storage-credentials` of a table; both are empty for a table on files.
+
+    Args:
+        delegation: How the client wants access; None: as the header of the request says.
+        staged: Whether the table is staged, and not in the catalog yet.
+    """
     settings, location = call.app[SETTINGS], metadata.location
-    if parse_location(location, "The table's location").scheme != "s3":
+    table = parse_location(location, "The table's location")
+    if table.is_local:
         return {}, []
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
@@ -251,9 +255,9 @@ def access_config(
             table_uuid, location, writable=writable, who=who, pinned=pinned, staged=staged, namespace=namespace
         )
 
-    return storage_config(
+    return SERVER_STORAGES[table.scheme].client_access(
         settings,
-        location,
+        table,
         delegation=requested,
         sign_path=sign_path,
         refresh_path="" if staged else table_path(namespace, name, settings.prefix) + "/credentials",
@@ -273,19 +277,6 @@ def _located(call: Call, loaded: LoadedTable) -> bytes:
     location = loaded.entry.metadata_location
     document = call.app[CATALOG].documents.render(location, loaded.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
-
-
-def _storage_settings(settings: Settings) -> tuple[str | bool, ...]:
-    """The settings that `storage_config` uses: clients must not reuse answers with rotated keys."""
-    return (
-        settings.s3_client_access,
-        gateway_address(settings),
-        settings.s3_endpoint,
-        settings.s3_region,
-        settings.s3_path_style,
-        settings.s3_access_key_id,
-        settings.s3_secret_access_key,
-    )
 
 
 async def _gzipped(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:

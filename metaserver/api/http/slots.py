@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import Literal
 
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
-from seamark.formats.runtime.turns import FairLock
+from seamark.formats.runtime.fair_lock import FairLock
 
 
 class HolderLimit:

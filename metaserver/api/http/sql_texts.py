@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Callable
 from typing import TypeVar
 
-from seamark.formats.runtime.deferred import Deferred, load
+from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import BOUNDS
 
 T = TypeVar("T")
-_sql = Deferred("seamark.formats.iceberg.expressions.sql")
+_sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 IN_LOOP_CHARACTERS = 500
 """The parser takes some milliseconds for that many, for any text."""

@@ -36,8 +36,8 @@ from seamark.formats.index.kinds.bits import all_of, count, positions, roaring, 
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import decode_json, encode_json
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -58,7 +58,7 @@ from seamark.metaserver.store.model import Entry
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 FILES_MAX = 10_000
 """The limit of one page."""

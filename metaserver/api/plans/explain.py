@@ -18,8 +18,8 @@ from seamark.formats.iceberg.expressions.expression import TRUE, And, Bound, Exp
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import decode_json, encode_json
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -43,7 +43,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 DEFAULT_LIMIT = 100
 RESIDUAL_PARTITIONS_MAX = 1000

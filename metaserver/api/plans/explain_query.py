@@ -17,8 +17,8 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.protocol.wire import check_name, decode_as, encode_json, show
-from seamark.formats.runtime.deferred import Deferred, load
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
     from seamark.metaserver.api.plans import query_notes, query_tables
 else:
-    async_client = Deferred("seamark.connector.plans.async_client")
-    joins = Deferred("seamark.connector.plans.joins")
-    rewrites = Deferred("seamark.connector.plans.rewrites")
-    query_notes = Deferred("seamark.metaserver.api.plans.query_notes")
-    query_tables = Deferred("seamark.metaserver.api.plans.query_tables")
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    async_client = LazyModule("seamark.connector.plans.async_client")
+    joins = LazyModule("seamark.connector.plans.joins")
+    rewrites = LazyModule("seamark.connector.plans.rewrites")
+    query_notes = LazyModule("seamark.metaserver.api.plans.query_notes")
+    query_tables = LazyModule("seamark.metaserver.api.plans.query_tables")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 QUERY_MAX = 50_000
 """Characters. The analysis of a longer text would hold the interpreter for seconds."""

@@ -20,8 +20,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
@@ -40,7 +40,7 @@ from seamark.metaserver.planner.joins.periods import has_periods
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 DEPTH_MAX = 4
 JOINS_MAX = 32

@@ -23,8 +23,8 @@ from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import PLANS_FOLDER
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -47,7 +47,7 @@ from seamark.metaserver.store.model import PlanTable
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 _IN_LOOP_BYTES_MAX = 4000
 """Longer requests are decoded and bound in a thread."""

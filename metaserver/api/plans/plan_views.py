@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from seamark.formats.protocol.wire import check_name, show
-from seamark.formats.runtime.deferred import Deferred
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, NoSuchView
+from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
@@ -31,7 +31,7 @@ from seamark.metaserver.store.model import NamespacePath
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
 else:
-    sql = Deferred("seamark.formats.iceberg.expressions.sql")
+    sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 TABLES_MAX = 64
 

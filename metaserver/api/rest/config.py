@@ -7,10 +7,10 @@ from typing import Any
 from aiohttp import web
 
 from seamark.formats.runtime.errors import BadRequest, NoSuchWarehouse
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, served_endpoints
 from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.render import PLANNING_MODE
-from seamark.metaserver.objects.locations import parse_location
 
 _COMPLIANCE_KIT = "rck_warehouse"
 """The name that Iceberg's compliance kit requests unless it is configured. A server without a prefix accepts it."""

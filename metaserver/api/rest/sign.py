@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aiohttp import web
 
-from seamark.formats.runtime.deferred import Deferred, load
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
-
-if TYPE_CHECKING:
-    from seamark.metaserver.objects import signing
-else:
-    signing = Deferred("seamark.metaserver.objects.signing")
+from seamark.metaserver.objects.storages import storage_of
 
 
 @Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])
@@ -26,18 +20,13 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
         location = await catalog.owned_location(call.namespace, call.name)
     else:
         location = await catalog.staged_location(stage, call.namespace, call.name)
-    settings = call.app[SETTINGS]
-    await load(signing)
-    work = partial(
-        signing.sign,
+    signed, cache_control = await storage_of(location, "The table's location").sign(
         s3_request,
-        table_location=location,
+        parse_location(location),
+        call.app[SETTINGS],
         writable=call.may(call.namespace, "updateTable"),
-        settings=settings,
         now_ms=call.app[CLOCK].now_ms(),
     )
-    # Credentials of AWS's provider chain may have to be fetched first, which blocks.
-    signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
     response = json_answer(signed)
-    response.headers["Cache-Control"] = signing.cache_control(s3_request)
+    response.headers["Cache-Control"] = cache_control
     return response

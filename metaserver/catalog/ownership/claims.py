@@ -26,9 +26,10 @@ from seamark.formats.iceberg.metadata.properties import metadata_folder
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, NotFound, RetryLater, SeamarkError
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext, Unclaimed
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.objects.locations import Warehouse, parse_location
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import ClaimedLocation, Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.operations import ClaimLocations
 

@@ -21,10 +21,11 @@ from typing import Any
 from seamark.formats.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
 from seamark.metaserver.catalog.values import Caller, TableChange
-from seamark.metaserver.objects.locations import Warehouse, parse_location
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import ClaimedLocation
 from seamark.metaserver.store.operations import AllowLocations
 

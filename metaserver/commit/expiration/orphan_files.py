@@ -34,6 +34,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_long, metadata_folder
 from seamark.formats.protocol.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
@@ -45,7 +46,6 @@ from seamark.metaserver.commit.publication import Publisher
 from seamark.metaserver.commit.removed_files import note_removal
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.clock_check import storage_time_ms
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.runtime.gathering import gathered

@@ -17,9 +17,9 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, Corrupt
+from seamark.formats.storage.locations import plain_location, spellings
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.index.blocks.block import Block
-from seamark.metaserver.objects.locations import plain_location, spellings
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 

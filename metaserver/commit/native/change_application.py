@@ -18,7 +18,7 @@ from seamark.formats.iceberg.metadata.compaction import UNDONE
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, Forbidden
-from seamark.formats.runtime.turns import free_later
+from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_locations
 from seamark.metaserver.catalog.parts import CatalogContext

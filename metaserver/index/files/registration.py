@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from seamark.formats.index.index_file import UnknownVersion
 from seamark.formats.runtime.errors import BadRequest, Corrupt, ObjectMissing
+from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.index.files.headers import IndexReader
-from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.store.model import RegisteredIndexFile
 
 

@@ -7,16 +7,14 @@ no keys, wrong keys, an address or a certificate that the process cannot use.
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Any
 
 import msgspec
 
 from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.formats.runtime.clock import Clock
-from seamark.metaserver.objects.credentials import key_properties
-from seamark.metaserver.objects.locations import parse_location
-from seamark.metaserver.objects.vending import store_address
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.objects.storages import SERVER_STORAGES, storage_of
 from seamark.metaserver.services.launching.launchers import JobLogin
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
 from seamark.metaserver.services.service import Job, JobFailed
@@ -28,15 +26,6 @@ _NAMESPACE = ("seamark:access-check",)
 """The token of the job is for this namespace, in which there are no tables."""
 
 
-def lends_keys(settings: Settings) -> bool:
-    """Whether the server gives its keys to jobs.
-
-    With the objects gateway jobs get keys for one table from the catalog, as all clients. A folder in the place of a
-    store has no keys.
-    """
-    return settings.s3_client_access != "gateway" and not settings.s3_folder
-
-
 def access_probe(settings: Settings, clock: Clock) -> Job:
     """Return the job."""
     return Job(ACCESS_CHECK, _NAMESPACE, "", str(clock.uuid4()), arguments=probe_arguments(settings, clock))
@@ -45,21 +34,17 @@ def access_probe(settings: Settings, clock: Clock) -> Job:
 def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
     """Return what the job writes, reads and deletes, or the address that it reaches in place of it."""
     root = parse_location(settings.warehouse_uri())
-    if root.scheme != "s3":
-        return {}
-    address = store_address(settings)
-    if settings.s3_client_access == "gateway":  # which accepts only keys for a table
-        return {"endpoint": address.get("s3.endpoint", "")}
-    return {"location": f"{root}/seamark-access-check-{clock.uuid4()}", "storage": address}
+    return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")
 
 
 async def storage_problem(settings: Settings, clock: Clock) -> str:
     """Return why a worker process that these settings configure cannot use the storage; empty if it can."""
-    keys = partial(key_properties, settings) if lends_keys(settings) else None
-    login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=keys)
+    storage = storage_of(settings.warehouse_uri())
+    login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.job_keys(settings))
     probe = access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}
-    worker = WorkerProcess(login, memory_bytes=settings.services_memory_bytes, environment=job_variables(on_s3=True))
+    environment = job_variables([storage])
+    worker = WorkerProcess(login, memory_bytes=settings.services_memory_bytes, environment=environment)
     try:
         async with asyncio.timeout(PROBE_S):
             await worker.run(msgspec.structs.replace(probe, arguments=arguments), lambda _: None)

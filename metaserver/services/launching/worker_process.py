@@ -12,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, Report
 
@@ -41,15 +42,17 @@ _VARIABLES = frozenset(
 )
 """What a worker gets of the server's environment, which may contain secrets."""
 _PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
-_STORAGE_PREFIX = "AWS_"
 _END_S = 2.0
 """A worker has this long to end before it is killed."""
 
 
-def job_variables(*, on_s3: bool) -> dict[str, str]:
-    """The variables of the server that processes of jobs get. `on_s3`: they need the keys of AWS's provider chain,
-    unless the catalog hands out others."""
-    prefixes = (*_PREFIXES, _STORAGE_PREFIX) if on_s3 else _PREFIXES
+def job_variables(storages: Iterable[ServerStorage]) -> dict[str, str]:
+    """Return the variables of the server that processes of jobs get.
+
+    Args:
+        storages: Those of the tables, whose libraries may need variables, such as AWS's provider chain.
+    """
+    prefixes = (*_PREFIXES, *(prefix for storage in storages for prefix in storage.variable_prefixes))
     return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}
 
 

@@ -24,9 +24,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import StorageError
+from seamark.formats.storage.locations import plain_location
 from seamark.metaserver.commit.expiration import expiration as server
 from seamark.metaserver.commit.expiration import unused_files
-from seamark.metaserver.objects.locations import plain_location
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import catalog_at

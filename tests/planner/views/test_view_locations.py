@@ -9,9 +9,10 @@ from typing import Any
 
 from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.formats.runtime.errors import BadRequest, Forbidden
+from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.objects.locations import Warehouse, location_key, parse_location
+from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Claim

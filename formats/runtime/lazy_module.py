@@ -7,7 +7,7 @@ mypy and import-linter understand:
     if TYPE_CHECKING:
         import pyarrow.compute as pc
     else:
-        pc = Deferred("pyarrow.compute")
+        pc = LazyModule("pyarrow.compute")
 
 `importlib.util.LazyLoader` is not used: other threads can see its modules before they are initialised.
 """
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-class Deferred:
+class LazyModule:
     """A proxy of a module, which may also be a module of this project that imports such a library."""
 
     def __init__(self, name: str) -> None:
@@ -39,7 +39,7 @@ async def load(*modules: object) -> None:
     """Imports those of the modules that are deferred, in a thread: a parser of SQL takes a tenth of a second, in which
     an event loop would serve no client."""
     for module in modules:
-        if isinstance(module, Deferred) and not module._is_loaded:
+        if isinstance(module, LazyModule) and not module._is_loaded:
             await asyncio.to_thread(importlib.import_module, module._name)
             module._is_loaded = True
 

@@ -1,0 +1,86 @@
+"""How readers, writers and jobs reach the objects of storages other than this machine's files.
+
+A storage is one class here and an entry of `CLIENT_STORAGES`; its schemes and the form of its locations are in
+`formats/storage/storages.py`. `connector/client/storage.py` opens the files of this machine, without symbolic links.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from pyarrow import fs
+
+from seamark.formats.runtime.tls import authorities_file
+from seamark.formats.storage.storages import rules_of
+
+
+class ClientStorage(ABC):
+    @abstractmethod
+    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+        """Return the file system of the objects; a path on it is `bucket/key`.
+
+        Args:
+            properties: The address and the keys that the catalog gives for a table, as in a LoadTableResult.
+            lent_keys: The keys to use where `properties` has none.
+        """
+
+    def has_keys(self, properties: Mapping[str, str]) -> bool:
+        """Whether a process without its own keys can reach the objects with these properties."""
+        return True
+
+    def urls(self, properties: Mapping[str, str]) -> list[str]:
+        """Return the URLs to which a confined process may connect, besides those of the server."""
+        return []
+
+    def configuration_files(self) -> list[str]:
+        """Return the files outside of tables that a confined process may read."""
+        return []
+
+
+class S3Client(ClientStorage):
+    """S3 by pyarrow, with keys of the catalog, lent keys, or keys of AWS's chain."""
+
+    def file_system(self, properties: Mapping[str, str], lent_keys: Mapping[str, str]) -> fs.FileSystem:
+        keys = properties if properties.get("s3.access-key-id") else {**properties, **lent_keys}
+        endpoint = urlsplit(properties["s3.endpoint"]) if properties.get("s3.endpoint") else None
+        return fs.S3FileSystem(
+            access_key=keys.get("s3.access-key-id"),
+            secret_key=keys.get("s3.secret-access-key"),
+            session_token=keys.get("s3.session-token"),
+            region=properties.get("s3.region") or properties.get("client.region"),
+            scheme=endpoint.scheme if endpoint else "https",
+            endpoint_override=endpoint.netloc if endpoint else None,
+            force_virtual_addressing=properties.get("s3.path-style-access", "true").lower() == "false",
+            tls_ca_file_path=authorities_file(),
+        )
+
+    def has_keys(self, properties: Mapping[str, str]) -> bool:
+        return "s3.access-key-id" in properties
+
+    def urls(self, properties: Mapping[str, str]) -> list[str]:
+        aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and "://" in value]
+        # AWS's machines give their keys over plain HTTP.
+        return [*properties.get("s3.endpoint", "").split(), "https://", "http://", *aws]
+
+    def configuration_files(self) -> list[str]:
+        aws = [value for name, value in os.environ.items() if name.startswith("AWS_") and os.path.isabs(value)]
+        return [*aws, os.path.expanduser("~/.aws")]
+
+
+CLIENT_STORAGES: dict[str, ClientStorage] = {"s3": S3Client()}
+"""By the scheme of normalised locations."""
+
+
+def client_storage(location: str) -> ClientStorage | None:
+    """Return the storage of a location; None for a file of this machine, and for an unknown scheme."""
+    rules = rules_of(location.partition(":")[0])
+    return None if rules is None else CLIENT_STORAGES.get(rules.scheme)
+
+
+def known_schemes() -> list[str]:
+    """Return the schemes and aliases of all these storages."""
+    rules = [rules_of(scheme) for scheme in CLIENT_STORAGES]
+    return [scheme for one in rules if one is not None for scheme in one.schemes]

@@ -1,0 +1,165 @@
+"""Normalised storage locations.
+
+A parsed location means the same for every reader, including readers that decode percent escapes, replace backslashes
+or resolve dots. Locations with these are rejected, not repaired.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from seamark.formats.protocol.wire import fold_path
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.memoization import memoized
+from seamark.formats.storage.storages import LOCAL, STORAGES, plain_path, rules_of
+
+LOCATION_CHARS_MAX = 4096
+"""Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")  # a loop over characters cost 10 µs, three times a request
+_DECODE_ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A parsed location. `bucket` is empty for files; `path` has no leading or trailing slash and may be empty."""
+
+    scheme: str
+    bucket: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.bucket}/{self.path}".rstrip("/") if self.path else self.root()
+
+    def root(self) -> str:
+        """The location of the bucket; of a storage without buckets, the location of everything in it."""
+        return f"{self.scheme}://{self.bucket}" if self.bucket else f"{self.scheme}:///"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a file of this machine."""
+        return self.scheme == LOCAL
+
+    @property
+    def file_path(self) -> str:
+        """The absolute path of a file location."""
+        return "/" + self.path
+
+    def holds(self, other: Location) -> bool:
+        """Whether `other` is this location or is below it."""
+        if (self.scheme, self.bucket) != (other.scheme, other.bucket):
+            return False
+        return not self.path or other.path == self.path or other.path.startswith(self.path + "/")
+
+
+_REFUSED_IN_KEYS = (("\\", "a backslash"),)
+_REFUSED_MARKS = (("?", "a query"), ("#", "a fragment"), *_REFUSED_IN_KEYS)
+
+
+@memoized(8192)  # each load of a table parses its location three times
+def parse_location(text: str, what: str = "The location") -> Location:
+    """Return the normalised location: a trailing slash is dropped, `file:/p` becomes `file:///p`, `s3a` becomes `s3`.
+
+    Raises:
+        BadRequest: The text has an unknown scheme, or readers could interpret it differently; the message has `what`.
+    """
+    return _parse(text, what, _REFUSED_MARKS)
+
+
+def parse_object(text: str, what: str = "The location") -> Location:
+    """Parse the location of one object of an S3 request, as `parse_location` does.
+
+    The key of such a request is not a part of a URI, so `?` and `#` are characters of it.
+    """
+    return _parse(text, what, _REFUSED_IN_KEYS)
+
+
+def _parse(text: str, what: str, refused: tuple[tuple[str, str], ...]) -> Location:
+    if len(text) > LOCATION_CHARS_MAX:
+        raise BadRequest(f"{what} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
+    shown = repr(text if len(text) <= 200 else text[:200] + "…")
+    if _CONTROL.search(text):
+        raise BadRequest(f"{what} {shown} holds a control character; remove it")
+    matched = _SCHEME.fullmatch(text)
+    if matched is None:
+        forms = " or ".join(rules.form for rules in STORAGES.values())
+        raise BadRequest(f"{what} {shown} is not a URI; write {forms}")
+    scheme, rest = matched[1].lower(), matched[2]
+    for mark, name in refused:
+        if mark in rest:
+            raise BadRequest(f"{what} {shown} holds {name} ({mark}); a location is a plain path")
+    rules = rules_of(scheme)
+    if rules is None:
+        stored_on = " and ".join(f"{known}://" for known in STORAGES)
+        raise BadRequest(f"{what} {shown} has the scheme {scheme!r}; this server stores on {stored_on}")
+    bucket, path = rules.split(rest, what, shown)
+    path = path.rstrip("/")
+    _check_segments(path, what, shown)
+    return Location(rules.scheme, bucket, path)
+
+
+def _check_segments(path: str, what: str, shown: str) -> None:
+    if not path:
+        return
+    if "" in path.split("/"):
+        raise BadRequest(f"{what} {shown} holds an empty path segment (//); write single slashes")
+    decoded = path
+    for _ in range(_DECODE_ROUNDS):
+        if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
+            raise BadRequest(f"{what} {shown} holds a '.' or '..' segment; write the path out")
+        if "\x00" in decoded:
+            raise BadRequest(f"{what} {shown} holds an encoded NUL; remove it")
+        further = unquote(decoded)
+        if further == decoded:
+            return
+        decoded = further
+    raise BadRequest(f"{what} {shown} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
+
+
+def location_key(location: Location) -> str:
+    """Return a canonical key of a location, equal for all spellings that any reader treats as the same.
+
+    Percent escapes are decoded; for files, symbolic links are resolved and letters are composed and case-folded,
+    because some file systems ignore these differences. Reads the file system. For files below a root of the warehouse
+    use `Warehouse.key`, because no link below a root is followed.
+    """
+    return canonical_key(location, STORAGES[location.scheme].resolve(location.path))
+
+
+def canonical_key(location: Location, path: str) -> str:
+    """Return the key of a location whose path, without symbolic links, is `path`."""
+    for _ in range(_DECODE_ROUNDS):
+        path = unquote(path)
+    if STORAGES[location.scheme].ignores_case:
+        path = fold_path(path)
+    return f"{location.scheme}://{location.bucket}/{path}".rstrip("/")
+
+
+def plain_location(text: str) -> str:
+    """Return a text that is equal for all spellings that a reader may treat as one location.
+
+    Unlike `location_key` it is defined for any text, and does not read the file system. Different locations may have
+    the same plain form.
+    """
+    matched = _SCHEME.fullmatch(text)
+    scheme, rest = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
+    if "%" in rest:
+        rest = unquote(rest)
+    rules = rules_of(scheme)
+    return plain_path(scheme, rest) if rules is None else rules.plain(rest)
+
+
+def spellings(text: str) -> list[str]:
+    """Return the location unchanged, and as other writers usually spell it."""
+    matched = _SCHEME.fullmatch(text)
+    if matched is None:
+        return [text, f"file:{text}", f"file://{text}"]
+    scheme, rest = matched[1].lower(), matched[2]
+    rules = rules_of(scheme)
+    if rules is not None:
+        return rules.spellings(text, rest)
+    path = "/" + rest.lstrip("/")
+    return [text, path, f"{scheme}:{path}", f"{scheme}://{path}"]

@@ -1,0 +1,109 @@
+"""Amazon S3 and compatible stores as a storage, and a local folder in the place of a store.
+
+Clients get access by the setting `s3_client_access`: remote signing, the keys of the server, or keys of the objects
+gateway, which serves the same objects (`metaserver/gateway/`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import RetryLater
+from seamark.formats.runtime.lazy_module import LazyModule, load
+from seamark.formats.storage.locations import Location
+from seamark.formats.storage.storages import STORAGES
+from seamark.metaserver.objects.credentials import VendedKeys, key_properties
+from seamark.metaserver.objects.folder import FolderObjects
+from seamark.metaserver.objects.local import LocalObjects
+from seamark.metaserver.objects.local_storage import LOCAL_THREADS
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.s3 import S3Objects
+from seamark.metaserver.objects.storage import ClientAccess, ServerStorage
+from seamark.metaserver.objects.vending import access_mechanism, gateway_address, storage_config, store_address
+from seamark.metaserver.settings.settings import Settings
+
+if TYPE_CHECKING:
+    from seamark.metaserver.objects import signing
+else:
+    signing = LazyModule("seamark.metaserver.objects.signing")
+
+
+class S3Storage(ServerStorage):
+    rules = STORAGES["s3"]
+    variable_prefixes = ("AWS_",)
+
+    @asynccontextmanager
+    async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
+        if not settings.s3_folder:
+            yield S3Objects(roots, settings, clock)
+            return
+        files = LocalObjects([settings.s3_folder], clock, threads=LOCAL_THREADS, timeout_s=settings.storage_timeout_s)
+        try:
+            yield FolderObjects(files, settings.s3_folder)
+        finally:
+            await files.close()
+
+    def suggest_fix(self, error: Exception) -> str:
+        if isinstance(error, RetryLater | TimeoutError):
+            return (
+                "Set --s3-endpoint to the address of the store, and check that it runs and that this machine reaches it"
+            )
+        return (
+            "Check that the bucket exists, and that SEAMARK_S3_ACCESS_KEY_ID and SEAMARK_S3_SECRET_ACCESS_KEY may "
+            "write it"
+        )
+
+    def client_access(
+        self,
+        settings: Settings,
+        table: Location,
+        *,
+        delegation: str | None,
+        sign_path: str,
+        refresh_path: str = "",
+        vend: Callable[[], VendedKeys] | None = None,
+    ) -> ClientAccess:
+        return storage_config(
+            settings, table, delegation=delegation, sign_path=sign_path, refresh_path=refresh_path, vend=vend
+        )
+
+    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        return (
+            # Not the header itself: a client could change it each time, and each tag has its compressed answer.
+            access_mechanism(settings, delegation) or "",
+            settings.s3_client_access,
+            gateway_address(settings),
+            settings.s3_endpoint,
+            settings.s3_region,
+            settings.s3_path_style,
+            settings.s3_access_key_id,
+            settings.s3_secret_access_key,
+        )
+
+    async def sign(
+        self, request: dict[str, Any], table: Location, settings: Settings, *, writable: bool, now_ms: int
+    ) -> tuple[dict[str, Any], str]:
+        await load(signing)
+        work = partial(
+            signing.sign, request, table_location=str(table), writable=writable, settings=settings, now_ms=now_ms
+        )
+        # Credentials of AWS's provider chain may have to be fetched first, which blocks.
+        signed = work() if settings.s3_access_key_id else await asyncio.to_thread(work)
+        return signed, signing.cache_control(request)
+
+    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+        # With the objects gateway jobs get keys for one table from the catalog, as all clients. A folder in the place
+        # of a store has no keys.
+        is_lent = settings.s3_client_access != "gateway" and not settings.s3_folder
+        return partial(key_properties, settings) if is_lent else None
+
+    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+        address = store_address(settings)
+        if settings.s3_client_access == "gateway":  # which accepts only keys for a table
+            return {"endpoint": address.get("s3.endpoint", "")}
+        return {"location": f"{root}/{name}", "storage": address}

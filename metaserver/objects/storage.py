@@ -1,0 +1,119 @@
+"""What the server does with a storage: it stores objects, gives access to clients and jobs, and explains failures.
+
+A storage is one class here, registered in `metaserver/objects/storages.py`; its schemes and the form of its locations
+are in `formats/storage/storages.py`, and clients open its objects by `connector/client/file_systems.py`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.storage.locations import Location
+from seamark.formats.storage.rules import StorageRules
+from seamark.metaserver.objects.credentials import VendedKeys
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.settings.settings import Settings
+
+ClientAccess = tuple[dict[str, str], list[dict[str, object]]]
+"""The `config` and the `storage-credentials` of a LoadTableResult."""
+
+
+class ServerStorage(ABC):
+    """One storage of the server. The defaults suit a storage that clients reach without help of the server."""
+
+    rules: StorageRules
+    variable_prefixes: tuple[str, ...] = ()
+    """Prefixes of the environment variables that worker processes need to reach the storage."""
+
+    @abstractmethod
+    def open(
+        self, roots: Sequence[Location], settings: Settings, clock: Clock
+    ) -> AbstractAsyncContextManager[ObjectStore]:
+        """Open the object store of the locations below `roots`, and close it at the end of the block.
+
+        The store checks the locations that it gets. It need not check that they are below a root: its caller does.
+        """
+
+    @abstractmethod
+    def suggest_fix(self, error: Exception) -> str:
+        """Return what an operator can do about a warehouse that fails with this error."""
+
+    def check_root(self, root: Location, settings: Settings) -> None:  # noqa: B027  most storages check nothing
+        """Check the warehouse before the server starts, if that takes no request over the network.
+
+        Raises:
+            ConfigError: No objects can be created there.
+        """
+
+    def client_access(
+        self,
+        settings: Settings,
+        table: Location,
+        *,
+        delegation: str | None,
+        sign_path: str,
+        refresh_path: str = "",
+        vend: Callable[[], VendedKeys] | None = None,
+    ) -> ClientAccess:
+        """Return how clients reach the objects of a table.
+
+        Args:
+            settings: The settings of the server.
+            table: The location of the table.
+            delegation: The header `X-Iceberg-Access-Delegation`, or None.
+            sign_path: The path for signing requests of this table, relative to the catalog's URI and
+                percent-encoded: `v1/…/tables/t/sign`.
+            refresh_path: The path for new keys, or empty.
+            vend: Issues keys of the objects gateway for the table.
+        """
+        return {}, []
+
+    def access_stamp(self, settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+        """Return what `client_access` depends on besides the table: clients must not reuse an answer without it."""
+        return ()
+
+    async def sign(
+        self, request: dict[str, Any], table: Location, settings: Settings, *, writable: bool, now_ms: int
+    ) -> tuple[dict[str, Any], str]:
+        """Sign a request of a client to the store.
+
+        Args:
+            request: A decoded RemoteSignRequest.
+            table: The location of the table.
+            settings: The settings of the server.
+            writable: Whether the client may change the table.
+            now_ms: The time of the server.
+
+        Returns:
+            The RemoteSignResult, and its `Cache-Control`.
+
+        Raises:
+            BadRequest: The request is malformed, or the storage has no signatures.
+            Forbidden: The request reaches outside the table, or signing is disabled.
+        """
+        raise BadRequest(f"The table is at {str(table)!r}, not on S3, so its requests need no signature")
+
+    def job_keys(self, settings: Settings) -> Callable[[], dict[str, str]] | None:
+        """Return a function that returns the keys of jobs, as properties of a FileIO; None if jobs get none.
+
+        The function may wait for another service: call it in a thread.
+
+        Raises:
+            StorageError: By the function, if there are no keys.
+        """
+        return None
+
+    def access_check(self, root: Location, settings: Settings, name: str) -> dict[str, Any]:
+        """Return the arguments of the job that checks access (`connector/jobs/access_check.py`); empty for no check.
+
+        Args:
+            root: The location of the warehouse.
+            settings: The settings of the server.
+            name: The name of the object that the job may write.
+        """
+        return {}

@@ -1,0 +1,41 @@
+"""The storages of the server, by the scheme of normalised locations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from seamark.formats.storage.locations import parse_location
+from seamark.metaserver.objects.local_storage import LocalStorage
+from seamark.metaserver.objects.s3_storage import S3Storage
+from seamark.metaserver.objects.storage import ServerStorage
+from seamark.metaserver.settings.settings import Settings
+
+SERVER_STORAGES: dict[str, ServerStorage] = {storage.rules.scheme: storage for storage in (LocalStorage(), S3Storage())}
+
+
+def storage_of(location: str, what: str = "The location") -> ServerStorage:
+    """Return the storage of a location.
+
+    Raises:
+        BadRequest: The location is malformed, or has an unknown scheme.
+    """
+    return SERVER_STORAGES[parse_location(location, what).scheme]
+
+
+def storages_of(settings: Settings) -> list[ServerStorage]:
+    """Return the storages of the warehouse and of the allowed locations, each once."""
+    storages = [storage_of(location) for location in (settings.warehouse_uri(), *settings.allowed_locations)]
+    return list(dict.fromkeys(storages))
+
+
+def job_keys(settings: Settings, storages: Iterable[ServerStorage]) -> Callable[[], dict[str, str]] | None:
+    """Return a function that returns the keys of jobs for all these storages, as `ServerStorage.job_keys` does."""
+    sources = [keys for storage in storages if (keys := storage.job_keys(settings)) is not None]
+    if not sources:
+        return None
+    return lambda: {name: value for keys in sources for name, value in keys().items()}
+
+
+def access_stamp(settings: Settings, delegation: str | None) -> tuple[str | bool, ...]:
+    """Return what the access of clients depends on besides the table, for all storages."""
+    return tuple(part for storage in SERVER_STORAGES.values() for part in storage.access_stamp(settings, delegation))

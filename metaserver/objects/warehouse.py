@@ -1,0 +1,125 @@
+"""The warehouse of a server: where tables may be stored, and the locations of new tables and namespaces.
+
+For any location or name from a client, the results of `check`, `namespace_location` and `table_location` are below the
+warehouse or an allowed location *for every reader*, including readers that decode percent escapes, replace backslashes
+or resolve dots. Locations with these are rejected, not repaired.
+
+Names become path segments of ASCII letters, digits, `_`, `-` and `.`; other characters are replaced, and a hash
+distinguishes the results. Percent encoding is not used because engines differ about decoding `%2F` in a location.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import uuid
+from collections.abc import Iterable
+
+from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.formats.runtime.root_folder import RootFolder
+from seamark.formats.storage.locations import Location, canonical_key, location_key, parse_location
+
+_PLAIN_SEGMENT = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,98}[A-Za-z0-9_-])?")
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+def safe_segment(name: str) -> str:
+    """Return a path segment for any name.
+
+    It is the name itself if that is plain, otherwise its plain characters and 64 bits of its hash.
+    """
+    if _PLAIN_SEGMENT.fullmatch(name):
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    readable = _UNSAFE.sub("_", name)[:60].strip("_-")
+    return f"{readable or 'x'}-{digest}"
+
+
+def _below(parent: str, tail: str) -> str:
+    # Only file:/// itself has a trailing slash.
+    return parent + tail if parent.endswith("/") else f"{parent}/{tail}"
+
+
+class Warehouse:
+    """The warehouse and the other locations below which tables may be stored. ConfigError for an invalid URI."""
+
+    def __init__(self, uri: str, allowed: Iterable[str] = ()) -> None:
+        try:
+            self._roots = tuple(parse_location(text, "A warehouse or allowed location") for text in (uri, *allowed))
+        except BadRequest as error:
+            raise ConfigError(f"{error.message} (settings warehouse, allowed_locations)") from None
+        # The longest first: an allowed location inside the warehouse may be a link that the operator made.
+        folders = sorted({root.file_path for root in self._roots if root.is_local}, key=len, reverse=True)
+        self._folders = tuple(RootFolder(folder) for folder in folders)
+
+    @property
+    def uri(self) -> str:
+        """The warehouse's location, normalised, without a trailing slash."""
+        return str(self._roots[0])
+
+    @property
+    def roots(self) -> tuple[Location, ...]:
+        """The warehouse, followed by the allowed locations."""
+        return self._roots
+
+    @property
+    def local_folders(self) -> tuple[str, ...]:
+        """The folders of this machine in which tables may be, as the operator names them."""
+        return tuple(folder.path for folder in self._folders)
+
+    def key(self, location: Location) -> str:
+        """Return the key of a location, as `location_key` does.
+
+        Below a root the path itself is the key, with the links of the root resolved: a tenant could replace a folder
+        by a link at any time, and no link there is followed.
+        """
+        if location.is_local:
+            for root in self._folders:
+                below = root.below(location.file_path)
+                if below is not None:
+                    return canonical_key(location, f"{root.real_path}/{below}".strip("/"))
+        return location_key(location)
+
+    def contains(self, location: str) -> bool:
+        """Whether `check` accepts the location."""
+        try:
+            self.check(location)
+        except BadRequest:
+            return False
+        return True
+
+    def check(self, location: str, what: str = "The location", *, root_ok: bool = False) -> str:
+        """Return the normalised location, strictly below a root (or a root itself with `root_ok`).
+
+        A root is not a valid table location: dropping the table with its files would delete all other tables.
+
+        Raises:
+            BadRequest: The location is elsewhere.
+        """
+        return str(self.parse(location, what, root_ok=root_ok))
+
+    def parse(self, location: str, what: str = "The location", *, root_ok: bool = False) -> Location:
+        """Check a location as `check` does, and return it parsed."""
+        parsed = parse_location(location, what)
+        for root in self._roots:
+            if root.holds(parsed) and (root_ok or root != parsed):
+                return parsed
+        if parsed in self._roots:
+            raise BadRequest(f"{what} {str(parsed)!r} is the root of all tables; choose a path below it")
+        raise BadRequest(
+            f"{what} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
+            "operator add its parent to allowed_locations"
+        )
+
+    def namespace_location(self, path: tuple[str, ...]) -> str:
+        """Return the default location of a namespace, unique to it."""
+        return _below(self.uri, "/".join(safe_segment(level) for level in path))
+
+    def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
+        """Return a new location for a table: its UUID distinguishes it from a dropped table of the same name.
+
+        Raises:
+            BadRequest: The namespace's location, a property that clients set, is outside the warehouse.
+        """
+        parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
+        return _below(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")

@@ -1,0 +1,157 @@
+"""A storage that is three classes and an entry in three registries holds a table from its creation to its purge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import seamark
+from seamark.connector.client.catalog import create_namespace, create_table, drop_table
+from seamark.connector.client.errors import ClientError
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.storage import Storage
+from seamark.connector.index.builds import GroupLimits, InProcessWorkers
+from seamark.connector.index.indexer import Indexer
+from seamark.formats.iceberg.metadata.properties import configures_client
+from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import BadRequest, ConfigError
+from seamark.formats.storage.locations import location_key, parse_location, plain_location, spellings
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.router import open_objects
+from seamark.metaserver.objects.storages import access_stamp
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.settings.sources import load
+from tests.connector.served import Served
+from tests.objects.contract import ObjectStoreContract
+from tests.objects.toy_storage import SECRET, registered_toy
+from tests.waits import block_until
+
+WAREHOUSE = "toy://shelf/lake"
+SCHEMA = {
+    "type": "struct",
+    "fields": [
+        {"id": 1, "name": "id", "type": "long", "required": False},
+        {"id": 2, "name": "name", "type": "string", "required": False},
+    ],
+}
+FILES, ROWS = 6, 20
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where the toy's objects are."""
+    shelf = tmp_path / "toys"
+    shelf.mkdir()
+    with registered_toy(shelf):
+        yield shelf
+
+
+@pytest.fixture
+def served(folder: Path, tmp_path: Path) -> Iterator[Served]:
+    server = Served(
+        tmp_path / "home",
+        warehouse=WAREHOUSE,
+        drop_retention_s=0,
+        index_retention_s=0,
+        housekeeping_interval_s=0.1,
+        index_wait_s=30,
+    )
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[IndexClient]:
+    """`db.t` with 6 files of 20 rows, whose bounds say nothing."""
+    with closing(IndexClient(served.url)) as client:
+        create_table(client, "db.t", SCHEMA, properties={})
+        for number in range(FILES):
+            ids = [number + FILES * row for row in range(ROWS)]
+            seamark.append(client, "db.t", pa.table({"id": ids, "name": [f"n{value}" for value in ids]}))
+        yield client
+
+
+class TestContract(ObjectStoreContract):
+    """The server's store of the toy keeps the contract of all stores."""
+
+    @pytest.fixture
+    def base(self) -> str:
+        return WAREHOUSE
+
+    @pytest.fixture
+    async def store(self, folder: Path, tmp_path: Path) -> AsyncIterator[ObjectStore]:
+        async with open_objects(Settings(home=tmp_path, warehouse=WAREHOUSE), SystemClock()) as objects:
+            yield objects
+
+
+def test_a_table_is_written_read_indexed_and_purged(client: IndexClient, folder: Path) -> None:
+    loaded = client.load_table("db.t")
+    assert loaded.location.startswith(f"{WAREHOUSE}/db/t")
+    rows = seamark.scan(client, "db.t").to_arrow().sort_by("id")
+    assert rows["id"].to_pylist() == list(range(FILES * ROWS))
+    assert client.explain("db.t", "id = 40").files == FILES
+
+    client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
+    round_ = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=FILES)).round()
+    assert (round_.builds, round_.failed) == (1, 0)
+    assert client.explain("db.t", "id = 40").files < FILES
+    assert seamark.scan(client, "db.t", where="id = 40").to_arrow()["name"].to_pylist() == ["n40"]
+    assert list(folder.rglob("*.parquet"))
+
+    drop_table(client, "db.t", purge=True)
+    block_until(lambda: not [path for path in folder.rglob("*") if path.is_file()])
+
+
+def test_only_the_catalog_hands_out_the_key(client: IndexClient) -> None:
+    loaded = client.load_table("db.t")
+    path = client.files("db.t")["file_path"][0].as_py()
+    assert Storage(loaded.storage).read(path)
+    with pytest.raises(PermissionError, match="needs a key"):
+        Storage().read(path)
+
+
+def test_paths_outside_the_warehouse_are_refused(client: IndexClient) -> None:
+    for location in (
+        f"{WAREHOUSE}/../other",
+        f"{WAREHOUSE}/%2e%2e/other",
+        f"{WAREHOUSE}//t",
+        f"{WAREHOUSE}/a\\b",
+        WAREHOUSE,
+        "toy://shelf/other",
+        "toy:///lake/t",
+        "toy://user@shelf/lake/t",
+        "nosuch://shelf/lake/t",
+    ):
+        with pytest.raises(ClientError, match=r"location|Location"):
+            create_table(client, "db.other", SCHEMA, location=location, properties={})
+    create_namespace(client, "elsewhere", {})
+    create_table(client, "elsewhere.t", SCHEMA, location="toys://shelf/lake/elsewhere/t", properties={})
+    seamark.append(client, "elsewhere.t", pa.table({"id": [1], "name": ["n1"]}))
+    assert seamark.scan(client, "elsewhere.t").to_arrow()["id"].to_pylist() == [1]
+    with pytest.raises(ClientError, match=r"belongs to|overlaps|in use|another table"):
+        create_table(client, "elsewhere.u", SCHEMA, location="toy://shelf/lake/elsewhere/t", properties={})
+
+
+def test_its_rules_reach_all_that_compares_and_configures(folder: Path) -> None:
+    assert parse_location("TOYS://shelf/a/") == parse_location("toy://shelf/a")
+    assert location_key(parse_location("toy://shelf/a%41")) == location_key(parse_location("toys://shelf/aA"))
+    assert plain_location("toys://shelf/a") == plain_location("toy://shelf/a")
+    assert spellings("toy://shelf/a") == ["toy://shelf/a", "toy://shelf/a", "toys://shelf/a"]
+    assert configures_client("toy.key")
+    assert SECRET in access_stamp(Settings(), None)
+    assert load({"warehouse": "toy://shelf/x"}, {}).warehouse == "toy://shelf/x"
+
+
+def test_without_an_entry_the_scheme_is_unknown() -> None:
+    with pytest.raises(BadRequest, match="stores on file:// and s3://"):
+        parse_location("toy://unknown/a")
+    with pytest.raises(ConfigError, match="file:// or s3://"):
+        load({"warehouse": "toy://unknown/a"}, {})
+    with pytest.raises(ValueError, match="unsupported storage"):
+        Storage().open("toy://unknown/a")
+    assert not configures_client("toys.key")
