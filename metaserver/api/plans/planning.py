@@ -41,7 +41,7 @@ from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
-from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, expired_ancestor
+from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry, NamespacePath
@@ -271,7 +271,7 @@ def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
     ):
         return False
     has_start = request.snapshot_id is not None or request.start_snapshot_id is not None
-    if not has_start and expired_ancestor(metadata, request.end_snapshot_id) is not None:
+    if not has_start and find_expired_ancestor(metadata, request.end_snapshot_id) is not None:
         return False
     return metadata.schema(request.schema_id) is not None
 
