@@ -51,7 +51,7 @@ BoundColumns = tuple[BoundColumn, ...]
 def narrow(
     selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
 ) -> None:
-    """Narrows by each child of a conjunction in turn, and to the union of what the children of a disjunction keep."""
+    """Narrow by each child of a conjunction in turn, and to the union of what the children of a disjunction keep."""
     if expired():
         return
     if isinstance(expression, Always):
