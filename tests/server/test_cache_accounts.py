@@ -75,7 +75,7 @@ async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
         async def fill() -> object:
             lists = ManifestLists(planner._blocks, 64 * MIB)
             for snapshot in table.metadata.snapshots:
-                await lists._of(snapshot, str(snapshot.snapshot_id))
+                await lists._find(snapshot, str(snapshot.snapshot_id))
             return lists
 
         yield fill

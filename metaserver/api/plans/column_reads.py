@@ -80,11 +80,11 @@ async def count_plan(
 def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
     """Return the ids of columns, without unknown names: those of metadata columns, or of another schema."""
     by_name = schema.index.by_name
-    found = {by_name[name] for name in names if name in by_name}
-    if len(found) < len(names):  # engines that ignore case
+    ids = {by_name[name] for name in names if name in by_name}
+    if len(ids) < len(names):  # engines that ignore case
         folded = {name.lower() for name in names}
-        found |= {number for name, number in by_name.items() if name.lower() in folded}
-    return found | ({EVERY_COLUMN} if "*" in names else set())
+        ids |= {number for name, number in by_name.items() if name.lower() in folded}
+    return ids | ({EVERY_COLUMN} if "*" in names else set())
 
 
 def _age_d(end_ms: int | None, now_ms: int) -> int:
@@ -98,14 +98,27 @@ def read_of_report(
     planned: tuple[bool, int | None],
     now_ms: int,
 ) -> ColumnRead | None:
-    """Of a scan report (Iceberg REST specification, ScanReport). A wrong report is one of unknown columns. None for the
-    report of an engine that reads a plan of the Trino proxy: the proxy reports the columns. `planned`: whether its
-    snapshot is such a plan, and the end of the plan's oldest partition."""
+    """Return the read that a scan report states (Iceberg REST specification, ScanReport).
+
+    A wrong report counts as a read of unknown columns.
+
+    Args:
+        uuid: The table.
+        metadata: Its metadata.
+        report: The report.
+        planned: Whether it reads a plan snapshot of the Trino proxy, and the end of that plan's oldest partition.
+        now_ms: The time.
+
+    Returns:
+        The read; None for the report of an engine that reads a plan snapshot: the proxy reports the columns.
+    """
     schema = _schema_of(metadata, report)
     # A reader could invent ids without end. Engines also send those of metadata columns.
     by_id = schema.index.by_id
-    ids = {one for one in _listed(report, "projected-field-ids") if type(one) is int and one in by_id}
-    names = [one for one in _listed(report, "projected-field-names") if isinstance(one, str)]
+    ids = {
+        field_id for field_id in _list_in(report, "projected-field-ids") if type(field_id) is int and field_id in by_id
+    }
+    names = [field_name for field_name in _list_in(report, "projected-field-names") if isinstance(field_name, str)]
     columns = ids or _find_ids(schema, names)
     engine = report.get("metadata")
     engine_name = str(engine.get("engine-name", "")).lower() if isinstance(engine, dict) else ""
@@ -125,9 +138,9 @@ def read_of_report(
     return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
 
 
-def _listed(report: Mapping[str, Any], name: str) -> list[Any]:
-    given = report.get(name)
-    return given if isinstance(given, list) else []
+def _list_in(report: Mapping[str, Any], name: str) -> list[Any]:
+    value = report.get(name)
+    return value if isinstance(value, list) else []
 
 
 def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
@@ -136,12 +149,12 @@ def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
 
 
 def _least_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
-    """A lower bound of the time column in all rows that satisfy the filter; None if there is none."""
+    """Return a lower bound of the time column in all rows that satisfy the filter; None if there is none."""
     times = time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)
     if len(times) != 1:
         return None
-    found = [
+    lower_bounds = [
         min(part.values)
         for part in parts
         if isinstance(part, Bound)
@@ -150,4 +163,4 @@ def _least_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
         and part.op in _LOW
         and part.values
     ]
-    return None if not found else times[0].to_ms(int(max(found)))
+    return None if not lower_bounds else times[0].to_ms(int(max(lower_bounds)))

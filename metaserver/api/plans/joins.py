@@ -123,20 +123,24 @@ JoinOutcomes = Annotated[
 async def evaluate_joins(
     call: Call, metadata: TableMetadata, joins: Sequence[JoinSpec]
 ) -> tuple[JoinFilters, JoinOutcomes]:
-    """The filters that the joins imply for the rows of the table, and their outcomes for the answer. Forbidden and
-    NotFound equal those of each table's route; BadRequest for an invalid join."""
+    """Return the filters that the joins imply for the rows of the table, and their outcomes for the answer.
+
+    Raises:
+        BadRequest: If a join is invalid.
+        Forbidden, NotFound: As the route of each joined table does.
+    """
     if not joins:
         return JoinFilters((), ()), msgspec.UNSET
-    _check(joins)
+    _check_size(joins)
     app = call.app
-    resolved = [await _resolved(call, metadata, join) for join in joins]
+    resolved = [await _resolve(call, metadata, join) for join in joins]
     until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
     filters = await join_filters(app[DIMENSIONS], resolved, until_s)
     return filters, filters.outcomes
 
 
-def _check(joins: Sequence[JoinSpec]) -> None:
-    """Checks the number and the depth of joins before a table is loaded."""
+def _check_size(joins: Sequence[JoinSpec]) -> None:
+    """Check the number and the depth of joins before a table is loaded."""
     count, level = 0, list(joins)
     for _ in range(DEPTH_MAX):
         count += len(level)
@@ -147,7 +151,7 @@ def _check(joins: Sequence[JoinSpec]) -> None:
         raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
 
 
-async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
+async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
     if len(spec.table) < 2:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
@@ -161,10 +165,10 @@ async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
         pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
-        expression = await _bound(call, spec, other)
-        unless = await _unless(call, spec, metadata)
-        likes = _likes(spec, other)
-        joins = [await _resolved(call, other, join) for join in spec.joins]
+        expression = await _bind_filter(call, spec, other)
+        unless = await _bind_unless(call, spec, metadata)
+        likes = _bind_likes(spec, other)
+        joins = [await _resolve(call, other, join) for join in spec.joins]
     except BadRequest as error:
         raise BadRequest(f"The join with {shown}: {error.message}") from None
     transform = spec.transform or IDENTITY
@@ -190,39 +194,41 @@ async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join
     )
 
 
-async def _unless(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
-    given = bytes(spec.unless)
-    if not given:
+async def _bind_unless(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    filter_json = bytes(spec.unless)
+    if not filter_json:
         return FALSE
 
     def read() -> Expression:
-        return bind(parse_filter(given, metadata), metadata.current_schema, metadata.schemas, case_sensitive=False)
+        return bind(
+            parse_filter(filter_json, metadata), metadata.current_schema, metadata.schemas, case_sensitive=False
+        )
 
-    return await read_in_turn(call, len(given), read)
+    return await read_in_turn(call, len(filter_json), read)
 
 
-async def _bound(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
+async def _bind_filter(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
     schema, schemas = metadata.current_schema, metadata.schemas
-    given, predicate = bytes(spec.filter), spec.predicate
-    if given and predicate is not None:
+    filter_json, predicate = bytes(spec.filter), spec.predicate
+    if filter_json and predicate is not None:
         raise BadRequest("it has both predicate and filter; send SQL or an Iceberg expression")
 
     def read() -> Expression:
         if predicate is None:
-            return bind(parse_filter(given, metadata), schema, schemas, case_sensitive=False)
+            return bind(parse_filter(filter_json, metadata), schema, schemas, case_sensitive=False)
         return bind(sql.parse_sql(predicate, schema, schemas).expression, schema, schemas, case_sensitive=True)
 
-    return await read_in_turn(call, len(given) + len(predicate or ""), read)
+    return await read_in_turn(call, len(filter_json) + len(predicate or ""), read)
 
 
-def _likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
+def _bind_likes(spec: JoinSpec, metadata: TableMetadata) -> tuple[AnyLike, ...]:
     if sum(map(len, spec.likes)) > LIKES_MAX:
         raise BadRequest(f"it has more than {LIKES_MAX} LIKE predicates")
-    return tuple(tuple(_like(metadata, one) for one in either) for either in spec.likes if either)
+    return tuple(tuple(_bind_like(metadata, like) for like in likes) for likes in spec.likes if likes)
 
 
-def _like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
-    column = _column(metadata.current_schema, predicate.column)
+def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
+    column = _find_column(metadata.current_schema, predicate.column)
     if column.type != "string":
         raise BadRequest(f"LIKE needs a string; the column {column.name} is a {type_name(column.type)}")
     try:
@@ -233,7 +239,11 @@ def _like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
 
 
 def parse_filter(data: bytes, metadata: TableMetadata) -> Expression:
-    """The unbound expression of a `filter` with typed literals; TRUE without one. BadRequest."""
+    """Return the unbound expression of a `filter` with typed literals; TRUE without one.
+
+    Raises:
+        BadRequest: If the filter is invalid.
+    """
     if not data:
         return TRUE
     expression = parse_expression(decode_json(data, "The filter"), typed=True)
@@ -241,15 +251,19 @@ def parse_filter(data: bytes, metadata: TableMetadata) -> Expression:
 
 
 def _pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
-    left, right = _column(metadata.current_schema, own_name), _column(other.current_schema, other_name)
+    left, right = _find_column(metadata.current_schema, own_name), _find_column(other.current_schema, other_name)
     return Pair(left.id, left.name, kind_of(left.type), right.id, kind_of(right.type))
 
 
-def _column(schema: Schema, name: str) -> Column:
-    """The column by its name, without regard to case when that is unambiguous. It must have one value a row."""
+def _find_column(schema: Schema, name: str) -> Column:
+    """Return the column with a name, without regard to case if that is unambiguous.
+
+    Raises:
+        BadRequest: If there is no such column, or if it does not have exactly one value in each row.
+    """
     column = schema.column_named(name)
     if column is None:
-        alike = {number for known, number in schema.index.by_name.items() if known.lower() == name.lower()}
+        alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
         if len(alike) != 1:
             what = "is not" if not alike else f"may be one of {len(alike)} columns"
             raise BadRequest(f"The column {name[:200]!r} {what} in the table's schema")
@@ -263,7 +277,7 @@ def _column(schema: Schema, name: str) -> Column:
     return column
 
 
-async def _opened(app: web.Application) -> AsyncIterator[None]:
+async def _open(app: web.Application) -> AsyncIterator[None]:
     dimensions = Dimensions(app[PLANNER], app[OBJECTS], app[CLOCK], limits_of(app[SETTINGS]))
     app[DIMENSIONS] = dimensions
     yield
@@ -271,5 +285,5 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
 
 
 def add_joins(app: web.Application) -> None:
-    """Registers what routes with joins need."""
-    app.cleanup_ctx.append(_opened)
+    """Register what routes with joins need."""
+    app.cleanup_ctx.append(_open)

@@ -27,19 +27,24 @@ class PendingPlans:
     def __init__(self) -> None:
         self._tasks: dict[_Key, asyncio.Task[ScanPlan]] = {}
 
-    def is_full(self, who: str) -> bool:
-        """Whether `who` has reached the limit: with logins, a principal has at most half of the places."""
+    def is_full(self, principal_name: str) -> bool:
+        """Whether `principal_name` has reached the limit: with logins, a principal has at most half of the places."""
         owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
-        share = PENDING_LIMIT if who == ANONYMOUS_NAME else PENDING_LIMIT // 2
-        return len(owners) >= PENDING_LIMIT or owners.count(who) >= share
+        share = PENDING_LIMIT if principal_name == ANONYMOUS_NAME else PENDING_LIMIT // 2
+        return len(owners) >= PENDING_LIMIT or owners.count(principal_name) >= share
 
-    def start(self, plan_id: str, who: str, make: Callable[[], Awaitable[ScanPlan]]) -> asyncio.Task[ScanPlan]:
-        """Starts the plan's task, which runs independently of the request. Also starts a plan that another worker has
-        begun. TooManyRequests above the limit."""
-        key = (who, plan_id)
+    def start(
+        self, plan_id: str, principal_name: str, make: Callable[[], Awaitable[ScanPlan]]
+    ) -> asyncio.Task[ScanPlan]:
+        """Start the plan's task, which runs independently of the request, also if another worker has begun the plan.
+
+        Raises:
+            TooManyRequests: Above the limit.
+        """
+        key = (principal_name, plan_id)
         task = self._tasks.get(key)
         if task is None:
-            if self.is_full(who):
+            if self.is_full(principal_name):
                 raise TooManyRequests("The limit of running plans of this principal is reached; retry in 5 s", 5)
 
             async def run() -> ScanPlan:
@@ -49,8 +54,8 @@ class PendingPlans:
             task.add_done_callback(lambda done: self._finish(key, done))
         return task
 
-    def cancel(self, plan_id: str, who: str) -> None:
-        task = self._tasks.pop((who, plan_id), None)
+    def cancel(self, plan_id: str, principal_name: str) -> None:
+        task = self._tasks.pop((principal_name, plan_id), None)
         if task is not None:
             task.cancel()
 
@@ -61,13 +66,13 @@ class PendingPlans:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _finish(self, key: _Key, task: asyncio.Task[ScanPlan]) -> None:
-        """Keeps the latest plans for polling clients, because the planner may have evicted a large plan."""
+        """Keep the latest plans for polling clients, because the planner may have evicted a large plan."""
         if self._tasks.get(key) is not task:
             return
         if task.cancelled() or task.exception() is not None:  # a poll repeats the plan and gets the error
             del self._tasks[key]
             return
         self._tasks[key] = self._tasks.pop(key)
-        finished = [one for one, kept in self._tasks.items() if kept.done()]
-        for one in finished[:-FINISHED_LIMIT]:
-            del self._tasks[one]
+        finished = [finished_key for finished_key, finished_task in self._tasks.items() if finished_task.done()]
+        for finished_key in finished[:-FINISHED_LIMIT]:
+            del self._tasks[finished_key]

@@ -72,7 +72,7 @@ class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
 async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlanTableResponse:
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
-    lease_s = granted_s(body.lease_s, call.app[SETTINGS])
+    lease_s = grant_lease_s(body.lease_s, call.app[SETTINGS])
     plans, who = call.app[CATALOG].plan_tables, call.principal.name
     plan = await plans.share(namespace, name, lease_s, who) if is_plan_name(name) else None
     if plan is None and not await plans.has_room(who):
@@ -105,11 +105,15 @@ async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> L
 
 
 def check_lease(lease_s: int | None) -> None:
-    """BadRequest for a lease shorter than a second."""
+    """Refuse a lease shorter than a second.
+
+    Raises:
+        BadRequest: For such a lease.
+    """
     if lease_s is not None and lease_s < 1:
         raise BadRequest(f"lease-s is {lease_s}; it must be at least 1")
 
 
-def granted_s(lease_s: int | None, settings: Settings) -> int:
-    """The lease in seconds: as requested or by default, up to the limit."""
+def grant_lease_s(lease_s: int | None, settings: Settings) -> int:
+    """Return the lease in seconds: as requested or by default, up to the limit."""
     return min(lease_s or settings.plan_table_lease_s, settings.plan_table_lease_max_s)

@@ -33,7 +33,7 @@ from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
-from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
+from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
@@ -186,15 +186,15 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
 
 
 async def _bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
-    known, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
+    decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
         return await read_in_turn(call, len(data), lambda: _bound(_read(data, metadata), metadata))
     key = (entry.metadata_location, data)
-    read = known.get(key)
+    read = decoded_requests.get(key)
     if read is None:
         read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
-        known.put(key, read, object_bytes(read) + len(data))
+        decoded_requests.put(key, read, object_bytes(read) + len(data))
     return _bound(read, metadata)
 
 
@@ -214,10 +214,10 @@ def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, Boun
 
 
 def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
-    given = bytes(body.filter)
+    filter_json = bytes(body.filter)
     if body.predicate is None:
-        return parse_filter(given, metadata)
-    if given:
+        return parse_filter(filter_json, metadata)
+    if filter_json:
         raise BadRequest("The request has both predicate and filter; send SQL or an Iceberg expression")
     return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas).expression
 
@@ -237,7 +237,7 @@ class _NewPlanTable:
         self._body = body
         self._bound_scan = bound_scan
         self._holder = holder
-        self._lease_s = granted_s(body.lease_s, call.app[SETTINGS])
+        self._lease_s = grant_lease_s(body.lease_s, call.app[SETTINGS])
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
 
     async def find_or_make(self) -> PlanTableResponse:

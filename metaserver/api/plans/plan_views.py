@@ -21,7 +21,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.http.sql_texts import read_in_turn
-from seamark.metaserver.api.plans.plan_leases import check_lease, granted_s
+from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.owners import borrows_rights, check_author
 from seamark.metaserver.catalog.plans.plan_tables import Holder
@@ -130,7 +130,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
             f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
             f"{parsed.unused[0][:200]}"
         )
-    lease_s = granted_s(body.lease_s, call.app[SETTINGS])
+    lease_s = grant_lease_s(body.lease_s, call.app[SETTINGS])
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
@@ -139,12 +139,12 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
 
 
 async def _reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
-    given = table.plan or table.table
-    if len(given) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
+    path = table.plan or table.table
+    if len(path) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
             "Each entry of tables needs plan, or table and plan-snapshot-id; a name needs a namespace and a table"
         )
-    *levels, name = (check_name(level, "plan table's name") for level in given)
+    *levels, name = (check_name(level, "plan table's name") for level in path)
     namespace = tuple(levels)
     for operation in ("loadTable", "loadView"):
         call.app[AUTHORIZER].require(call.principal, operation, namespace)

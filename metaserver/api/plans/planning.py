@@ -41,7 +41,7 @@ from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import ClientDialect, PartitionTextCache, dialect_of
-from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, expired_ancestor
+from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, find_expired_ancestor
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry, NamespacePath
@@ -271,7 +271,7 @@ def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
     ):
         return False
     has_start = request.snapshot_id is not None or request.start_snapshot_id is not None
-    if not has_start and expired_ancestor(metadata, request.end_snapshot_id) is not None:
+    if not has_start and find_expired_ancestor(metadata, request.end_snapshot_id) is not None:
         return False
     return metadata.schema(request.schema_id) is not None
 
@@ -301,7 +301,7 @@ class _Page(NamedTuple):
     entry_ids: Longs
     first_row: int
     end_row: int
-    """The answer covers the entry ids in [`first_row`, `end_row`), of which the plan keeps `entry_ids`."""
+    """The page covers the entry ids in [`first_row`, `end_row`), of which the plan keeps `entry_ids`."""
     inline_limit: int
     """More files are not in the answer itself, but in further plan tasks."""
 
@@ -312,13 +312,13 @@ class _ClientScan:
     Work on a filter grows with its length: to read, bind or write one with two hundred thousand values takes up to
     seconds of Python. For a long filter all of this runs in a thread, for one filter at a time, and principals in turn.
 
-    An instance outlives the request if the plan is fetched later, so it does not refer to the request.
+    An instance outlives the HTTP request if the plan is fetched later, so it does not refer to it.
     """
 
     __slots__ = ("_app", "_dialect", "_entry", "_headers", "_metadata", "_principal_name", "_request")
 
     def __init__(self, call: Call, loaded: LoadedTable, dialect: ClientDialect, request: PinnedRequest) -> None:
-        """Bind nothing yet.
+        """Keep the request; `bind` and `plan` do the work.
 
         Raises:
             BadRequest: If the table does not have the schema of the request.

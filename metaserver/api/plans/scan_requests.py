@@ -21,7 +21,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.answer.content_files import ClientDialect
-from seamark.metaserver.planner.scan.request import PinnedRequest, expired_ancestor, schemas_while_head
+from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, schemas_while_head
 
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
@@ -73,7 +73,7 @@ def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDia
     if snapshot_id is None and not is_incremental:
         snapshot_id = metadata.current_snapshot_id
     if is_incremental and start_snapshot_id is None:
-        start_snapshot_id = expired_ancestor(metadata, body.end_snapshot_id)
+        start_snapshot_id = find_expired_ancestor(metadata, body.end_snapshot_id)
     extensions = body.seamark
     selects_all = may_rewrite = False
     if dialect.changes_files:

@@ -78,7 +78,11 @@ class BlockLayout(NamedTuple):
 
 
 def layout_of(block: Block) -> BlockLayout:
-    """The block's layout. Corrupt, with the manifest's path, if a required column is missing."""
+    """Return the block's layout.
+
+    Raises:
+        Corrupt: If a required column is missing; the message has the manifest's path.
+    """
     layout = block.derived.get(BlockLayout)
     if layout is None:
         with error_context(block):
@@ -115,14 +119,18 @@ def _uniform_content(block: Block) -> bytes | None:
 
 
 def contents(block: Block, rows: Longs) -> list[bytes]:
-    """The content type of each row's file, for blocks in which it varies."""
+    """Return the content type of each row's file, for blocks in which it varies."""
     column = block.long_column("content")
     assert column is not None
     return [_CONTENTS[content] for content in longs_at(column, rows).tolist()]
 
 
 def formats(block: Block, rows: Longs) -> list[bytes]:
-    """The file format of each row's file, with its JSON key. ValueError for a file without a format."""
+    """Return the file format of each row's file, with its JSON key.
+
+    Raises:
+        ValueError: If a file has no format.
+    """
     column = block.text_column("file_format")
     assert column is not None
     return [_format(column.key(row)) for row in rows.tolist()]
@@ -181,7 +189,7 @@ def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | Non
 
 
 def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
-    """A key of these partition fields for each row, equal for equal values. `fields`: positions in the tuple."""
+    """Return a key of these partition fields for each row, equal for equal values. `fields`: positions in the tuple."""
     if not fields:
         return [b""] * len(rows)
     parts: list[Part] = []
@@ -230,7 +238,7 @@ class FileStats:
             self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
 
     def write(self, rows: Longs) -> list[bytes]:
-        """`,"value-counts":{…},…` for each row; maps without keys are omitted."""
+        """Return `,"value-counts":{…},…` for each row; maps without keys are omitted."""
         written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
         return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
 
@@ -257,7 +265,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """None if the block has no bounds of this column."""
+    """Return what reads the bounds of this column; None if the block has none."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
@@ -276,7 +284,9 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
         size = 2 * numbers.itemsize
         digits = numbers.tobytes().hex().upper()
         present = present_at(column, rows).tolist()
-        return [f'"{digits[at * size : (at + 1) * size]}"' if known else None for at, known in enumerate(present)]
+        return [
+            f'"{digits[at * size : (at + 1) * size]}"' if has_value else None for at, has_value in enumerate(present)
+        ]
 
     return read
 
@@ -286,7 +296,7 @@ def _bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str 
     return None if value is None else f'"{encode(kind, value).hex().upper()}"'
 
 
-_KINDS_MAX = 8
+_ENCODINGS_MAX = 8
 """Combinations of manifest fields and client whose partition tuples are cached."""
 _TEXTS_BYTES, _FIELD_BYTES = 1000, 300
 _INT_LIKE = frozenset({"date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
@@ -331,7 +341,7 @@ PYICEBERG = ClientDialect(
 
 
 def dialect_of(user_agent: str, client_version: str = "") -> ClientDialect:
-    """The dialect of a client. `client_version`: the header X-Client-Version, which Iceberg's Java client sends."""
+    """Return the dialect of a client. `client_version`: X-Client-Version, which Iceberg's Java client sends."""
     if user_agent.startswith("PyIceberg/"):
         return PYICEBERG
     is_java = user_agent.startswith("Apache-HttpClient/") or client_version.startswith("Apache Iceberg")
@@ -381,10 +391,10 @@ class PartitionTexts:
         )
 
     def texts(self, block: Block, columns: BlockLayout, rows: Longs, cache: PartitionTextCache) -> list[bytes]:
-        """`,"partition":[…]` for rows of the block; empty if this client could not read it."""
+        """Return `,"partition":[…]` for rows of the block; empty if this client could not read it."""
         fields = self._fields(block)
         # The cache is not the instance's: instances live as long as views, of which there may be many.
-        cached = cache.of_encoding((block.partition_fields, fields, self._dialect))
+        cached = cache.texts_in((block.partition_fields, fields, self._dialect))
         texts = []
         partition_keys = keys(block, columns, range(len(columns.partition)), rows)
         for row, key in zip(rows.tolist(), partition_keys, strict=True):
@@ -397,12 +407,12 @@ class PartitionTexts:
 
     def _fields(self, block: Block) -> Fields:
         kind = (block.spec_id, block.partition_fields)
-        found = self._kinds.get(kind)
-        if found is None:
-            found = self._kinds[kind] = self._read_fields(block)
+        fields_of_kind = self._kinds.get(kind)
+        if fields_of_kind is None:
+            fields_of_kind = self._kinds[kind] = self._read_fields(block)
             # Again, as threads may do this at the same time.
             self.size_bytes = _TEXTS_BYTES + sum(_FIELD_BYTES * len(fields) for fields in list(self._kinds.values()))
-        return found
+        return fields_of_kind
 
     def _read_fields(self, block: Block) -> Fields:
         spec = next((spec for spec in self._specs if spec.spec_id == block.spec_id), None)
@@ -437,12 +447,13 @@ class _TextsOfView:
 
 
 def partition_texts(scan: ScanPlan, dialect: ClientDialect) -> PartitionTexts:
+    """Return the partition texts of the plan's view, which nearly always have the same metadata."""
     derived = scan.view.derived
     by_dialect = (derived.get(_TextsOfView) or derived.keep(_TextsOfView())).by_dialect
-    found = by_dialect.get(dialect)
-    if found is None or not found.matches(scan.metadata):
-        found = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)
-    return found
+    texts = by_dialect.get(dialect)
+    if texts is None or not texts.matches(scan.metadata):
+        texts = by_dialect[dialect] = PartitionTexts(scan.metadata, dialect)
+    return texts
 
 
 class PartitionTextCache:
@@ -452,15 +463,15 @@ class PartitionTextCache:
         self._budget_bytes = budget_bytes
         self._by_encoding: OrderedDict[_Encoding, MemoryCache[bytes, bytes]] = OrderedDict()
 
-    def of_encoding(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
-        """Texts by partition key."""
-        found = self._by_encoding.get(encoding)
-        if found is None:
-            found = self._by_encoding[encoding] = MemoryCache(self._budget_bytes // _KINDS_MAX, "partition-texts")
-            if len(self._by_encoding) > _KINDS_MAX:
+    def texts_in(self, encoding: _Encoding) -> MemoryCache[bytes, bytes]:
+        """Return the texts by partition key."""
+        texts = self._by_encoding.get(encoding)
+        if texts is None:
+            texts = self._by_encoding[encoding] = MemoryCache(self._budget_bytes // _ENCODINGS_MAX, "partition-texts")
+            if len(self._by_encoding) > _ENCODINGS_MAX:
                 self._by_encoding.popitem(last=False)
         self._by_encoding.move_to_end(encoding)
-        return found
+        return texts
 
 
 UNCACHED = PartitionTextCache(0)

@@ -97,7 +97,7 @@ class JoinFilters(NamedTuple):
     def applied(self, bound_scan: BoundScan) -> BoundScan:
         if not self.dynamic_filters and self.condition == TRUE:
             return bound_scan
-        return bound_scan.joined_with(self.dynamic_filters, self.condition)
+        return bound_scan.join_with(self.dynamic_filters, self.condition)
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: float) -> JoinFilters:

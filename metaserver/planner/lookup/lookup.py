@@ -24,7 +24,14 @@ from seamark.formats.index.packing import MISSING, Form, Longs, Packed, PackedCo
 from seamark.metaserver.index.blocks.block import COUNTS, Block
 from seamark.metaserver.planner.lookup import _lookup
 from seamark.metaserver.planner.lookup.prefix import EVERYTHING, Prefix
-from seamark.metaserver.planner.view.view import ENTRY_BITS, ENTRY_MASK, Side, TableView, objects, sides_of
+from seamark.metaserver.planner.view.view import (
+    ENTRY_BITS,
+    ENTRY_MASK,
+    BoundColumn,
+    TableView,
+    bound_columns_of,
+    objects,
+)
 
 _NO_PICKS: Longs = np.empty(0, dtype=np.int64)
 _SIDES_MAX = 256
@@ -142,19 +149,19 @@ class FoundFiles:
             own = np.where(missing, self.by_segment([MISSING if value is None else value for value in inherited]), own)
         return own
 
-    def _read_longs(self, sides: tuple[Side, ...]) -> Longs:
+    def _read_longs(self, sides: tuple[BoundColumn, ...]) -> Longs:
         side = _of_form(sides, Form.INTEGERS)
         if side is None:
             return np.ndarray(self.files, np.int64, _ABSENT_LONG, strides=(0,))
         return _lookup.longs((side.layout,), self._table, self._picks)[0]
 
-    def _read_doubles(self, sides: tuple[Side, ...]) -> npt.NDArray[np.float64]:
+    def _read_doubles(self, sides: tuple[BoundColumn, ...]) -> npt.NDArray[np.float64]:
         side = _of_form(sides, Form.FLOATS)
         if side is None:
             return np.ndarray(self.files, np.float64, _ABSENT_DOUBLE, strides=(0,))
         return _lookup.doubles(side.layout, self._table, self._picks)
 
-    def _read_strings(self, sides: tuple[Side, ...]) -> Strings:
+    def _read_strings(self, sides: tuple[BoundColumn, ...]) -> Strings:
         side = _of_form(sides, Form.STRINGS)
         if side is None:
             files = self.files
@@ -254,7 +261,7 @@ class FoundStatistics:
 class IntegerColumn:
     """An integer column that is written directly into an answer."""
 
-    def __init__(self, found: FoundFiles, side: Side | None) -> None:
+    def __init__(self, found: FoundFiles, side: BoundColumn | None) -> None:
         self._found = found
         self._layout = None if side is None else side.layout
         self.nullable = self._layout is None or not _lookup.whole(self._layout, found._table)
@@ -296,7 +303,7 @@ def files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
     return FoundFiles(view, segments.astype(np.int64, copy=False), local)
 
 
-def _of_form(sides: tuple[Side, ...], form: Form) -> Side | None:
+def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
     for side in sides:
         if side.form is form:
             return side
@@ -333,25 +340,25 @@ class _Layouts:
         self.whole[:, 0] = np.arange(len(view.blocks))
         self.whole[:, 2] = view.extents[:, 4]
         self.whole[:, 3] = -1
-        self._sides: dict[tuple[str, int], tuple[Side, ...]] = {}
+        self._sides: dict[tuple[str, int], tuple[BoundColumn, ...]] = {}
 
     @property
     def size_bytes(self) -> int:
         return self.whole.nbytes + sum(side.size_bytes for sides in list(self._sides.values()) for side in sides)
 
-    def longs(self, view: TableView, name: str) -> tuple[Side, ...]:
+    def longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _NUMBER))
         return self._read(view, key, lambda block: _packed(block.long_column(name))) if cached is None else cached
 
-    def texts(self, view: TableView, name: str) -> tuple[Side, ...]:
+    def texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _TEXT))
         return self._read(view, key, lambda block: _packed(block.text_column(name))) if cached is None else cached
 
-    def counts(self, view: TableView, name: str, column_id: int) -> tuple[Side, ...]:
+    def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, column_id))
         return self._read(view, key, lambda block: _count(block, name, column_id)) if cached is None else cached
 
-    def bounds(self, view: TableView, side: str, column_id: int) -> tuple[Side, ...]:
+    def bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (side, column_id))
         if cached is None:
             cached = self._read(view, key, lambda block: _packed(block.bound_column(side, column_id)))
@@ -359,8 +366,8 @@ class _Layouts:
 
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
-    ) -> tuple[Side, ...]:
-        sides = sides_of(view, objects([packed_of(block) for block in view.blocks]), None)
+    ) -> tuple[BoundColumn, ...]:
+        sides = bound_columns_of(view, objects([packed_of(block) for block in view.blocks]), None)
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
         self._sides[key] = sides

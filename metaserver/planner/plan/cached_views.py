@@ -23,16 +23,16 @@ from seamark.metaserver.planner.scan.request import ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
 
-_PLANS_SHARE = 64
+_PLANS_BUDGET_DIVISOR = 64
 """The part of the budget for the cached plans of one view: 1/64."""
 _VIEW_BYTES = 4000
 """Memory of a view without manifests."""
 _DELETE_BYTES = 300
 """Memory of the delete index for each delete file: path, position and the bounds that rule it out."""
-_HOLDER_SHARE = 2
+_HOLDER_BUDGET_DIVISOR = 2
 """The part of the budget beyond which a principal gives up its own views: 1/2."""
 _EVICTED = -1
-_RECENT = 16
+_COMPARED_VIEWS_MAX = 16
 """Views that are compared with a new view."""
 
 
@@ -42,8 +42,14 @@ class CachedView:
     __slots__ = ("_manifests_bytes", "charged_bytes", "checked", "deletes", "files", "holder", "plans", "view")
 
     def __init__(self, view: TableView, deletes: DeleteIndex, files: int, plans_bytes: int) -> None:
-        """`files`: live files of the snapshot, including those of manifests that the view leaves out. `plans_bytes`:
-        the budget for its cached plans."""
+        """Start without plans.
+
+        Args:
+            view: The view.
+            deletes: The delete files of its data files.
+            files: The live files of the snapshot, including those of manifests that the view leaves out.
+            plans_bytes: The budget for its cached plans.
+        """
         self.view = view
         self.deletes = deletes
         self.files = files
@@ -89,7 +95,7 @@ class _Held:
             self._count(block, counted)
 
     def refresh(self, cached: CachedView) -> None:
-        """Counts the present sizes of the blocks of one of the views."""
+        """Count the present sizes of the blocks of one of the views."""
         for block in cached.all_blocks:
             self._count(block, self._blocks[block])
 
@@ -99,7 +105,7 @@ class _Held:
         counted[1] = now_bytes
 
     def remove(self, key: ViewKey) -> None:
-        """Its charge must have been taken back."""
+        """Remove a view whose charge was taken back."""
         for block in self.views.pop(key).all_blocks:
             counted = self._blocks[block]
             counted[0] -= 1
@@ -124,7 +130,7 @@ class CachedViews:
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         self._blocks = blocks
         self.budget_bytes = budget_bytes
-        self.plans_bytes = budget_bytes // _PLANS_SHARE
+        self.plans_bytes = budget_bytes // _PLANS_BUDGET_DIVISOR
         self.added_bytes = 0
         """Of all views, updated after each new plan."""
         self._views: OrderedDict[ViewKey, CachedView] = OrderedDict()
@@ -141,7 +147,7 @@ class CachedViews:
         return key in self._views
 
     def get(self, key: ViewKey) -> CachedView | None:
-        """The view, which becomes the most recently used."""
+        """Return the view, which becomes the most recently used."""
         cached = self._views.get(key)
         if cached is not None:
             self._views.move_to_end(key)
@@ -149,7 +155,7 @@ class CachedViews:
         return cached
 
     def peek(self, key: ViewKey) -> CachedView | None:
-        """The view, which is not used by that."""
+        """Return the view without a change to the order of use."""
         return self._views.get(key)
 
     @property
@@ -164,7 +170,7 @@ class CachedViews:
         self.charge(cached)
 
     def charge(self, cached: CachedView) -> None:
-        """Adds the growth of the view to the total; an evicted view is no longer part of it."""
+        """Add the growth of the view to the total; an evicted view is no longer part of it."""
         if cached.charged_bytes != _EVICTED:
             added = cached.added_bytes
             self._add(cached, added - cached.charged_bytes)
@@ -177,7 +183,7 @@ class CachedViews:
         self._compare(cached.holder, held)
 
     def _compare(self, holder: str, held: _Held) -> None:
-        if holder and held.size_bytes > self.budget_bytes // _HOLDER_SHARE:
+        if holder and held.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._wide.add(holder)
         else:
             self._wide.discard(holder)
@@ -185,13 +191,13 @@ class CachedViews:
     def containing(self, blocks: set[Block]) -> list[tuple[ViewKey, TableView]]:
         return [(key, cached.view) for key, cached in self._views.items() if not blocks.isdisjoint(cached.all_blocks)]
 
-    def sharing(self, blocks: Sequence[Block]) -> TableView | None:
-        """A recently used view with the first or the last of these blocks: that of a snapshot nearby."""
+    def find_sharing(self, blocks: Sequence[Block]) -> TableView | None:
+        """Return a recently used view with the first or the last of these blocks: that of a snapshot nearby."""
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
     def shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """The blocks that the view of a snapshot nearby has of these manifests; None for the others."""
+        """Return the blocks that the view of a snapshot nearby has of these manifests; None for the others."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
@@ -199,14 +205,14 @@ class CachedViews:
         return [None] * len(manifests)
 
     def _recent(self) -> Iterator[TableView]:
-        return (cached.view for cached in islice(reversed(self._views.values()), _RECENT))
+        return (cached.view for cached in islice(reversed(self._views.values()), _COMPARED_VIEWS_MAX))
 
     def evict(self, key: ViewKey) -> None:
         if key in self._views:
             self._evict(key)
 
     def evict_over_budget(self, used: CachedView) -> None:
-        """Evicts views, the least recently used first, until the total fits the budget.
+        """Evict views, the least recently used first, until the total fits the budget.
 
         The caller still references `used`, so evicting it frees nothing yet. If it alone exceeds the budget, it is
         evicted and the other views stay.
@@ -253,13 +259,15 @@ class CachedViews:
             held.check_invariants()
             mine = [key for key, cached in self._views.items() if cached.holder == holder]
             assert list(held.views) == mine
-            assert (holder in self._wide) == (bool(holder) and held.size_bytes > self.budget_bytes // _HOLDER_SHARE)
+            assert (holder in self._wide) == (
+                bool(holder) and held.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
+            )
         assert sum(len(held.views) for held in self._held.values()) == len(self._views)
 
 
-LATELY_S = 300.0
+RECENTLY_PLANNED_S = 300.0
 """A table that was not planned for so long is planned as any other after a commit."""
-_TABLES_MAX = 1024
+_PLANNED_TABLES_MAX = 1024
 
 
 class PlannedTable(msgspec.Struct, frozen=True):
@@ -282,27 +290,27 @@ class PlannedTables:
         """Set by each plan."""
 
     def note(self, uuid: str, key: ViewKey) -> None:
-        """A plan used the view of the table's current snapshot."""
+        """Note that a plan used the view of the table's current snapshot."""
         self._tables[uuid] = PlannedTable(key, self._clock.monotonic())
         self._tables.move_to_end(uuid)
-        if len(self._tables) > _TABLES_MAX:
+        if len(self._tables) > _PLANNED_TABLES_MAX:
             self._tables.popitem(last=False)
         self.noted.set()
 
     def get(self, uuid: str) -> PlannedTable | None:
-        """None if the table was not planned lately."""
-        found = self._tables.get(uuid)
-        return found if found is not None and self._is_lately(found) else None
+        """Return the table; None if it was not planned lately."""
+        table = self._tables.get(uuid)
+        return table if table is not None and self._is_recent(table) else None
 
     def prepare(self, uuid: str, before: PlannedTable, key: ViewKey, due_s: float) -> None:
-        """A view was made in advance, from `before`. A plan that was made meanwhile counts more."""
+        """Note that a view was made in advance, from `before`; unless a plan has used another view meanwhile."""
         if self._tables.get(uuid) is before:
             self._tables[uuid] = PlannedTable(key, before.planned_s, prepared=True, due_s=due_s)
 
     @property
     def is_empty(self) -> bool:
         """Whether no table was planned lately."""
-        return not any(self._is_lately(table) for table in reversed(self._tables.values()))
+        return not any(self._is_recent(table) for table in reversed(self._tables.values()))
 
-    def _is_lately(self, table: PlannedTable) -> bool:
-        return self._clock.monotonic() - table.planned_s < LATELY_S
+    def _is_recent(self, table: PlannedTable) -> bool:
+        return self._clock.monotonic() - table.planned_s < RECENTLY_PLANNED_S

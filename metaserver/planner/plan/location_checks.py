@@ -63,7 +63,7 @@ class LocationChecker:
                 dotted.append(block)
             if not paths.common.startswith(prefixes):
                 mixed.setdefault(_folder(paths.common.decode(errors="replace")), []).append(block)
-        for part in await asyncio.to_thread(_dotted_folders, dotted) if dotted else ():
+        for part in await asyncio.to_thread(_folders_with_dots, dotted) if dotted else ():
             await self._check(uuid, own, part)
         for folder, blocks in mixed.items():
             if not await self._check(uuid, own, folder, blocks=True):
@@ -73,7 +73,11 @@ class LocationChecker:
     async def check_paths(
         self, uuid: str, metadata: TableMetadata, paths: Iterable[str]
     ) -> tuple[set[str], tuple[str, ...]]:
-        """Checks paths alone, as `check` does. Returns the table's own locations and the path prefixes within them."""
+        """Check paths alone, as `check` does.
+
+        Returns:
+            The table's own locations, and the path prefixes within them.
+        """
         claims = await self._store.claims(uuid)
         own = {claim.location for claim in claims}
         roots = _roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
@@ -82,9 +86,13 @@ class LocationChecker:
         return own, roots
 
     async def _check(self, uuid: str, own: set[str], folder: str, *, blocks: bool = False) -> bool:
-        """Forbidden if the folder is in another table's location.
+        """Check one folder.
 
-        Returns False if the folder contains locations of other tables, which only happens with `blocks`.
+        Returns:
+            False if the folder contains locations of other tables, which only happens with `blocks`.
+
+        Raises:
+            Forbidden: If the folder is in another table's location.
         """
         try:
             key = await asyncio.to_thread(lambda: self._warehouse.key(parse_location(folder)))
@@ -111,18 +119,18 @@ class _Folders:
 
     __slots__ = ("blocks", "names")
 
-    def __init__(self, view: TableView, known: _Folders | None) -> None:
-        """`known`: those of the view's base."""
-        numbers: dict[bytes | None, int] = {} if known is None else {name: n for n, name in enumerate(known.names)}
+    def __init__(self, view: TableView, of_base: _Folders | None) -> None:
+        """Read the folders of the blocks that the base lacks. `of_base`: those of the view's base."""
+        numbers: dict[bytes | None, int] = {} if of_base is None else {name: n for n, name in enumerate(of_base.names)}
         read = []
-        for number in view.unknown_blocks(known):
+        for number in view.blocks_to_compute(of_base):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
             paths = block.packed_texts("file_path")
             manifest = numbers.setdefault(_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
             files = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
             read.append((manifest, files, _DOTS in path, paths is not None and block.may_have_dots))
         blocks = np.array(read, dtype=np.int32).reshape(len(read), 4)
-        self.blocks: npt.NDArray[np.int32] = view.with_base(blocks, None if known is None else known.blocks)
+        self.blocks: npt.NDArray[np.int32] = view.with_base(blocks, None if of_base is None else of_base.blocks)
         """int32[blocks, 4]: the folder of the manifest, the common folder of its files, whether the manifest's path has
         dots, and whether a path of its files may have them. Folders are positions in `names`."""
         used, positions = np.unique(self.blocks[:, :_DOTTED], return_inverse=True)
@@ -136,35 +144,38 @@ class _Folders:
         return 200 + self.blocks.nbytes + sum(60 + len(name or b"") for name in self.names)
 
     def _outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
-        """bool[names]. A path begins with a prefix, which ends with a slash, if and only if its folder does so."""
+        """Return bool[names], the folders that are outside of the prefixes.
+
+        A path begins with a prefix, which ends with a slash, if and only if its folder does.
+        """
         return np.array([name is not None and not (name + b"/").startswith(prefixes) for name in self.names], np.bool_)
 
     def unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
-        """Folders of manifests that are outside of the prefixes, or that a path may leave."""
+        """Return folders of manifests that are outside of the prefixes, or that a path may leave."""
         numbers = self.blocks[:, _MANIFEST]
         unsure = np.unique(numbers[self._outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
         return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
 
     def unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
-        """Common folders outside of the prefixes, with the numbers of their blocks."""
+        """Return common folders outside of the prefixes, with the numbers of their blocks."""
         numbers = self.blocks[:, _FILES]
-        found: dict[str, list[int]] = {}
+        blocks_by_folder: dict[str, list[int]] = {}
         for block in np.flatnonzero(self._outside(prefixes)[numbers]).tolist():
-            found.setdefault((self.names[numbers[block]] or b"").decode(errors="replace"), []).append(block)
-        return found
+            blocks_by_folder.setdefault((self.names[numbers[block]] or b"").decode(errors="replace"), []).append(block)
+        return blocks_by_folder
 
 
 def _folders(view: TableView) -> _Folders:
-    kept = view.derived.get(_Folders)
-    if kept is None:
+    folders = view.derived.get(_Folders)
+    if folders is None:
         base = view.base
-        known = None if base is None else base.derived.get(_Folders)
-        kept = view.derived.keep(_Folders(view, known))
-    return kept
+        of_base = None if base is None else base.derived.get(_Folders)
+        folders = view.derived.keep(_Folders(view, of_base))
+    return folders
 
 
 def _roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
-    """Path prefixes within `locations`, spelled as this table's writers spell them."""
+    """Return path prefixes within `locations`, spelled as this table's writers spell them."""
     named = [metadata.location, *(metadata.properties[name] for name in PATH_PROPERTIES if name in metadata.properties)]
     prefixes = []
     for location in named:
@@ -185,7 +196,7 @@ def _folders_of(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
     return folders
 
 
-def _dotted_folders(blocks: Iterable[Block]) -> set[str]:
+def _folders_with_dots(blocks: Iterable[Block]) -> set[str]:
     paths = (block.text("file_path", row) for block in blocks for row in range(block.rows))
     return {_folder(path) for path in paths if path is not None and _DOTS in path}
 

@@ -14,7 +14,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import NotFound
 from seamark.metaserver.index.blocks.blocks import Blocks
 from seamark.metaserver.planner.pruning.manifest_pruning import SUMMARY_BYTES, ManifestSummaries
-from seamark.metaserver.planner.scan.request import BoundScan, appended
+from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 
 _TABLES_MAX = 1024
 """Tables whose latest list is remembered."""
@@ -41,8 +41,8 @@ class SnapshotManifests:
         fields = sum(len(manifest.partitions or ()) for manifest in self.data)
         return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
 
-    async def needed(self, bound_scan: BoundScan) -> list[int]:
-        """Indexes, in `data`, of the manifests that the filter needs."""
+    async def select(self, bound_scan: BoundScan) -> list[int]:
+        """Return the indexes, in `data`, of the manifests that the filter needs."""
 
         def find() -> list[int]:
             return self._summaries.needed(bound_scan.partition_filters, bound_scan.metadata.partition_specs)
@@ -54,7 +54,7 @@ class ManifestLists:
     """Belongs to one event loop. Concurrent requests for the same list share one read."""
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
-        """`budget_bytes`: for cached lists, which plans use that need only some of their manifests."""
+        """Start with an empty cache of lists, which plans use that need only some of their manifests."""
         self._blocks = blocks
         self._cache: MemoryCache[str, SnapshotManifests] = MemoryCache(budget_bytes, "manifest-lists")
         self._reading: SingleFlight[str, SnapshotManifests] = SingleFlight()
@@ -67,66 +67,66 @@ class ManifestLists:
         return self._cache.used_bytes
 
     async def manifests(self, bound_scan: BoundScan) -> SnapshotManifests:
-        """The manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
+        """Return the manifests of the snapshot, or the data manifests that the appends of an incremental scan wrote."""
         if not bound_scan.options.is_incremental:
             if bound_scan.snapshot is None:
                 return SnapshotManifests(())
-            return await self._of(bound_scan.snapshot, bound_scan.metadata.location)
-        snapshots = appended(bound_scan.metadata, bound_scan.options)
+            return await self._find(bound_scan.snapshot, bound_scan.metadata.location)
+        snapshots = list_appends(bound_scan.metadata, bound_scan.options)
         ids = {snapshot.snapshot_id for snapshot in snapshots}
         manifests: dict[str, ManifestFile] = {}
         for snapshot in snapshots:
-            for manifest in (await self._of(snapshot, bound_scan.metadata.location)).data:
+            for manifest in (await self._find(snapshot, bound_scan.metadata.location)).data:
                 if manifest.added_snapshot_id in ids:
                     manifests[manifest.manifest_path] = manifest
         return SnapshotManifests(tuple(manifests.values()))
 
-    async def _of(self, snapshot: Snapshot, table: str) -> SnapshotManifests:
+    async def _find(self, snapshot: Snapshot, table: str) -> SnapshotManifests:
         if snapshot.manifest_list is not None:
             location = snapshot.manifest_list
-            kept = self._cache.get(location)
-            if kept is None:
-                kept = await self._reading.run(location, lambda: self._read(location, table))
-            return kept
+            manifests = self._cache.get(location)
+            if manifests is None:
+                manifests = await self._reading.run(location, lambda: self._read(location, table))
+            return manifests
         if snapshot.manifests is None:
             raise NotFound(
                 f"Snapshot {snapshot.snapshot_id} has neither manifest-list nor manifests; its metadata is invalid"
             )
-        return SnapshotManifests([_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests])
+        return SnapshotManifests([_describe_unlisted(path, snapshot.snapshot_id) for path in snapshot.manifests])
 
     async def _read(self, location: str, table: str) -> SnapshotManifests:
         latest = self._latest.get(table)
-        known = None if latest is None else self._cache.get(latest)
-        decoded = await self._blocks.manifest_list(location, None if known is None else known.decoded)
-        kept = SnapshotManifests(decoded.manifests, decoded)
-        self._cache.put(location, kept, kept.size_bytes)
+        previous = None if latest is None else self._cache.get(latest)
+        decoded = await self._blocks.manifest_list(location, None if previous is None else previous.decoded)
+        manifests = SnapshotManifests(decoded.manifests, decoded)
+        self._cache.put(location, manifests, manifests.size_bytes)
         self._latest[table] = location
         self._latest.move_to_end(table)
         if len(self._latest) > _TABLES_MAX:
             self._latest.popitem(last=False)
-        return kept
+        return manifests
 
 
 def list_locations(bound_scan: BoundScan) -> list[str]:
-    """The manifest lists that `manifests` reads."""
+    """Return the manifest lists that `manifests` reads."""
     snapshots = [bound_scan.snapshot] if bound_scan.snapshot is not None else []
     if bound_scan.options.is_incremental:
-        snapshots = [*appended(bound_scan.metadata, bound_scan.options)]
+        snapshots = [*list_appends(bound_scan.metadata, bound_scan.options)]
     return [snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list is not None]
 
 
-def live_entries(manifest: ManifestFile) -> int:
-    """According to the manifest list."""
+def count_live_entries(manifest: ManifestFile) -> int:
+    """Return the number of live entries according to the manifest list."""
     return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
 
 
-def entries(manifest: ManifestFile) -> int:
-    """According to the manifest list, deleted entries included."""
-    return live_entries(manifest) + (manifest.deleted_files_count or 0)
+def count_entries(manifest: ManifestFile) -> int:
+    """Return the number of entries according to the manifest list, deleted entries included."""
+    return count_live_entries(manifest) + (manifest.deleted_files_count or 0)
 
 
-def _unlisted(path: str, snapshot_id: int) -> ManifestFile:
-    """A manifest that version 1 metadata lists by path alone."""
+def _describe_unlisted(path: str, snapshot_id: int) -> ManifestFile:
+    """Return a manifest that version 1 metadata lists by path alone."""
     return ManifestFile(
         manifest_path=path,
         manifest_length=0,

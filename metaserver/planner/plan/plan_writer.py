@@ -52,9 +52,9 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 GC_ENABLED = "gc.enabled"
 TESTS_NAN = "seamark.plan-tests-nan"
 """Property of a plan table whose filter tests for NaN: a client that plans it itself leaves out files with NaN."""
-_AT_ONCE = 16
+_MANIFESTS_IN_FLIGHT_MAX = 16
 """Manifests that a plan reads and decodes concurrently."""
-_IN_THREAD_ENTRIES = 50
+_IN_LOOP_ENTRIES_MAX = 50
 """Larger numbers of entries of manifests or manifest lists are processed in a thread."""
 
 
@@ -132,22 +132,23 @@ class PlanWriter:
         self._reading: SingleFlight[str, DecodedManifest] = SingleFlight()
 
     async def write(
-        self, kept: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
+        self, manifests: KeptManifests, metadata: TableMetadata, snapshot: Snapshot, location: str, plan_id: str
     ) -> PlanFiles:
-        """Encodes the plan table's files, named `{location}-{plan_id}…`, without storing them.
+        """Encode the plan table's files, named `{location}-{plan_id}…`, without storing them.
 
-        Corrupt, with the manifest's path, if a manifest cannot be read.
+        Raises:
+            Corrupt: If a manifest cannot be read; the message has its path.
         """
         entries: list[ManifestEntry] = []
         # In batches: all decoded manifests of a large table do not fit in memory.
-        for at in range(0, len(kept.parts), _AT_ONCE):
-            parts = kept.parts[at : at + _AT_ONCE]
+        for at in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
+            parts = manifests.parts[at : at + _MANIFESTS_IN_FLIGHT_MAX]
             decoded = await asyncio.gather(*(self._manifest(part.manifest) for part in parts))
             for manifest, part in zip(decoded, parts, strict=True):
-                read = partial(_kept_entries, manifest, part, metadata, hidden=kept.hidden)
-                entries += read() if len(part.rows) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(read)
-        work = partial(plan_files, kept, entries, metadata, snapshot, location, plan_id)
-        small = len(entries) + len(kept.whole) + len(kept.deletes) <= _IN_THREAD_ENTRIES
+                read = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
+                entries += read() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read)
+        work = partial(plan_files, manifests, entries, metadata, snapshot, location, plan_id)
+        small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
         return work() if small else await asyncio.to_thread(work)
 
     async def _manifest(self, manifest: ManifestFile) -> DecodedManifest:
@@ -170,10 +171,10 @@ class PlanWriter:
         return await asyncio.to_thread(decode_manifest, data, path)
 
 
-def _kept_entries(
+def _read_entries(
     decoded: DecodedManifest, part: ManifestPart, metadata: TableMetadata, *, hidden: bool
 ) -> list[ManifestEntry]:
-    """The kept entries, with all inherited fields filled in, and without unusable metrics."""
+    """Return the entries that the plan keeps, with all inherited fields, and without unusable metrics."""
     first = part.manifest.first_row_id
     if first is not None:
         own, counts = decoded.longs["first_row_id"], decoded.longs["record_count"]
@@ -190,32 +191,35 @@ def _kept_entries(
 
 
 def plan_files(
-    kept: KeptManifests,
+    manifests: KeptManifests,
     entries: list[ManifestEntry],
     metadata: TableMetadata,
     snapshot: Snapshot,
     location: str,
     plan_id: str,
 ) -> PlanFiles:
-    """The files of a plan table. `entries` are those of `kept.parts`, with inherited fields filled in. Pure."""
+    """Return the files of a plan table, without input or output.
+
+    `entries` are those of `manifests.parts`, with inherited fields.
+    """
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
         version -= 1  # a snapshot from before the table's upgrade: its files have no row ids, and get none
     files = list(_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
     paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
     listed = [
-        *kept.whole,
+        *manifests.whole,
         *(
             msgspec.structs.replace(manifest, manifest_path=path)
             for (manifest, _), path in zip(files, paths, strict=True)
         ),
-        *kept.deletes,
+        *manifests.deletes,
     ]
     planned = plan_metadata(metadata, snapshot, location)
-    if kept.tests_nan:
+    if manifests.tests_nan:
         properties = {**planned.properties, TESTS_NAN: "true"}
         planned = msgspec.structs.replace(planned, properties=properties)
-    if kept.hidden:
+    if manifests.hidden:
         listed = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed]
         planned = without_partition_fields(planned)
     manifest_list = write_manifest_list(
@@ -242,20 +246,20 @@ def plan_files(
 def _new_manifests(
     entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
 ) -> Iterator[tuple[ManifestFile, bytes]]:
-    """One manifest for each partition spec, without a path."""
+    """Yield one manifest for each partition spec, without a path."""
     by_spec: defaultdict[int, list[ManifestEntry]] = defaultdict(list)
     for entry in entries:
         by_spec[entry.file.spec_id].append(msgspec.structs.replace(entry, status=EXISTING))
     for spec_id, mine in sorted(by_spec.items()):
-        made = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
-        described = made.described("", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number)
+        written = write_manifest(mine, metadata=metadata, spec_id=spec_id, content=DATA_MANIFEST)
+        described = written.described("", snapshot_id=snapshot.snapshot_id, sequence_number=snapshot.sequence_number)
         # Every entry has its own; version 3 also requires the field of the manifest.
         ids = [entry.file.first_row_id for entry in mine if entry.file.first_row_id is not None]
-        yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), made.data
+        yield msgspec.structs.replace(described, first_row_id=min(ids, default=None)), written.data
 
 
 def plan_metadata(metadata: TableMetadata, snapshot: Snapshot, location: str) -> TableMetadata:
-    """The table's metadata with this snapshot alone, as the current one.
+    """Return the table's metadata with this snapshot alone, as the current snapshot.
 
     Its location is an empty folder, and `gc.enabled` is false: an engine that removes orphan files would otherwise
     remove the files that the plan leaves out.

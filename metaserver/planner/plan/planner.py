@@ -46,9 +46,9 @@ from seamark.metaserver.planner.plan.cached_views import CachedView, CachedViews
 from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.manifest_lists import (
     ManifestLists,
-    entries,
+    count_entries,
+    count_live_entries,
     list_locations,
-    live_entries,
 )
 from seamark.metaserver.planner.plan.stages import prune
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
@@ -306,17 +306,17 @@ class Planner:
             return None
 
         async def make() -> CachedView:
-            made = await self._load_checked_view(bound_scan, entry, whole=True)
-            await asyncio.to_thread(made.view.assemble, former.view)
-            return made
+            prepared = await self._load_checked_view(bound_scan, entry, whole=True)
+            await asyncio.to_thread(prepared.view.assemble, former.view)
+            return prepared
 
         with answering(former.holder):  # the new view is of the same principal
-            made = await self._repeat_if_damaged(make)
+            prepared = await self._repeat_if_damaged(make)
         self._prepared += 1
         if planned.prepared:
             self._views.evict(planned.key)
-        self._views.charge(made)
-        self._views.evict_over_budget(made)
+        self._views.charge(prepared)
+        self._views.evict_over_budget(prepared)
         return key
 
     async def entries_to_decode(self, bound_scan: BoundScan) -> int:
@@ -324,8 +324,8 @@ class Planner:
         if bound_scan.view_key in self._views:
             return 0
         manifests = await self._lists.manifests(bound_scan)
-        chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.needed(bound_scan))]
-        return sum(entries(manifest) for manifest in self._blocks.missing(chosen))
+        chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.select(bound_scan))]
+        return sum(count_entries(manifest) for manifest in self._blocks.missing(chosen))
 
     def stats(self) -> PlannerStats:
         return PlannerStats(
@@ -383,7 +383,7 @@ class Planner:
         data = manifests.data
         ordinals = list(range(len(data)))
         if not whole:
-            needed_ordinals = await manifests.needed(bound_scan)
+            needed_ordinals = await manifests.select(bound_scan)
             if len(needed_ordinals) <= len(data) * _PARTIAL_VIEW_MAX_FRACTION:
                 ordinals = needed_ordinals
                 key = (*key, "part", *map(str, ordinals))
@@ -405,14 +405,14 @@ class Planner:
                 _verify_all, blocks[count:]
             ):  # the index of deletes reads all of them
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
-            base = self._views.sharing(blocks[:count])
+            base = self._views.find_sharing(blocks[:count])
             view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             left_out = set(range(len(data))).difference(ordinals)
-            files = view.file_count + sum(live_entries(data[number]) for number in left_out)
-            made = CachedView(view, index, files, self._views.plans_bytes)
-            self._views.put(key, made)
-            return made
+            files = view.file_count + sum(count_live_entries(data[number]) for number in left_out)
+            cached = CachedView(view, index, files, self._views.plans_bytes)
+            self._views.put(key, cached)
+            return cached
 
         return await self._loading.run(key, load)
 
@@ -476,10 +476,16 @@ async def open_planner(
     usage: Usage | None = None,
     location_checker: LocationChecker | None = None,
 ) -> AsyncIterator[Planner]:
-    """The planner with its decoding threads and its folder on the local disk.
+    """Open the planner with its decoding threads and its folder on the local disk.
 
-    `stored`: the storage itself, without the caches that `objects` may have; by default `objects`. Without `indexes` it
-    uses no index; without `location_checker` tables may name any file.
+    Args:
+        settings: The settings.
+        objects: The storage.
+        clock: The clock.
+        stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+        indexes: The indexes; without them the planner uses no index.
+        usage: The counts of how indexes are used.
+        location_checker: Checks which files a table may name; without it a table may name any file.
     """
     index_selection = None
     if indexes is not None:

@@ -21,7 +21,7 @@ import structlog
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.planner.plan.cached_views import LATELY_S
+from seamark.metaserver.planner.plan.cached_views import RECENTLY_PLANNED_S
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.store.model import EntryKind, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
@@ -58,7 +58,7 @@ class Preparation:
         self._news = asyncio.Event()
 
     async def follow(self) -> None:
-        """Until cancelled: notes the commits to tables that were planned lately."""
+        """Note the commits to tables that were planned lately, until cancelled."""
         while True:
             await self._planned.noted.wait()
             self._planned.noted.clear()
@@ -66,7 +66,7 @@ class Preparation:
             async with self._timeline.watching(since, counted=False) as watcher:
                 while not self._planned.is_empty:
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(LATELY_S):
+                        async with asyncio.timeout(RECENTLY_PLANNED_S):
                             for instant in await self._timeline.next(watcher, _BATCH):
                                 if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
                                     self._note(instant.uuid, instant.namespace, instant.name)
@@ -78,7 +78,7 @@ class Preparation:
         self._news.set()
 
     async def work(self) -> None:
-        """Until cancelled: makes the views, one after another."""
+        """Make the views, one after another, until cancelled."""
         while True:
             uuid, wait_s = self._next()
             if uuid is not None and wait_s <= 0:
@@ -90,7 +90,7 @@ class Preparation:
                     await self._news.wait()
 
     def _next(self) -> tuple[str | None, float]:
-        """The table that is due first, the longest waiting of several, and the seconds until then."""
+        """Return the table that is due first, the longest waiting of several, and the seconds until then."""
         now_s, first, least_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):
             planned = self._planned.get(uuid)

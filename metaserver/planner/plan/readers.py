@@ -93,7 +93,7 @@ def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
     sources = {
         spec.spec_id: {source for field in spec.fields for source in field.sources} for spec in metadata.partition_specs
     }
-    for block, columns in _equality_deletes(view):
+    for block, columns in _list_equality_deletes(view):
         # Keys with all columns of the partition delete no row of another partition.
         if not sources.get(block.spec_id, set()).issubset(columns):
             return (
@@ -106,8 +106,8 @@ def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
     return ""
 
 
-def _equality_deletes(view: TableView) -> Iterator[tuple[Block, list[int]]]:
-    """The equality deletes of the snapshot, each with its columns."""
+def _list_equality_deletes(view: TableView) -> Iterator[tuple[Block, list[int]]]:
+    """Yield the blocks of the snapshot's equality deletes, each with its columns."""
     for block in view.delete_blocks:
         contents, columns = block.longs("content").tolist(), block.lists_of("equality_ids")
         for content, ids in zip(contents, columns, strict=True):

@@ -25,7 +25,7 @@ from seamark.metaserver.planner.pruning.file_pruning import (
     narrow_by_stats,
     narrow_to_keys,
 )
-from seamark.metaserver.planner.scan.request import BoundScan, appended
+from seamark.metaserver.planner.scan.request import BoundScan, list_appends
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
 from seamark.metaserver.planner.view.view import Selection, TableView
 
@@ -101,7 +101,7 @@ def _list_stages(
 ) -> Iterator[tuple[str, Callable[[Selection], None]]]:
     """Yield the stages that narrow the selection, with their names, the cheapest first."""
     if bound_scan.options.is_incremental:
-        ids = {snapshot.snapshot_id for snapshot in appended(bound_scan.metadata, bound_scan.options)}
+        ids = {snapshot.snapshot_id for snapshot in list_appends(bound_scan.metadata, bound_scan.options)}
         yield "appended", partial(keep_appended, snapshot_ids=ids)
     if bound_scan.is_unfiltered:  # a filter that is true for all rows still leaves out files without rows
         return

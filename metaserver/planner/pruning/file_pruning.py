@@ -29,12 +29,12 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.packing import MISSING, Form, Longs, form_of, key_of
 from seamark.metaserver.index.blocks.block import COUNTS
 from seamark.metaserver.planner.view.view import (
+    BoundColumn,
     ColumnStatistics,
     Expired,
     Flags,
     PartitionValues,
     Selection,
-    Side,
     TableView,
     narrow_to_any,
     never,
@@ -45,13 +45,13 @@ COMPARISONS = {Op.LT_EQ: LE, Op.LT: LT, Op.GT_EQ: GE, Op.GT: GT}
 IN_LIMIT = 200
 """Longer lists of strings are replaced by their range; lists of numbers have no limit."""
 Key = int | float | bytes
-Sides = tuple[Side, ...]
+BoundColumns = tuple[BoundColumn, ...]
 
 
 def narrow(
     selection: Selection, expression: Expression, leaf: Callable[[Selection, Bound], None], expired: Expired
 ) -> None:
-    """Narrows by each child of a conjunction in turn, and to the union of what the children of a disjunction keep."""
+    """Narrow by each child of a conjunction in turn, and to the union of what the children of a disjunction keep."""
     if expired():
         return
     if isinstance(expression, Always):
@@ -77,13 +77,13 @@ def _cost(expression: Expression) -> int:
     return 2 if isinstance(expression, And) else 3
 
 
-def compare_keys(selection: Selection, sides: Sides, op: int, key: bytes) -> None:
+def compare_keys(selection: Selection, sides: BoundColumns, op: int, key: bytes) -> None:
     for side in sides:
         if side.form is Form.STRINGS:
             run_comparison(selection, side, op, key, uuid=False)
 
 
-def run_comparison(selection: Selection, side: Side, op: int, key: Key, *, uuid: bool) -> None:
+def run_comparison(selection: Selection, side: BoundColumn, op: int, key: Key, *, uuid: bool) -> None:
     if side.form is Form.STRINGS:
         assert isinstance(key, bytes)
         if uuid:
@@ -97,13 +97,13 @@ def run_comparison(selection: Selection, side: Side, op: int, key: Key, *, uuid:
         selection.compare(side, op, int(key))
 
 
-def run_membership(selection: Selection, lower: Side, upper: Side, bound: Bound) -> None:
+def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
     """Keeps files whose range, lower to upper, contains one of the integers that `bound` lists."""
     keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
     _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
 
 
-def narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Value) -> None:
+def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
     """STARTS_WITH: some value between lower and upper has the prefix `value`."""
     prefix = _text(value)
     compare_keys(selection, upper, GE, prefix)
@@ -111,7 +111,9 @@ def narrow_to_prefix(selection: Selection, lower: Sides, upper: Sides, value: Va
         compare_keys(selection, lower, LT, following)
 
 
-def conditions_outside_prefix(lower: Sides, upper: Sides, value: Value) -> list[Callable[[Selection], None]]:
+def conditions_outside_prefix(
+    lower: BoundColumns, upper: BoundColumns, value: Value
+) -> list[Callable[[Selection], None]]:
     """NOT_STARTS_WITH: conditions under which some value between lower and upper lacks the prefix `value`."""
     prefix = _text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
@@ -412,7 +414,7 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
     return [*unbounded, partial(across, lower=LT, upper=GE), partial(across, lower=GE, upper=LT)]
 
 
-def _compare_zero(selection: Selection, side: Side, op: int, zero: float) -> None:
+def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
     """Treats -0.0 and 0.0 as equal, as SQL does, and as ordered, as Iceberg does: a file is kept if either matches.
 
     x < 0.0 may match a row with -0.0, and x > -0.0 a row with 0.0.
@@ -489,7 +491,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
     narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
 
 
-def _integer_sides(column: ColumnStatistics) -> tuple[Side, Side] | None:
+def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
     """Lower and upper bounds, if all of them are integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None

@@ -140,7 +140,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         _ = bound_scan.text  # computed here: callers bind long filters in a thread
         return bound_scan
 
-    def joined_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
+    def join_with(self, dynamic_filters: Sequence[DynamicFilter], condition: Expression = TRUE) -> BoundScan:
         """Return the same scan with these dynamic filters, and a condition that is bound to its columns."""
         few, many = split_by_size(dynamic_filters)
         bound = all_of(self.bound, few, condition)
@@ -171,7 +171,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         if self.snapshot is None:
             return ("",)
         if self.options.is_incremental:
-            return ("appends", *map(_name_list, appended(self.metadata, self.options)))
+            return ("appends", *map(_name_list, list_appends(self.metadata, self.options)))
         return (_name_list(self.snapshot),)
 
     @computed_once
@@ -213,7 +213,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
         return BoundScan.bind_by(schema, metadata, options, snapshot, filter)
     sure, ambiguous, filtered = [], [], set()
     for conjunct in filter.children if isinstance(filter, And) else (filter,):
-        readings = [_Reading.of(metadata, other, options, conjunct) for other in (schema, *others)]
+        readings = [_Reading.read(metadata, other, options, conjunct) for other in (schema, *others)]
         bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
             bind_filter(metadata, schema, options, conjunct)  # raises the error of the snapshot's schema
@@ -261,8 +261,9 @@ def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
 
 
 def schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
-    """The other schemas that the table may have had while the snapshot was the head of a branch: from the snapshot's
-    own schema to the current one, or to the one of the next snapshot.
+    """Return the other schemas that the table may have had while the snapshot was the head of a branch.
+
+    These are the schemas from the snapshot's own to the current one, or to the one of the next snapshot.
     """
     if snapshot is None or len(metadata.schemas) == 1:
         return []
@@ -287,7 +288,8 @@ class _Reading(msgspec.Struct, frozen=True):
     """
 
     @classmethod
-    def of(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _Reading:
+    def read(cls, metadata: TableMetadata, schema: Schema, options: ScanOptions, part: Expression) -> _Reading:
+        """Bind a part of a filter by one schema."""
         try:
             bound = bind_filter(metadata, schema, options, part)
             terms = terms_of(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
@@ -297,7 +299,7 @@ class _Reading(msgspec.Struct, frozen=True):
 
 
 def _family(kind: str) -> str:
-    """The type family: equal for types between which a column may be promoted, where a literal means the same."""
+    """Return the type family: equal for types of one column over time, in which a literal means the same."""
     if kind.startswith("decimal"):
         return f"decimal of scale {decimal_scale(kind)}"
     return {"int": "long", "float": "double"}.get(kind, kind)
@@ -315,7 +317,11 @@ def _is_exact(projected: ProjectedExpression) -> bool:
 
 
 def resolve_snapshot(metadata: TableMetadata, options: ScanOptions) -> Snapshot | None:
-    """The snapshot to read; None for a table without snapshots. BadRequest for an unknown id."""
+    """Return the snapshot to read; None for a table without snapshots.
+
+    Raises:
+        BadRequest: If the snapshot id is unknown.
+    """
     if options.is_incremental:
         if options.snapshot_id is not None:
             raise BadRequest(
@@ -338,10 +344,11 @@ def _require_snapshot(metadata: TableMetadata, snapshot_id: int | None, name: st
     return snapshot
 
 
-def appended(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot]:
-    """The append snapshots of an incremental scan, oldest first (Java: BaseIncrementalAppendScan).
+def list_appends(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot]:
+    """Return the append snapshots of an incremental scan, oldest first (Java: BaseIncrementalAppendScan).
 
-    BadRequest unless the start is an ancestor of the end, or the parent of an ancestor whose metadata has expired.
+    Raises:
+        BadRequest: Unless the start is an ancestor of the end, or the parent of an ancestor whose metadata has expired.
     """
     end = _require_snapshot(metadata, options.end_snapshot_id, "end-snapshot-id")
     start = options.start_snapshot_id
@@ -358,17 +365,21 @@ def appended(metadata: TableMetadata, options: ScanOptions) -> list[Snapshot]:
     return [snapshot for snapshot in reversed(ancestors) if snapshot.summary_map().get("operation") == "append"]
 
 
-def expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
-    """The nearest ancestor of a snapshot whose metadata has expired, where an incremental scan without a start begins.
+def find_expired_ancestor(metadata: TableMetadata, end_snapshot_id: int | None) -> int | None:
+    """Return the nearest ancestor that has expired, where an incremental scan without a start begins.
 
-    None if the metadata has all ancestors. BadRequest as for `appended`.
+    Returns:
+        Its id; None if the metadata has all ancestors.
+
+    Raises:
+        BadRequest: As `list_appends` does.
     """
     *_, oldest = _walk_ancestors(metadata, _require_snapshot(metadata, end_snapshot_id, "end-snapshot-id"))
     return oldest.parent_snapshot_id
 
 
 def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot]:
-    """The snapshot and its ancestors, newest first, as far as the metadata has them."""
+    """Yield the snapshot and its ancestors, newest first, as far as the metadata has them."""
     seen: set[int] = set()
     current: Snapshot | None = end
     while current is not None:
@@ -387,7 +398,7 @@ def _name_list(snapshot: Snapshot) -> str:
 
 
 def resolve_schema(metadata: TableMetadata, snapshot: Snapshot | None, options: ScanOptions) -> Schema:
-    """The snapshot's own schema if the request asks for it and the metadata has it, otherwise the current schema."""
+    """Return the snapshot's own schema if the request asks for it and the metadata has it, else the current schema."""
     if options.use_snapshot_schema and snapshot is not None and snapshot.schema_id is not None:
         return metadata.schema(snapshot.schema_id) or metadata.current_schema
     return metadata.current_schema

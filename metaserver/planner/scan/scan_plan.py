@@ -27,7 +27,7 @@ _RESIDUAL_BYTES = 400
 
 
 class IndexUse(msgspec.Struct, frozen=True, gc=False):
-    """The effect of one index on a plan: how many files it was applied to, and how many it removed."""
+    """The effect of one index on a scan plan: how many files it was applied to, and how many it removed."""
 
     name: str
     kind: str
@@ -71,7 +71,7 @@ class ScanPlan:
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
-        """`projected`: `bound` projected onto the metadata's specs, by spec id, as far as known."""
+        """Keep the inputs. `projected`: `bound` projected onto the metadata's specs, by spec id, as far as computed."""
         self.view = view
         self.entry_ids = entry_ids
         self.schema = schema
@@ -101,16 +101,16 @@ class ScanPlan:
         return int(self.entry_ids.nbytes) + _RESIDUAL_BYTES * min(self.files, _RESIDUALS_MAX) + 2000
 
     def with_file(self, entry_id: int) -> ScanPlan:
-        """The plan with one more file of the view."""
+        """Return the plan with one more file of the view."""
         other = copy(self)
         other.entry_ids = np.insert(self.entry_ids, self.entry_ids.searchsorted(entry_id), entry_id)
         return other
 
     def first_with_rows(self, min_rows: int, files_max: int) -> Longs:
-        """The first files that certainly contain `min_rows` matching rows in total: files without residual and without
-        deletes.
+        """Return the first files that certainly contain `min_rows` matching rows in total.
 
-        All files when the first `files_max` do not suffice: the hint is used only when that is cheap.
+        These are files without residual and without deletes. Returns all files if the first `files_max` do not suffice:
+        the hint is used only when that is cheap.
         """
         sure = 0
         for count, entry_id in enumerate(self.entry_ids[:files_max].tolist(), start=1):
@@ -122,14 +122,14 @@ class ScanPlan:
         return self.entry_ids
 
     def residual(self, entry_id: int) -> Expression:
-        """The residual of the filter for a data file."""
+        """Return the residual of the filter for a data file."""
         block, local = self.view.locate(entry_id)
         return self.residual_in(block.spec_id, block.partition_fields, block.partition(local))
 
     def residual_in(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> Expression:
-        """The residual for a partition: (field id, type) and value of each field, in the manifest's order."""
+        """Return the residual for a partition: (field id, type) and value of each field, in the manifest's order."""
         residuals = self._residuals_of(spec_id) if self.deciding(spec_id) else None
         if residuals is None:
             return self.bound
@@ -164,7 +164,7 @@ class ScanPlan:
     def _values_of(
         self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]
     ) -> dict[int, Value | None]:
-        """The values that decide parts of the filter, by field id."""
+        """Return the values that decide parts of the filter, by field id."""
         kinds = self.deciding(spec_id)
         return {
             field_id: value
@@ -173,7 +173,7 @@ class ScanPlan:
         }
 
     def deciding(self, spec_id: int) -> Mapping[int, str]:
-        """The partition fields whose values decide parts of the filter: by id, the type that the values must have.
+        """Return the partition fields whose values decide parts of the filter: by id, the type of their values.
 
         Empty if no partition value decides anything, or if the metadata has no such spec.
         """
@@ -192,9 +192,9 @@ class ScanPlan:
         return self._by_spec[spec_id]
 
     def deletes(self, entry_id: int) -> tuple[int, ...]:
-        """The delete files that apply to a data file, as rows of the view's delete blocks."""
+        """Return the delete files that apply to a data file, as rows of the view's delete blocks."""
         return self._deletes.deletes_for_file(entry_id)
 
     def deletes_of(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """The same as `deletes`, for many data files."""
+        """Return the same as `deletes`, for many data files."""
         return self._deletes.deletes_for(entry_ids)

@@ -40,15 +40,22 @@ ENTRY_MASK = (1 << ENTRY_BITS) - 1
 """The part of an entry id that is the entry in its manifest."""
 
 
-class Side:
+class BoundColumn:
     """One side of a column in one form: `layout`, int64[blocks, 15], in the format of `_scan.pyx`; summaries `low`,
     `high`.
     """
 
     __slots__ = ("form", "high", "layout", "low", "packed")
 
-    def __init__(self, form: Form, packed: Objects, view: TableView, known: Sequence[Side] | None) -> None:
-        """`packed`: object[blocks]. `known`: the sides of the same column of the view's base, if it has the column."""
+    def __init__(self, form: Form, packed: Objects, view: TableView, of_base: Sequence[BoundColumn] | None) -> None:
+        """Read the column of each block that the view's base lacks.
+
+        Args:
+            form: The form of the values.
+            packed: object[blocks], the packed columns; None for a block without values in this form.
+            view: The view.
+            of_base: The same column of the view's base, in all forms; None if the base has not read it.
+        """
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
         self.layout: Longs = np.zeros((len(packed), _LAYOUT), dtype=np.int64)
@@ -57,17 +64,17 @@ class Side:
         self.high: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
         self.packed = packed
         """None for a block without values of this side in this form."""
-        self._add(range(len(packed)) if known is None else view.new_blocks, view)
-        shared, of_base = view.shared_blocks
-        for side in known or ():
+        self._add(range(len(packed)) if of_base is None else view.new_blocks, view)
+        shared, in_base = view.shared_blocks
+        for side in of_base or ():
             if side.form == form:
-                self.layout[shared] = side.layout[of_base]
-                self.low[shared], self.high[shared] = side.low[of_base], side.high[of_base]
+                self.layout[shared] = side.layout[in_base]
+                self.low[shared], self.high[shared] = side.low[in_base], side.high[in_base]
         placed = self.layout[:, _FORM] >= 0
         self.layout[placed, _FIRST] = view.extents[placed, _FIRST]
 
     def _add(self, numbers: Sequence[int], view: TableView) -> None:
-        """Reads the columns of some blocks."""
+        """Read the columns of some blocks."""
         positions, rows, low, high = [], [], [], []
         for number in numbers:
             column = self.packed[number]
@@ -83,7 +90,7 @@ class Side:
             self.high[positions] = np.array(high, dtype=self.high.dtype)
 
     def add_sketches(self, view: TableView) -> None:
-        """Of the blocks whose codes take longer to read."""
+        """Add sketches of the blocks whose codes take longer to read."""
         layout = self.layout
         rows_min = STRING_ROWS_MIN if self.form is Form.STRINGS else ROWS_MIN
         wide = (layout[:, _FORM] >= 0) & (layout[:, _WIDTH] >= WIDTH_MIN) & (layout[:, _ROWS] >= rows_min)
@@ -95,7 +102,7 @@ class Side:
         return self.layout.nbytes + self.low.nbytes + self.high.nbytes + 8 * len(self.packed)
 
     def rows_read(self) -> int:
-        """The maximum number of rows that a comparison with one value reads, over all values.
+        """Return the maximum number of rows that a comparison with one value reads, over all values.
 
         A comparison reads the blocks whose minimum and maximum enclose the value.
         """
@@ -123,27 +130,31 @@ class ColumnStatistics:
         "upper",
     )
 
-    def __init__(self, view: TableView, column_id: int, kind: str, known: ColumnStatistics | None = None) -> None:
-        """`known`: those of the view's base."""
-        read = [_usable(view.blocks[number].entry(column_id), kind) for number in view.unknown_blocks(known)]
-        self.entries: Objects = view.with_base(objects(read), None if known is None else known.entries)
+    def __init__(self, view: TableView, column_id: int, kind: str, of_base: ColumnStatistics | None = None) -> None:
+        """Read the statistics of the blocks that the base lacks. `of_base`: those of the view's base."""
+        read = [_usable(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)]
+        self.entries: Objects = view.with_base(objects(read), None if of_base is None else of_base.entries)
         """object[blocks]: `ColumnEntry`, or None."""
         flags = np.zeros((len(read), 4), dtype=np.uint8)
         for number, entry in enumerate(read):
             if entry is not None:
                 flags[number] = entry.nulls_only, entry.nans_only, entry.no_nulls, entry.no_nans
-        self._flags: Flags = view.with_base(flags, None if known is None else known._flags)
+        self._flags: Flags = view.with_base(flags, None if of_base is None else of_base._flags)
         self.nulls_only, self.nans_only, self.no_nulls, self.no_nans = (
-            np.ascontiguousarray(one) if one.any() else None for one in self._flags.T
+            np.ascontiguousarray(flag) if flag.any() else None for flag in self._flags.T
         )
         lower = objects([None if entry is None else entry.lower for entry in read])
         upper = objects([None if entry is None else entry.upper for entry in read])
-        if known is None:
+        if of_base is None:
             self._bounds = lower, upper
         else:
-            self._bounds = view.with_base(lower, known._bounds[0]), view.with_base(upper, known._bounds[1])
-        self.lower: tuple[Side, ...] = sides_of(view, self._bounds[0], None if known is None else known.lower)
-        self.upper: tuple[Side, ...] = sides_of(view, self._bounds[1], None if known is None else known.upper)
+            self._bounds = view.with_base(lower, of_base._bounds[0]), view.with_base(upper, of_base._bounds[1])
+        self.lower: tuple[BoundColumn, ...] = bound_columns_of(
+            view, self._bounds[0], None if of_base is None else of_base.lower
+        )
+        self.upper: tuple[BoundColumn, ...] = bound_columns_of(
+            view, self._bounds[1], None if of_base is None else of_base.upper
+        )
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
         """The maximum for one comparison."""
         for side in (*self.lower, *self.upper):
@@ -163,17 +174,19 @@ class PartitionValues:
 
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
-    def __init__(self, view: TableView, field_id: int, kind: str, base: PartitionValues | None = None) -> None:
-        """`base`: those of the view's base."""
-        stored = [view.blocks[number].partition_column(field_id) for number in view.unknown_blocks(base)]
+    def __init__(self, view: TableView, field_id: int, kind: str, of_base: PartitionValues | None = None) -> None:
+        """Read the values of the blocks that the base lacks. `of_base`: those of the view's base."""
+        stored = [view.blocks[number].partition_column(field_id) for number in view.blocks_to_compute(of_base)]
         usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in stored]
-        known = np.array([entry is not None for entry in usable], dtype=np.bool_)
+        has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
         packed = [None if entry is None else entry[1] for entry in usable]
         nulls = [1 if values is None else 0 if values.presence == NONE else 2 for values in packed]
-        self.known: npt.NDArray[np.bool_] = view.with_base(known, None if base is None else base.known)
-        self.packed: Objects = view.with_base(objects(packed), None if base is None else base.packed)
-        self.nulls: Flags = view.with_base(np.array(nulls, dtype=np.uint8), None if base is None else base.nulls)
-        self.sides: tuple[Side, ...] = sides_of(view, self.packed, None if base is None else base.sides)
+        self.known: npt.NDArray[np.bool_] = view.with_base(has_field, None if of_base is None else of_base.known)
+        self.packed: Objects = view.with_base(objects(packed), None if of_base is None else of_base.packed)
+        self.nulls: Flags = view.with_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
+        self.sides: tuple[BoundColumn, ...] = bound_columns_of(
+            view, self.packed, None if of_base is None else of_base.sides
+        )
         self.has_nulls = bool(self.nulls.any())
         self.is_known = bool(self.known.all())
         """Whether all blocks have the field."""
@@ -200,8 +213,11 @@ class TableView:
         ordinals: Sequence[int] | None = None,
         base: TableView | None = None,
     ) -> None:
-        """`base`: a view that shares blocks, as that of the previous snapshot. Columns are assembled from it while it
-        is in memory."""
+        """Put the blocks in sequence.
+
+        `base` is a view that shares blocks, as that of the previous snapshot. Columns are assembled from it while it is
+        in memory.
+        """
         self.manifests = tuple(manifests)
         self.blocks = tuple(blocks)
         self.delete_manifests = tuple(delete_manifests)
@@ -217,7 +233,7 @@ class TableView:
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the other blocks."""
-        heads = [_head(self.blocks[number]) for number in self.unknown_blocks(base)]
+        heads = [_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
         self._heads: Longs = self.with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
@@ -273,19 +289,19 @@ class TableView:
         return self.extents.nbytes + 400 * len(self.blocks) + size + self.derived.size_bytes
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
-        """The blocks of those manifests that are in the view as the same objects, and None for the others."""
+        """Return the blocks of those manifests that are in the view as the same objects, and None for the others."""
         here, of_view = _shared(_identities(manifests), _identities(self.manifests))
-        found = np.full(len(manifests), None, dtype=np.object_)
-        found[here] = objects(self.blocks)[of_view]
-        blocks: list[Block | None] = found.tolist()
-        return blocks
+        blocks = np.full(len(manifests), None, dtype=np.object_)
+        blocks[here] = objects(self.blocks)[of_view]
+        listed: list[Block | None] = blocks.tolist()
+        return listed
 
     def locate(self, entry_id: int) -> tuple[Block, int]:
-        """(block, row in the block) of an entry id."""
+        """Return (block, row in the block) of an entry id."""
         return self.blocks[self._numbers[entry_id >> ENTRY_BITS]], entry_id & ENTRY_MASK
 
     def number_of(self, entry_id: int) -> int:
-        """The number of the block of an entry id."""
+        """Return the number of the block of an entry id."""
         number: int = self._numbers[entry_id >> ENTRY_BITS]
         return number
 
@@ -293,52 +309,55 @@ class TableView:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
     def split(self, entry_ids: Longs) -> tuple[Longs, Longs]:
-        """(block numbers, rows in those blocks), each int64[n], of n entry ids."""
+        """Return (block numbers, rows in those blocks), each int64[n], of n entry ids."""
         return np.searchsorted(self.ordinals, entry_ids >> ENTRY_BITS), entry_ids & ENTRY_MASK
 
     def positions_of(self, entry_ids: Longs) -> Longs:
-        """int64[n]: the positions of entry ids among the files of all blocks, as masks count them."""
+        """Return int64[n], the positions of entry ids among the files of all blocks, as masks count them."""
         numbers, local = self.split(entry_ids)
         positions: Longs = np.asarray(self.starts, dtype=np.int64)[numbers] + local
         return positions
 
     def entry_ids_at(self, positions: Longs) -> Longs:
-        """int64[n]: the inverse of `positions_of`."""
+        """Return int64[n], the entry ids at positions: the inverse of `positions_of`."""
         starts = np.array(self.starts[:-1], dtype=np.int64)
         numbers = np.searchsorted(starts, positions, side="right") - 1
         entry_ids: Longs = (self.ordinals[numbers] << ENTRY_BITS) + positions - starts[numbers]
         return entry_ids
 
     def entry_ids_of(self, number: int) -> Longs:
-        """int64[rows], the entry ids of a block."""
+        """Return int64[rows], the entry ids of a block."""
         first = int(self.ordinals[number]) << ENTRY_BITS
         return np.arange(first, first + self.blocks[number].rows, dtype=np.int64)
 
     def locate_delete(self, row: int) -> tuple[Block, int]:
-        """(block, row in the block) of a row of the delete blocks."""
+        """Return (block, row in the block) of a row of the delete blocks."""
         number = bisect_right(self.delete_starts, row) - 1
         return self.delete_blocks[number], row - self.delete_starts[number]
 
     def stats(self, column_id: int, kind: str) -> ColumnStatistics:
-        """Statistics for comparisons as type `kind`; blocks that store an incomparable type have no bounds."""
+        """Return the statistics of a column for comparisons as type `kind`.
+
+        Blocks that store an incomparable type have no bounds.
+        """
         key = (column_id, kind)
         column = self._stats.get(key)
         if column is None:
             base = self.base
-            known = None if base is None else base.known_stats(column_id, kind)
-            column = self._stats[key] = ColumnStatistics(self, column_id, kind, known)
+            of_base = None if base is None else base.computed_stats(column_id, kind)
+            column = self._stats[key] = ColumnStatistics(self, column_id, kind, of_base)
         return column
 
     def cheap_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """The statistics of a column, unless they must be read from most blocks."""
+        """Return the statistics of a column; None if they would have to be read from most blocks."""
         base = self.base
         near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
-        if near and base is not None and base.known_stats(column_id, kind) is not None:
+        if near and base is not None and base.computed_stats(column_id, kind) is not None:
             return self.stats(column_id, kind)
-        return self.known_stats(column_id, kind)
+        return self.computed_stats(column_id, kind)
 
-    def known_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
-        """The cached statistics of a column, None if they are not computed yet."""
+    def computed_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
+        """Return the statistics of a column if they are computed already."""
         return self._stats.get((column_id, kind))
 
     def partition(self, field_id: int, kind: str) -> PartitionValues:
@@ -346,28 +365,28 @@ class TableView:
         column = self._partition.get(key)
         if column is None:
             base = self.base
-            known = None if base is None else base._partition.get(key)
-            column = self._partition[key] = PartitionValues(self, field_id, kind, known)
+            of_base = None if base is None else base._partition.get(key)
+            column = self._partition[key] = PartitionValues(self, field_id, kind, of_base)
         return column
 
-    def assemble(self, known: TableView) -> None:
-        """Computes the columns that another view has computed. In any thread."""
-        for column_id, kind in list(known._stats):
+    def assemble(self, other: TableView) -> None:
+        """Compute the columns that another view has computed. Runs in any thread."""
+        for column_id, kind in list(other._stats):
             self.stats(column_id, kind)
-        for field_id, kind in list(known._partition):
+        for field_id, kind in list(other._partition):
             self.partition(field_id, kind)
 
-    def unknown_blocks(self, known: object) -> Sequence[int]:
-        """The numbers of the blocks that something must be computed for: all, if it is not known (None) of the base."""
-        return range(len(self.blocks)) if known is None else self.new_blocks
+    def blocks_to_compute(self, of_base: object) -> Sequence[int]:
+        """Return the numbers of the blocks for which a value must be computed: all if the base has none (None)."""
+        return range(len(self.blocks)) if of_base is None else self.new_blocks
 
-    def with_base(self, computed: Array, known: Array | None) -> Array:
-        """One row per block: of `unknown_blocks` what was computed, of the others what is known of the base."""
-        if known is None:
+    def with_base(self, computed: Array, of_base: Array | None) -> Array:
+        """Return one row per block: what was computed for `blocks_to_compute`, and what the base has for the others."""
+        if of_base is None:
             return computed
-        merged = np.empty((len(self.blocks), *known.shape[1:]), dtype=known.dtype)
-        shared, of_base = self.shared_blocks
-        merged[shared] = known[of_base]
+        merged = np.empty((len(self.blocks), *of_base.shape[1:]), dtype=of_base.dtype)
+        shared, in_base = self.shared_blocks
+        merged[shared] = of_base[in_base]
         merged[self.new_blocks] = computed
         return cast("Array", merged)
 
@@ -380,7 +399,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
 
 
 def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
-    """A row of a layout, with 0 as first position and without a sketch."""
+    """Return a row of a layout, with 0 as first position and without a sketch."""
     address = block.address
 
     def at(offset: int) -> int:
@@ -405,61 +424,66 @@ def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
     )
 
 
-def sides_of(view: TableView, packed: Objects, known: Sequence[Side] | None) -> tuple[Side, ...]:
-    """One side per form: a decimal column widened past 18 digits has two forms. `known`: those of the view's base."""
-    read = [packed[number] for number in view.unknown_blocks(known)]
-    found = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
-    of_base = None
-    if known is not None:
-        of_base = np.full(view.base_blocks, -1, dtype=np.int8)
-        for side in known:
-            of_base[side.layout[:, _FORM] >= 0] = side.form
-    forms = view.with_base(found, of_base)
+def bound_columns_of(
+    view: TableView, packed: Objects, of_base: Sequence[BoundColumn] | None
+) -> tuple[BoundColumn, ...]:
+    """Return the column in each of its forms: a decimal column widened past 18 digits has two.
+
+    `of_base`: the same column of the view's base.
+    """
+    read = [packed[number] for number in view.blocks_to_compute(of_base)]
+    computed = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
+    forms_of_base = None
+    if of_base is not None:
+        forms_of_base = np.full(view.base_blocks, -1, dtype=np.int8)
+        for side in of_base:
+            forms_of_base[side.layout[:, _FORM] >= 0] = side.form
+    forms = view.with_base(computed, forms_of_base)
     several = np.unique(forms[forms >= 0]).tolist()
     if len(several) == 1:
-        return (Side(Form(several[0]), packed, view, known),)
-    return tuple(Side(Form(form), _only(packed, forms == form), view, known) for form in several)
+        return (BoundColumn(Form(several[0]), packed, view, of_base),)
+    return tuple(BoundColumn(Form(form), _select(packed, forms == form), view, of_base) for form in several)
 
 
-def _only(values: Objects, wanted: npt.NDArray[np.bool_]) -> Objects:
-    """The values, with None in the place of those that are not wanted."""
-    only = np.full(len(values), None, dtype=np.object_)
-    only[wanted] = values[wanted]
-    return only
+def _select(values: Objects, is_selected: npt.NDArray[np.bool_]) -> Objects:
+    """Return the values, with None in the place of those that `is_selected` does not select."""
+    selected = np.full(len(values), None, dtype=np.object_)
+    selected[is_selected] = values[is_selected]
+    return selected
 
 
 def objects(values: Sequence[object]) -> Objects:
-    """object[values]."""
+    """Return object[values]."""
     array = np.empty(len(values), dtype=np.object_)
     array[:] = values
     return array
 
 
 def _head(block: Block) -> tuple[int, int, bool]:
-    """(rows, spec id, whether a record count is 0 or unknown)."""
+    """Return (rows, spec id, whether a record count is 0 or unknown)."""
     counts = block.packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
 
-def _identities(of: Sequence[object]) -> Longs:
-    """int64[of]. Equal numbers are the same object, as long as both are alive."""
-    return np.fromiter(map(id, of), dtype=np.int64, count=len(of))
+def _identities(values: Sequence[object]) -> Longs:
+    """Return int64[objects]. Equal numbers are the same object, as long as both are alive."""
+    return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
 def _shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
-    """The positions of equal numbers in both."""
+    """Return the positions of equal numbers in both."""
     if of_base is None or not len(of_base):
         nothing = np.empty(0, dtype=np.int64)
         return nothing, nothing
     order = np.argsort(of_base)
     positions = np.minimum(np.searchsorted(of_base[order], identities), len(of_base) - 1)
-    found = order[positions]
-    shared = np.flatnonzero(of_base[found] == identities)
-    return shared, found[shared]
+    nearest = order[positions]
+    shared = np.flatnonzero(of_base[nearest] == identities)
+    return shared, nearest[shared]
 
 
 def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
-    """The entry, without its bounds if values of its type cannot be compared as `kind`."""
+    """Return the entry, without its bounds if values of its type cannot be compared as `kind`."""
     if entry is None or comparable(entry.kind, kind):
         return entry
     return ColumnEntry(
@@ -523,14 +547,14 @@ class Selection:
             self._mask = np.empty(self.view.file_count, dtype=np.uint8)
         return self._mask
 
-    def compare(self, side: Side, op: int, literal: float | bytes) -> None:
-        """Keeps rows whose value passes `op` of the kernels, or is absent."""
+    def compare(self, side: BoundColumn, op: int, literal: float | bytes) -> None:
+        """Keep rows whose value passes `op` of the kernels, or is absent."""
         if len(self._waiting) == _WAITING_MAX:
             self.apply_waiting()
         self._waiting.append((side.layout, side.low, side.high, op, literal))
 
     def apply_waiting(self) -> None:
-        """Does the comparisons that wait."""
+        """Do the comparisons that wait."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             _scan.narrow_all(waiting, self.view.extents, self._state, self.mask)
@@ -551,22 +575,22 @@ class Selection:
         return Selection(self.view, state, self.mask.copy() if (state == 2).any() else None)
 
     def entry_ids(self) -> Longs:
-        """int64[selected], ascending entry ids (`view.py`)."""
+        """Return int64[selected], ascending entry ids."""
         return _scan.collect_all(self._waiting, self.view.extents, self._state, self._mask)
 
     def positions(self) -> Longs:
-        """int64[selected], ascending positions in the view, as masks count them."""
+        """Return int64[selected], ascending positions in the view, as masks count them."""
         return self.view.positions_of(self.entry_ids())
 
-    def intersect(self, kept: npt.NDArray[np.uint8]) -> None:
-        """Narrows to the rows whose byte in `kept` uint8[rows] is 1."""
-        _scan.intersect(self.view.extents, self.state, self.mask, kept)
+    def intersect(self, mask: npt.NDArray[np.uint8]) -> None:
+        """Narrow to the rows whose byte in `mask`, uint8[rows], is 1."""
+        _scan.intersect(self.view.extents, self.state, self.mask, mask)
 
     def count(self) -> int:
         return _scan.count(self.view.extents, self.state, self.mask)
 
     def file_bytes(self) -> int:
-        """Total size of the selected files in bytes; reads every size."""
+        """Return the total size of the selected files in bytes; this reads every size."""
         total = 0
         for number in np.flatnonzero(self.state).tolist():
             sizes = self.view.blocks[number].longs("file_size_in_bytes")
@@ -576,7 +600,7 @@ class Selection:
         return total
 
     def size(self) -> tuple[int, int]:
-        """(files, bytes) selected."""
+        """Return (files, bytes) selected."""
         return self.count(), self.file_bytes()
 
     def clear(self) -> None:
@@ -584,7 +608,7 @@ class Selection:
         self._state[:] = 0
 
     def copy_block(self, number: int, other: Selection) -> None:
-        """Sets the selection of one block to that in `other`."""
+        """Set the selection of one block to that in `other`."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         self.state[number] = other.state[number]
         self.mask[first:end] = other.mask[first:end]
@@ -593,7 +617,7 @@ class Selection:
         _scan.merge(self.view.extents, self.state, self.mask, other.state, other.mask)
 
     def keep(self, number: int, rows: npt.NDArray[np.bool_]) -> None:
-        """Narrows one block to the rows for which `rows` is True."""
+        """Narrow one block to the rows for which `rows` is True."""
         first, end = self.view.starts[number], self.view.starts[number + 1]
         if self.state[number] == 1:
             self.mask[first:end] = rows
@@ -616,7 +640,7 @@ def never() -> bool:
 def narrow_to_any(
     selection: Selection, branches: Iterable[Callable[[Selection], None]], expired: Expired = never
 ) -> None:
-    """Narrows to the union of what each branch narrows to."""
+    """Narrow to the union of what each branch narrows to."""
     union: Selection | None = None
     for branch in branches:
         if expired():

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter
-from seamark.metaserver.planner.plan.cached_views import LATELY_S, PlannedTable, PlannedTables
+from seamark.metaserver.planner.plan.cached_views import RECENTLY_PLANNED_S, PlannedTable, PlannedTables
 from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest, ViewKey
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -261,7 +261,7 @@ def test_a_table_counts_as_planned_for_some_minutes_and_a_plan_counts_more_than_
     latest = tables.get("a")
     assert latest is not None
     assert (latest.key, latest.prepared, latest.due_s) == (("2",), False, 0.0)
-    clock.ahead_s = LATELY_S
+    clock.ahead_s = RECENTLY_PLANNED_S
     assert tables.is_empty
     assert tables.get("a") is None
     for number in range(3000):

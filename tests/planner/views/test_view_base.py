@@ -15,7 +15,7 @@ import pytest
 from seamark.formats.iceberg.manifests.manifest import ManifestFile, decode_manifest
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.planner.view.view import ColumnStatistics, PartitionValues, Side, TableView
+from seamark.metaserver.planner.view.view import BoundColumn, ColumnStatistics, PartitionValues, TableView
 from tests.planner.lakes.kinds import to_bytes
 from tests.planner.lakes.lake import DATA, DataFile
 from tests.planner.lakes.manifests import ADDED, Entry, PartitionField, Style, manifest_bytes
@@ -78,7 +78,7 @@ def made_block(
 def parts(column: ColumnStatistics) -> list[Any]:
     found: list[Any] = [column.rows_read, list(column.entries)]
     for side in (*column.lower, *column.upper):
-        assert isinstance(side, Side)
+        assert isinstance(side, BoundColumn)
         found += [side.form, side.layout.tolist(), side.low.tolist(), side.high.tolist(), list(side.packed)]
     for flags in (column.nulls_only, column.nans_only, column.no_nulls, column.no_nans):
         found.append(None if flags is None else np.asarray(flags).tolist())
@@ -112,7 +112,7 @@ def test_columns_that_are_taken_from_another_view_are_those_of_a_new_one(turn: i
         for column_id, kind in enumerate(READ_AS, start=1):
             if rng.random() < 0.7:
                 assert parts(view.stats(column_id, kind)) == parts(fresh.stats(column_id, kind)), f"seed {seed}"
-                taken += base is not None and base.known_stats(column_id, kind) is not None
+                taken += base is not None and base.computed_stats(column_id, kind) is not None
         for field_id, kind in PARTITIONS:
             if rng.random() < 0.7:
                 assert values(view.partition(field_id, kind)) == values(fresh.partition(field_id, kind)), f"seed {seed}"
