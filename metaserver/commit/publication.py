@@ -72,7 +72,7 @@ class CommitEvent(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
 
 
-class PlannedCommit(msgspec.Struct):
+class PreparedCommit(msgspec.Struct):
     """The part of one attempt that concerns one table."""
 
     namespace: NamespacePath
@@ -260,11 +260,11 @@ class Publisher:
         metadata: TableMetadata,
         *,
         is_checked: bool = False,
-    ) -> PlannedCommit:
+    ) -> PreparedCommit:
         """The metadata as a document, with its location; both empty when the metadata equals the base."""
         (namespace, name), uuid = named, uuid_of(entry, metadata)
         if base is not None and metadata is base:
-            return PlannedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
+            return PreparedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
         if base is None or metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
             await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
@@ -291,7 +291,7 @@ class Publisher:
         elif entry is not None and not is_checked:
             await check_writable(self._parts, entry.uuid, metadata)
         claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
-        return PlannedCommit(
+        return PreparedCommit(
             namespace=namespace,
             name=name,
             entry=entry,
@@ -309,7 +309,7 @@ class Publisher:
 
     async def publish_all(
         self,
-        planned: list[PlannedCommit],
+        planned: list[PreparedCommit],
         further: Sequence[Operation],
         stored: Callable[[], Awaitable[None]] | None = None,
     ) -> list[LoadedTable]:
@@ -337,7 +337,7 @@ class Publisher:
             raise
         return [self._loaded(prepared) for prepared in planned]
 
-    async def _swap(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> None:
+    async def _swap(self, planned: list[PreparedCommit], further: Sequence[Operation]) -> None:
         operations: list[Operation] = [claim_operation for prepared in planned for claim_operation in prepared.claims]
         for prepared in planned:
             if prepared.location:
@@ -348,13 +348,13 @@ class Publisher:
             return
         await self._parts.transact(operations)
 
-    def _pointer_operation(self, prepared: PlannedCommit) -> Operation:
+    def _pointer_operation(self, prepared: PreparedCommit) -> Operation:
         now = self._parts.clock.now_ms()
         if prepared.entry is None:
             return CreateEntry(entry=prepared.new_entry(now))
         return swap_of(prepared.entry, prepared.location, now, self._holder)
 
-    def _instant(self, prepared: PlannedCommit, event: CommitEvent) -> RecordInstant:
+    def _instant(self, prepared: PreparedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
         if event.snapshot_id is not None:
             recorded = event.summary
@@ -373,7 +373,7 @@ class Publisher:
             summary=summary,
         )
 
-    def _loaded(self, prepared: PlannedCommit) -> LoadedTable:
+    def _loaded(self, prepared: PreparedCommit) -> LoadedTable:
         now = self._parts.clock.now_ms()
         if not prepared.location:
             assert prepared.entry is not None

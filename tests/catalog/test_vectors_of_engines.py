@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.commit.engine_commits import shared_puffins
 from seamark.metaserver.commit.snapshots import manifests
-from seamark.metaserver.commit.stock import shared_puffins
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
 from tests.catalog.appends import append, commit, head, load
 from tests.catalog.rig import Rig, rig

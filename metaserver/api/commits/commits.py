@@ -24,9 +24,9 @@ from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
-from seamark.metaserver.commit.changes.change import ChangeRequest, read_request
-from seamark.metaserver.commit.changes.change_body import ChangeBody
-from seamark.metaserver.commit.native.commit_result import CommittedChange
+from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
+from seamark.metaserver.commit.change_requests.change_body import ChangeBody
+from seamark.metaserver.commit.changes.commit_result import CommittedChange
 from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile

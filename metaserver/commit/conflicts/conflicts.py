@@ -24,9 +24,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.reserved import DELETED_PATH
 from seamark.formats.index.packing import Longs
-from seamark.metaserver.commit.changes.change import Change, ReadScope, partitions_of
-from seamark.metaserver.commit.changes.change_body import SERIALIZABLE
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change import Change, ReadScope, partitions_of
+from seamark.metaserver.commit.change_requests.change_body import SERIALIZABLE
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.history import AddedFiles, History, HistoryTooLong, rows_of, since
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.commit.changes.change_body import APPEND, DELETE, OVERWRITE, REPLACE
+from seamark.metaserver.commit.change_requests.change_body import APPEND, DELETE, OVERWRITE, REPLACE
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings

@@ -30,8 +30,8 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, RetryLater
-from seamark.metaserver.commit.changes.change import ReadScope
-from seamark.metaserver.commit.changes.change_body import Remove
+from seamark.metaserver.commit.change_requests.change import ReadScope
+from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition

@@ -16,8 +16,8 @@ import numpy as np
 from seamark.formats.iceberg.manifests.content_file import DATA, EQUALITY_DELETES
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change import Change
-from seamark.metaserver.commit.changes.change_body import REPLACE
+from seamark.metaserver.commit.change_requests.change import Change
+from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block

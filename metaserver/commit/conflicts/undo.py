@@ -19,8 +19,8 @@ from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change_body import REPLACE, Remove
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change_body import REPLACE, Remove
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import first_between
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count

@@ -36,7 +36,7 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change_body import REPLACE
+from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
 from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live

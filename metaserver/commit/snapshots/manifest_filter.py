@@ -20,8 +20,8 @@ from seamark.formats.iceberg.manifests.content_file import DATA, POSITION_DELETE
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.commit.changes.change_body import Remove
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change_body import Remove
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
 

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.metadata.updates import apply_updates
 from seamark.formats.iceberg.types.values import LONG_MAX
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change_body import Producer
+from seamark.metaserver.commit.change_requests.change_body import Producer
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import run_by_count

@@ -30,9 +30,9 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.metaserver.cli.main import cli
+from seamark.metaserver.commit.engine_commits.usable_metrics import UsableMetrics
 from seamark.metaserver.commit.rewriting import manifest_rewrite
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
-from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
 from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served

@@ -23,12 +23,12 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import Forbidden, SeamarkError
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.commit.changes.change_body import APPEND
+from seamark.metaserver.commit.change_requests.change_body import APPEND
+from seamark.metaserver.commit.engine_commits.attempt_manifests import AttemptManifests
+from seamark.metaserver.commit.engine_commits.rebase import Rebased
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, puffins_in_use
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
-from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
-from seamark.metaserver.commit.stock.rebase import Rebased
 
 _VECTORS_SINCE = 3
 """Format version."""

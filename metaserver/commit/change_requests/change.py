@@ -29,7 +29,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
 from seamark.formats.protocol.wire import INDEX_FILES_MAX, check_name
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change_body import (
+from seamark.metaserver.commit.change_requests.change_body import (
     APPEND,
     DELETE,
     ISOLATIONS,
@@ -44,7 +44,7 @@ from seamark.metaserver.commit.changes.change_body import (
     ChangeScope,
     GivenPartition,
 )
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.collision import Collision
 
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})

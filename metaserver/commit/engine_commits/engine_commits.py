@@ -39,13 +39,13 @@ from seamark.metaserver.catalog.pointers import (
     uuid_of,
 )
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange
-from seamark.metaserver.commit.publication import CommitEvent, PlannedCommit, Publisher, Races, pointer_moved
+from seamark.metaserver.commit.engine_commits.attempt_manifests import AttemptManifests, CommitManifests
+from seamark.metaserver.commit.engine_commits.rebase import Rebased, rebase
+from seamark.metaserver.commit.engine_commits.shared_puffins import SharedPuffins
+from seamark.metaserver.commit.engine_commits.snapshot_commit import requested_snapshot
+from seamark.metaserver.commit.engine_commits.usable_metrics import UsableMetrics
+from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, pointer_moved
 from seamark.metaserver.commit.removed_files import check_snapshots_stored
-from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests, CommitManifests
-from seamark.metaserver.commit.stock.rebase import Rebased, rebase
-from seamark.metaserver.commit.stock.shared_puffins import SharedPuffins
-from seamark.metaserver.commit.stock.snapshot_commit import requested_snapshot
-from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
@@ -69,7 +69,7 @@ class Repeat(Exception):
         self.outcome = outcome
 
 
-class StockCommits:
+class EngineCommits:
     def __init__(self, catalog: Catalog, publisher: Publisher) -> None:
         self._parts = catalog.parts
         self._tables = catalog.tables
@@ -184,12 +184,12 @@ class StockCommits:
         if priority is not None and loaded.entry is not None and _adds_snapshot(change):
             priority.end_priority(change.namespace, change.name, loaded.entry.uuid, _writer_of(caller, change))
 
-    def _remember(self, request: _Request, planned: list[PlannedCommit]) -> list[Operation]:
+    def _remember(self, request: _Request, planned: list[PreparedCommit]) -> list[Operation]:
         single = request.single
         location = (planned[0].location or _location(planned[0])) if single else None
         return self._parts.remember(request.caller, status=200 if single else 204, metadata_location=location)
 
-    async def _plan(self, request: _Request, change: TableChange) -> PlannedCommit:
+    async def _plan(self, request: _Request, change: TableChange) -> PreparedCommit:
         creates = is_create(change)
         entry = await self._parts.store.entry(EntryKind.TABLE, change.namespace, change.name)
         if entry is None and not creates:
@@ -368,6 +368,6 @@ def _assigned_uuids(change: TableChange) -> list[str]:
     return [update["uuid"] for update in assigned if isinstance(update.get("uuid"), str)]
 
 
-def _location(plan: PlannedCommit) -> str:
+def _location(plan: PreparedCommit) -> str:
     assert plan.entry is not None
     return plan.entry.metadata_location

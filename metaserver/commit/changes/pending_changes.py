@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import ChangeRequest
-from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.commit.native.change_application import ChangeApplication
-from seamark.metaserver.commit.native.commit_priority import ChangeId
-from seamark.metaserver.commit.native.commit_result import CommitResult
-from seamark.metaserver.commit.native.producers import LastCommit
+from seamark.metaserver.commit.change_requests.change import ChangeRequest
+from seamark.metaserver.commit.change_requests.collision import Collision
+from seamark.metaserver.commit.changes.change_application import ChangeApplication
+from seamark.metaserver.commit.changes.commit_priority import ChangeId
+from seamark.metaserver.commit.changes.commit_result import CommitResult
+from seamark.metaserver.commit.changes.producers import LastCommit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 

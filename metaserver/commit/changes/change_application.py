@@ -23,9 +23,9 @@ from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_locations
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import Change, ChangeRequest, TableShape, read_change, shape_of
-from seamark.metaserver.commit.changes.change_body import Remove
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change import Change, ChangeRequest, TableShape, read_change, shape_of
+from seamark.metaserver.commit.change_requests.change_body import Remove
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files

@@ -44,11 +44,11 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotInput, S
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.commit.engine_commits.attempt_manifests import AttemptManifests
+from seamark.metaserver.commit.engine_commits.snapshot_commit import SnapshotCommit
 from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
-from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
-from seamark.metaserver.commit.stock.snapshot_commit import SnapshotCommit
 from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"

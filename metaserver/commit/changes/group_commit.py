@@ -23,14 +23,14 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import ChangeRequest
-from seamark.metaserver.commit.changes.change_body import REPLACE
-from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
-from seamark.metaserver.commit.native.commit_priority import CommitPriority
-from seamark.metaserver.commit.native.commit_result import CommitResult, committed_change
-from seamark.metaserver.commit.native.pending_changes import ChangeQueue, GroupAttempt, PendingChange
-from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
+from seamark.metaserver.commit.change_requests.change import ChangeRequest
+from seamark.metaserver.commit.change_requests.change_body import REPLACE
+from seamark.metaserver.commit.change_requests.collision import Collision
+from seamark.metaserver.commit.changes.change_application import ChangeApplication, head_of
+from seamark.metaserver.commit.changes.commit_priority import CommitPriority
+from seamark.metaserver.commit.changes.commit_result import CommitResult, committed_change
+from seamark.metaserver.commit.changes.pending_changes import ChangeQueue, GroupAttempt, PendingChange
+from seamark.metaserver.commit.changes.producers import LastCommit, last_commit, snapshot_of
 from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.removed_files import removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests

@@ -29,12 +29,12 @@ from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.errors import BadRequest, Forbidden, SeamarkError
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.commit.engine_commits.attempt_manifests import AttemptManifests
+from seamark.metaserver.commit.engine_commits.rebase import Rebased
+from seamark.metaserver.commit.engine_commits.shared_puffins import as_written
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
-from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
-from seamark.metaserver.commit.stock.rebase import Rebased
-from seamark.metaserver.commit.stock.shared_puffins import as_written
 from seamark.metaserver.runtime.gathering import gathered
 
 _NO_NUMBER = -1
