@@ -1,6 +1,6 @@
 """Publication: writes the metadata files of a commit and moves its pointers, in one transaction of the pointer store.
 
-Stock commits and native changes end here; a commit is durable when the transaction is. A publication has three
+Commits of engines and changes of writers end here; a commit is durable when the transaction is. A publication has three
 outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only when it is certain that no
 pointer refers to them. When the outcome is unknown they stay, and the client receives CommitUnknown.
 """
@@ -29,7 +29,7 @@ from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_w
 from seamark.metaserver.catalog.ownership.own_files import allow
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import created_entry, metadata_location, swap_of, uuid_of
-from seamark.metaserver.catalog.policy_setters import with_setters
+from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import owned
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.objects.cleanup import Cleanup
@@ -72,21 +72,21 @@ class CommitEvent(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
 
 
-class PreparedCommit(msgspec.Struct):
-    """The part of one attempt that concerns one table."""
+class PreparedCommit(msgspec.Struct, frozen=True):
+    """The part of one attempt that concerns one table: everything that its publication writes."""
 
     namespace: NamespacePath
     name: str
     entry: Entry | None
     """None: the commit creates the table."""
     metadata: TableMetadata
-    events: Sequence[CommitEvent] = ()
+    events: Sequence[CommitEvent]
     files: Sequence[tuple[str, bytes]] = ()
     """Files that the metadata refers to and the server writes."""
     document: bytes = b""
     location: str = ""
     """Where `document` is written. Empty when the metadata does not change."""
-    forgotten: list[str] = []
+    unneeded: Sequence[str] = ()
     """Metadata files that left the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()
     """Claims of the locations that the table gets."""
@@ -124,8 +124,8 @@ class _TableLock(asyncio.Lock):
         self.release()
 
 
-class StockPriority(Protocol):
-    """Holds back native changes for a client that reads, computes and commits snapshots itself."""
+class EnginePriority(Protocol):
+    """Holds back changes for an engine that reads, computes and commits snapshots itself."""
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None: ...
 
@@ -166,14 +166,14 @@ class Races:
 
 
 class Publisher:
-    """Publishes commits. One for each server, shared by stock and native commits: they take the same locks."""
+    """Publishes commits. One for each server, shared by commits of engines and changes: they take the same locks."""
 
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], _TableLock] = WeakValueDictionary()
         self._cleanup = Cleanup(parts.objects)
         self._holder = str(parts.clock.uuid4())
-        self.stock_priority: StockPriority | None = None
+        self.engine_priority: EnginePriority | None = None
 
     async def close(self) -> None:
         """Waits for the deletion of metadata files."""
@@ -246,43 +246,52 @@ class Publisher:
             raise ValueError("metadata is unchanged; publish needs changed metadata")
         if not events:
             raise ValueError("events is empty; publish needs at least one")
-        named = (entry.namespace, entry.name)
-        prepared = await self.prepare(caller, named, entry, base, metadata, is_checked=is_checked)
-        prepared.events = events
+        name = (entry.namespace, entry.name)
+        prepared = await self.prepare(caller, name, entry, base, metadata, events=events, is_checked=is_checked)
         return (await self.publish_all([prepared], operations, stored))[0]
 
     async def prepare(
         self,
         caller: Caller,
-        named: tuple[NamespacePath, str],
+        full_name: tuple[NamespacePath, str],
         entry: Entry | None,
         base: TableMetadata | None,
         metadata: TableMetadata,
         *,
+        events: Sequence[CommitEvent],
+        files: Sequence[tuple[str, bytes]] = (),
         is_checked: bool = False,
     ) -> PreparedCommit:
-        """The metadata as a document, with its location; both empty when the metadata equals the base."""
-        (namespace, name), uuid = named, uuid_of(entry, metadata)
+        """Prepare the publication of `metadata`, which may write locations and properties that the caller may write.
+
+        Args:
+            caller: The principal that commits.
+            full_name: The namespace and the name of the table.
+            entry: The pointer that led to `base`. None for a new table.
+            base: The table's metadata before the commit. None for a new table.
+            metadata: The table's metadata after the commit. If it is `base` itself, nothing is written.
+            events: What the timeline records.
+            files: Files that the metadata refers to and the server writes.
+            is_checked: Whether the caller has called `check_writable` for `base`.
+        """
+        (namespace, name), uuid = full_name, uuid_of(entry, metadata)
         if base is not None and metadata is base:
-            return PreparedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
+            return PreparedCommit(namespace, name, entry, metadata, events, files)
         if base is None or metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
-            await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
+            await check_unclaimed(self._parts, metadata.location, "The table's location", full_name, uuid)
         before = {} if base is None else base.properties
         await self._parts.check_properties(caller, metadata.properties, before, namespace)
         if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
-            indexed, indexed_before = _indexed(metadata), () if base is None else _indexed(base)
-            check_encrypted_columns(metadata, base, indexed, indexed_before)
-            properties = with_setters(caller, metadata.properties, before)
-            metadata = msgspec.structs.replace(metadata, properties=properties)
-        forgotten: list[str] = []
+            check_encrypted_columns(metadata, base, _list_indexed_columns)
+            metadata = msgspec.structs.replace(
+                metadata, properties=record_setters(caller.who, metadata.properties, before)
+            )
+        unneeded: Sequence[str] = ()
         if entry is not None and base is not None:
-            metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
-            deletes = as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False)
-            owns = owned(self._parts, metadata)
-            # The metadata file provides the log and the location, and the table's writers can overwrite it.
-            own = [old for old in forgotten if owns(old)] if deletes else []
-            forgotten = await claimed(self._parts, entry.uuid, own) if own else []
+            metadata, removed = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+            if as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
+                unneeded = await self._select_own(entry.uuid, metadata, removed)
         document, location = self._place(metadata, entry)
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
@@ -291,16 +300,17 @@ class Publisher:
         elif entry is not None and not is_checked:
             await check_writable(self._parts, entry.uuid, metadata)
         claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
-        return PreparedCommit(
-            namespace=namespace,
-            name=name,
-            entry=entry,
-            metadata=metadata,
-            document=document,
-            location=location,
-            forgotten=forgotten,
-            claims=claims,
-        )
+        return PreparedCommit(namespace, name, entry, metadata, events, files, document, location, unneeded, claims)
+
+    async def _select_own(self, uuid: str, metadata: TableMetadata, removed: Sequence[str]) -> Sequence[str]:
+        """Return the removed metadata files that belong to the table.
+
+        The metadata file provides the log and the location, and the table's writers can overwrite it. So the file must
+        also be in a location that the database records as claimed by the table.
+        """
+        owns = owned(self._parts, metadata)
+        own = [location for location in removed if owns(location)]
+        return await claimed(self._parts, uuid, own) if own else ()
 
     def _place(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
         document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
@@ -382,9 +392,9 @@ class Publisher:
             self._parts.documents.render(prepared.location, prepared.metadata, "all")
         else:
             self._parts.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
-        if prepared.forgotten:
+        if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
-            self._cleanup.remove(prepared.forgotten, unless=shared)
+            self._cleanup.remove(prepared.unneeded, unless=shared)
         entry = prepared.new_entry(now)
         if prepared.entry is not None:
             entry = msgspec.structs.replace(
@@ -424,8 +434,8 @@ def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:
     )
 
 
-def _indexed(metadata: TableMetadata) -> list[int]:
-    """The columns of the indexes that the table defines."""
+def _list_indexed_columns(metadata: TableMetadata) -> list[int]:
+    """Return the ids of the columns of the indexes that the table defines."""
     definitions = read_definitions(metadata).by_name.values()
     return [term.column_id for definition in definitions for term in definition.terms]
 

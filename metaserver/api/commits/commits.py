@@ -19,7 +19,7 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
-from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
@@ -71,7 +71,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     read = partial(read_request, body, files_max=call.app[SETTINGS].commit_files_limit)
     change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
 
-    response = await once(
+    response = await run_idempotent(
         call,
         lambda caller: call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change)),
         lambda result: json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),

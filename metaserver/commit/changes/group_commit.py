@@ -43,7 +43,7 @@ from seamark.metaserver.store.operations import AdvanceProducer, CheckFence, Ope
 from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 
 _log = structlog.get_logger("seamark.commits")
-_STOCK = "a snapshot of a standard engine"
+_ENGINE = "a snapshot of a standard engine"
 """The id of the changes of a client whose commits have none."""
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
@@ -77,18 +77,18 @@ class Commits:
         """The longest time that other changes wait for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._parts.objects)
-        publisher.stock_priority = self
+        publisher.engine_priority = self
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
         """Counts a refused snapshot of a client that computes its snapshots itself. After several, the table's changes
         wait, so that the client can read the table again and commit."""
-        self._priority.record_collision(uuid, (who, _STOCK), self._parts.clock.monotonic())
+        self._priority.record_collision(uuid, (who, _ENGINE), self._parts.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
     def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
         """Ends the wait for the snapshot of such a client, and its count."""
-        self._priority.release(uuid, (who, _STOCK), self._parts.clock.monotonic())
+        self._priority.release(uuid, (who, _ENGINE), self._parts.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 

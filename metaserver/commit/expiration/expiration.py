@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.updates import RemoveSnapshotRef, RemoveSnapshots, Update, apply_updates
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
@@ -218,9 +218,9 @@ class Expiration:
             return _Removal(entry, before, after, chosen, len(expired.snapshot_ids) - count, unused)
 
     def _without(self, base: TableMetadata, expired: Expired) -> TableMetadata:
-        updates: list[dict[str, Any]] = [{"action": "remove-snapshot-ref", "ref-name": name} for name in expired.refs]
+        updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
         if expired.snapshot_ids:
-            updates.append({"action": "remove-snapshots", "snapshot-ids": list(expired.snapshot_ids)})
+            updates.append(RemoveSnapshots(tuple(expired.snapshot_ids)))
         if not updates:
             return base
         clock = self._parts.clock

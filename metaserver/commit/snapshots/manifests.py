@@ -35,7 +35,7 @@ from seamark.formats.index.keys.hashing import hash_key
 from seamark.formats.runtime.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.runtime.gathering import gathered
@@ -99,7 +99,7 @@ class ChangeMemory:
 class Manifests:
     """Cached access to manifests. Belongs to one event loop."""
 
-    def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, objects: ObjectReader, *, budget_bytes: int, limit_bytes: int) -> None:
         """`limit_bytes` bounds the size of one manifest or manifest list."""
         self._objects = objects
         self._limit_bytes = limit_bytes
@@ -115,7 +115,7 @@ class Manifests:
         self._memory: ChangeMemory | None = None
 
     @staticmethod
-    def of(objects: ObjectStore, settings: Settings, share: int = 1) -> Manifests:
+    def of(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
         """With one of `share` parts of `commit_memory_bytes`."""
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
