@@ -84,8 +84,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "seamark and seamark-pg are durable when they answer: a metadata file and a transaction, both synced.",
         "fixture keeps its SQLite in memory and syncs nothing; fixture-file syncs SQLite, not the metadata files.",
         "The ratio compares durable Seamark with the fixture in memory.",
-        "A server has one core. Where all of it is in use, more tables cannot add commits: the bound is 1,000 ms divided "
-        "by the server's CPU time for a commit.",
+        "A server has one core. Where all of it is in use, more tables cannot add commits: the bound is 1,000 ms "
+        "divided by the server's CPU time for a commit.",
     ]
     return report
 

@@ -24,7 +24,7 @@ from seamark.formats.iceberg.metadata.metadata import (
     check_invariants,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.metadata.properties import unreserved
+from seamark.formats.iceberg.metadata.properties import drop_reserved
 from seamark.formats.iceberg.metadata.snapshot import (
     MAIN,
     EncryptedKey,
@@ -110,8 +110,8 @@ class TableBuilder:
             for file in base.statistics:
                 self.statistics[file.snapshot_id] = (*self.statistics.get(file.snapshot_id, ()), file)
             for part in base.partition_statistics:
-                known = self.partition_statistics.get(part.snapshot_id, ())
-                self.partition_statistics[part.snapshot_id] = (*known, part)
+                files = self.partition_statistics.get(part.snapshot_id, ())
+                self.partition_statistics[part.snapshot_id] = (*files, part)
         self._last_schema_id: int | None = None
         self._last_spec_id: int | None = None
         self._last_order_id: int | None = None
@@ -149,9 +149,9 @@ class TableBuilder:
             self.location, self.changed = location, True
 
     def set_properties(self, updates: Mapping[str, str]) -> None:
-        kept = unreserved(updates)
-        if kept:
-            self.properties.update(kept)
+        accepted = drop_reserved(updates)
+        if accepted:
+            self.properties.update(accepted)
             self.changed = True
 
     def remove_properties(self, removals: Iterable[str]) -> None:
@@ -166,7 +166,7 @@ class TableBuilder:
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
-        same = next((known.id for known in self.schemas.values() if known.same_as(schema)), None)
+        same = next((other.id for other in self.schemas.values() if other.same_as(schema)), None)
         if same is None:
             same = max(self.schemas, default=self.current_schema_id - 1) + 1
             self.schemas[same] = schemas.with_id(schema, same)
@@ -429,7 +429,7 @@ class TableBuilder:
             properties=self.properties,
             current_snapshot_id=self.current_snapshot_id,
             snapshots=tuple(self.snapshots.values()),
-            snapshot_log=self._finished_log(),
+            snapshot_log=self._finish_log(),
             metadata_log=() if self._base is None else self._base.metadata_log,
             refs=self.refs,
             statistics=tuple(file for files in self.statistics.values() for file in files),
@@ -440,7 +440,7 @@ class TableBuilder:
         check_invariants(result)
         return result
 
-    def _finished_log(self) -> tuple[SnapshotLogEntry, ...]:
+    def _finish_log(self) -> tuple[SnapshotLogEntry, ...]:
         """The log without snapshots that were current only within this commit, and without history before a gap."""
         intermediate = self._passed_main - {self.current_snapshot_id}
         log = self.snapshot_log

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.types.reading import Int32, Int64, read
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 
-def _failed(message: str) -> CommitConflict:
+def _build_failure(message: str) -> CommitConflict:
     return CommitConflict(f"Requirement failed: {message}")
 
 
@@ -34,7 +34,7 @@ class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
 
 class AssertCreate(Requirement, frozen=True):
     def check(self, metadata: TableMetadata) -> None:
-        raise _failed("table already exists")
+        raise _build_failure("table already exists")
 
 
 class AssertUuid(Requirement, frozen=True):
@@ -42,7 +42,7 @@ class AssertUuid(Requirement, frozen=True):
 
     def check(self, metadata: TableMetadata) -> None:
         if metadata.table_uuid is None or metadata.table_uuid.lower() != self.uuid.lower():
-            raise _failed(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
+            raise _build_failure(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
 
 
 class AssertRefSnapshotId(Requirement, frozen=True):
@@ -54,13 +54,13 @@ class AssertRefSnapshotId(Requirement, frozen=True):
         ref = metadata.refs.get(self.ref)
         if ref is None:
             if self.snapshot_id is not None:
-                raise _failed(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
+                raise _build_failure(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
             return
         kind = "branch" if ref.is_branch else "tag"
         if self.snapshot_id is None:
-            raise _failed(f"{kind} {self.ref} was created concurrently")
+            raise _build_failure(f"{kind} {self.ref} was created concurrently")
         if self.snapshot_id != ref.snapshot_id:
-            raise _failed(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
+            raise _build_failure(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
 
 
 def _assert_id(field: str, actual: str, what: str) -> type[Requirement]:
@@ -69,7 +69,7 @@ def _assert_id(field: str, actual: str, what: str) -> type[Requirement]:
     def check(self: Requirement, metadata: TableMetadata) -> None:
         expected, current = getattr(self, field), getattr(metadata, actual)
         if expected != current:
-            raise _failed(f"{what} changed: expected id {expected} != {current}")
+            raise _build_failure(f"{what} changed: expected id {expected} != {current}")
 
     struct: Any = msgspec.defstruct(
         f"Assert_{field}", [(field, Int32)], bases=(Requirement,), frozen=True, namespace={"check": check}
@@ -136,7 +136,7 @@ def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Re
         if metadata is not None:
             requirement.check(metadata)
         elif not isinstance(requirement, AssertCreate):
-            raise _failed("table does not exist")
+            raise _build_failure("table does not exist")
 
 
 def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> None:
@@ -154,4 +154,4 @@ def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> N
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(VIEW_REQUIREMENTS)})")
         asserted = read(raw, AssertUuid, f"{name} requirement")
         if asserted.uuid.lower() != view_uuid.lower():
-            raise _failed(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")
+            raise _build_failure(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")

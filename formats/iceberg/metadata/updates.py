@@ -23,9 +23,9 @@ from seamark.formats.iceberg.metadata.snapshot import (
     SnapshotInput,
     SnapshotRef,
     StatisticsFile,
-    checked_key,
-    checked_ref,
-    checked_snapshot,
+    normalize_ref,
+    to_snapshot,
+    validate_key,
 )
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.reading import Int32, Int64, read
@@ -35,7 +35,7 @@ from seamark.formats.runtime.errors import BadRequest
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def checked_uuid(uuid: str) -> str:
+def validate_uuid(uuid: str) -> str:
     """BadRequest unless the text is a UUID in its usual form, the only one that PyIceberg reads."""
     if _UUID.fullmatch(uuid) is None:
         raise BadRequest(f"Invalid uuid: {uuid!r}")
@@ -58,7 +58,7 @@ class AssignUuid(Update, frozen=True):
     uuid: str
 
     def apply(self, builder: Any) -> None:
-        builder.assign_uuid(checked_uuid(self.uuid))
+        builder.assign_uuid(validate_uuid(self.uuid))
 
 
 class UpgradeFormatVersion(Update, frozen=True):
@@ -100,7 +100,7 @@ class AddSnapshot(Update, frozen=True):
     snapshot: SnapshotInput
 
     def apply(self, builder: TableBuilder) -> None:
-        builder.add_snapshot(checked_snapshot(self.snapshot, builder.format_version))
+        builder.add_snapshot(to_snapshot(self.snapshot, builder.format_version))
 
 
 class SetSnapshotRef(Update, frozen=True):
@@ -120,7 +120,7 @@ class SetSnapshotRef(Update, frozen=True):
 
     def apply(self, builder: TableBuilder) -> None:
         limits = self.min_snapshots_to_keep, self.max_snapshot_age_ms, self.max_ref_age_ms
-        builder.set_ref(self.ref_name, checked_ref(SnapshotRef(self.snapshot_id, self.type, *limits)))
+        builder.set_ref(self.ref_name, normalize_ref(SnapshotRef(self.snapshot_id, self.type, *limits)))
 
 
 class SetProperties(Update, frozen=True):
@@ -164,7 +164,7 @@ class AddEncryptionKey(Update, frozen=True):
     encryption_key: EncryptedKey
 
     def apply(self, builder: TableBuilder) -> None:
-        builder.add_encryption_key(checked_key(self.encryption_key))
+        builder.add_encryption_key(validate_key(self.encryption_key))
 
 
 class RemoveSnapshots(Update, frozen=True):

@@ -76,10 +76,10 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
         lambda caller: call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change)),
         lambda result: json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
     )
-    return await _located(call, response, namespace, name)
+    return await _add_location(call, response, namespace, name)
 
 
-async def _located(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
+async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
     """A recorded answer with the current metadata location."""
     if response.status != 200:
         return response
@@ -120,4 +120,6 @@ async def _index_files(
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         return file
 
-    return await asyncio.gather(*(registered(given.location, given.size_in_bytes) for given in change.index_files))
+    return await asyncio.gather(
+        *(registered(index_file.location, index_file.size_in_bytes) for index_file in change.index_files)
+    )

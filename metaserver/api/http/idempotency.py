@@ -35,7 +35,7 @@ from seamark.metaserver.store.port import IdempotencyTaken
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)
 KEPT_MAX = 20_000
 """The largest number of recorded refusals of one principal, per worker."""
-_NOT_KEPT = (Unauthenticated, Forbidden, TooLarge)
+_NOT_RECORDED = (Unauthenticated, Forbidden, TooLarge)
 
 T = TypeVar("T")
 
@@ -77,9 +77,9 @@ async def run_idempotent(
             if first is None:
                 raise
         except RequestError as error:
-            if isinstance(error, _NOT_KEPT):
+            if isinstance(error, _NOT_RECORDED):
                 raise
-            first = await _keep(call, key, from_seamark_error(error))
+            first = await _record_refusal(call, key, from_seamark_error(error))
             if first is None:
                 raise
         else:
@@ -94,7 +94,7 @@ async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
     return answer if isinstance(answer, web.Response) else await answer
 
 
-async def _keep(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
+async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
     """Records a refusal. Returns the record of another request with this key, if that was faster."""
     now_ms = call.app[CLOCK].now_ms()
     now_s, ttl_s = call.app[CLOCK].monotonic(), call.app[SETTINGS].idempotency_ttl_s

@@ -48,13 +48,13 @@ async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     return await run_idempotent(
         call,
         lambda caller: namespaces.create(caller, path, body.properties or {}),
-        lambda namespace: json_answer(_described(namespace)),
+        lambda namespace: json_answer(_describe(namespace)),
     )
 
 
 @Route("GET", _NAMESPACE, "loadNamespaceMetadata")
 async def load_namespace_metadata(call: Call) -> dict[str, Any]:
-    return _described(await call.app[CATALOG].namespaces.get(call.namespace))
+    return _describe(await call.app[CATALOG].namespaces.get(call.namespace))
 
 
 @Route("HEAD", _NAMESPACE, "namespaceExists")
@@ -74,5 +74,5 @@ async def update_properties(call: Call, body: _UpdateProperties) -> web.Response
     return await run_idempotent(call, lambda caller: update(caller, call.namespace, removals, updates), json_answer)
 
 
-def _described(namespace: Namespace) -> dict[str, Any]:
+def _describe(namespace: Namespace) -> dict[str, Any]:
     return {"namespace": namespace.path, "properties": namespace.properties}

@@ -70,7 +70,7 @@ class GroupAttempt:
         """The note of the table's last removal of orphan files (`removed_files.py`)."""
         self.base = base
         self.metadata = base
-        self.made: list[tuple[PendingChange, ProducedSnapshot]] = []
+        self.produced: list[tuple[PendingChange, ProducedSnapshot]] = []
         self.repeats: list[PendingChange] = []
         """Repeats of changes by the same producer in this group."""
         self.refused: list[tuple[PendingChange, SeamarkError | Collision]] = []
@@ -84,6 +84,6 @@ class GroupAttempt:
         """The definition of each index file of the table and of the applied changes, by location, once read."""
 
     async def settle(self) -> None:
-        """Waits for the files of the changes. Raises the error of one that was not stored."""
-        for pending, _ in self.made:
+        """Wait for the files of the changes; raise the error of one that was not stored."""
+        for pending, _ in self.produced:
             await pending.application.settle()

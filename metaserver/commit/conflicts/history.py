@@ -111,11 +111,11 @@ class History:
             if operation == APPEND or (operation == REPLACE and not replaced) or snapshot.parent_snapshot_id is None:
                 continue
             parent = self._metadata.snapshot(snapshot.parent_snapshot_id)
-            files = None if parent is None else await self._removed_by(snapshot, parent, deletes)
+            files = None if parent is None else await self._read_removed_files(snapshot, parent, deletes)
             removals.append(RemovedFiles(snapshot, deletes, files))
         return removals
 
-    async def _removed_by(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
+    async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
         listed = await self._manifests.listed(snapshot)
         still = {manifest.manifest_path for manifest in listed}
         dropped = [

@@ -65,7 +65,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
 
     added, removed = await run_by_count(count, changed)
     if not added and not removed:
-        return Undo(frozenset(), (), await _restored(manifests, metadata, (parent, undone, head)))
+        return Undo(frozenset(), (), await _restore_manifests(manifests, metadata, (parent, undone, head)))
     before, now = await _differences(manifests, metadata, undone, head)
 
     def checked() -> Undo:
@@ -105,7 +105,7 @@ def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int)
     return undone, parent
 
 
-async def _restored(
+async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
     """`snapshots`: before the undone one, the undone one, and the head."""

@@ -36,9 +36,9 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.large_requests import indexed
 from seamark.metaserver.catalog.ownership.own_files import check_added
 from seamark.metaserver.catalog.pointers import (
+    check_metadata_folder,
     check_name_free,
     check_uuid,
-    checked_folder,
     is_derived,
     table_uuid,
     uuid_of,
@@ -187,7 +187,7 @@ class EngineCommits:
                 try:
                     return await self.publisher.publish_all(prepared, self._build_record(commit, prepared))
                 except LostRace:
-                    if not await races.lost({each.uuid for each in prepared}):
+                    if not await races.record_loss({each.uuid for each in prepared}):
                         raise
                 except CommitConflict:
                     conflicts += 1
@@ -297,7 +297,7 @@ class EngineCommits:
     ) -> RevisedUpdates | None:
         """Return the commit with other manifests where those of the engine would harm readers, or None."""
         of = metadata if base is None else base
-        uuid, folder = uuid_of(entry, of), checked_folder(self._context, of.location, of.properties)
+        uuid, folder = uuid_of(entry, of), check_metadata_folder(self._context, of.location, of.properties)
         return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
 
     async def _apply(self, commit: _Commit, base: TableMetadata | None, updates: Sequence[Update]) -> TableMetadata:
@@ -318,7 +318,7 @@ class EngineCommits:
             return None
         # The refusal may mean that the snapshot was applied already; its snapshot may even have expired since.
         await self._raise_if_committed(commit)
-        folder = checked_folder(self._context, base.location, base.properties)
+        folder = check_metadata_folder(self._context, base.location, base.properties)
         uuid, is_single = uuid_of(entry, base), commit.is_single
         return await rebase(self._context, commit.manifests, uuid, folder, base, snapshot_commit, is_single=is_single)
 

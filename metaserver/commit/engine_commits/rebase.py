@@ -244,57 +244,65 @@ class _Rebase:
         self._writer = SnapshotWriter(self._files, context.clock, own, folder, snapshot.snapshot_id)
 
     async def move_onto_head(self) -> RevisedUpdates:
-        lists = await self._lists()
+        """Apply an append to the head: list the client's new manifests and those of the head."""
+        lists = await self._read_lists()
         self._check_added(lists)
-        own, merged = await self._own_manifests(lists)
-        kept = [manifest for path, manifest in lists.head.items() if path not in merged]
-        return await self._listing([*own, *kept], len(kept))
+        own, merged = await self._select_own_manifests(lists)
+        others = [manifest for path, manifest in lists.head.items() if path not in merged]
+        return await self._write_list([*own, *others], len(others))
 
     def list_overtaking(self) -> list[Snapshot] | None:
-        """The snapshots between the client's parent and the head, the newest first. None if the parent is not in the
-        history of the head."""
-        found: list[Snapshot] = []
+        """Return the snapshots between the client's parent and the head, the newest first.
+
+        Return None if the parent is not in the history of the head.
+        """
+        overtaking: list[Snapshot] = []
         snapshot: Snapshot | None = self._head
         while snapshot is not None and snapshot.snapshot_id != self._commit.snapshot.parent_snapshot_id:
-            found.append(snapshot)
+            overtaking.append(snapshot)
             parent_id = snapshot.parent_snapshot_id
             snapshot = None if parent_id is None else self._base.snapshot(parent_id)
-        return None if snapshot is None else found
+        return None if snapshot is None else overtaking
 
     async def move_over_rewrites(self) -> RevisedUpdates:
-        """After snapshots that have only rewritten manifests: lists the client's manifests, and of the others those of
-        the head. If the client has replaced rewritten manifests, lists those of its parent of the same kind."""
-        lists = await self._lists()
+        """Move the snapshot over snapshots that have only rewritten manifests.
+
+        The result lists the client's manifests, and of the others those of the head. If the client has replaced
+        rewritten manifests, the result lists those of its parent of the same kind.
+        """
+        lists = await self._read_lists()
         self._check_numbered(lists)
         dropped = {manifest.manifest_path for manifest in lists.dropped}
-        touched = {_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
-        kept = [
+        touched = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
+        others = [
             manifest
             for path, manifest in lists.head.items()
-            if path not in dropped and (path in lists.parent or _kind(manifest) not in touched)
+            if path not in dropped and (path in lists.parent or _get_kind(manifest) not in touched)
         ]
-        kept += [
+        others += [
             manifest
             for path, manifest in lists.parent.items()
-            if path in lists.own and path not in lists.head and _kind(manifest) in touched
+            if path in lists.own and path not in lists.head and _get_kind(manifest) in touched
         ]
-        added = [self._renumbered(manifest) for manifest in lists.added]
-        return await self._listing([*added, *kept], len(kept))
+        added = [self._renumber(manifest) for manifest in lists.added]
+        return await self._write_list([*added, *others], len(others))
 
     async def undo_replacements(self, undone: Sequence[Snapshot]) -> RevisedUpdates:
-        """After snapshots that have only replaced files by others with the same rows: lists the client's manifests and
-        those of its parent, so that these snapshots are undone. Their parent has not expired, so its files exist.
+        """Undo snapshots that have only replaced files by others with the same rows.
+
+        The result lists the client's manifests and those of its parent. The parent has not expired, so its files exist.
 
         They leave the history of the branch, as after a rollback. If they stayed in it, the expiration of other engines
         would delete the old files with them (Iceberg's incremental clean-up takes the files that a snapshot of the
         history removed for unused), and an engine that has deleted rows of the new files by position would not find
-        that these files are gone: no snapshot of the history states that."""
-        lists = await self._lists()
+        that these files are gone: no snapshot of the history states that.
+        """
+        lists = await self._read_lists()
         self._check_numbered(lists)
-        kept = [manifest for path, manifest in lists.parent.items() if path in lists.own]
-        added = [self._renumbered(manifest) for manifest in lists.added]
+        others = [manifest for path, manifest in lists.parent.items() if path in lists.own]
+        added = [self._renumber(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
-        return await self._listing([*added, *kept], len(kept), parent, undone)
+        return await self._write_list([*added, *others], len(others), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
         """Checks that the added manifests take their numbers from this snapshot, and that the rows of the parent's have
@@ -315,10 +323,10 @@ class _Rebase:
         ):
             raise CannotRebase("rows have got row ids since")
 
-    async def _listing(
+    async def _write_list(
         self,
         manifests: list[ManifestFile],
-        kept: int,
+        others_count: int,
         parent: Snapshot | None = None,
         undone: Sequence[Snapshot] = (),
     ) -> RevisedUpdates:
@@ -331,13 +339,13 @@ class _Rebase:
         listed = tuple(manifests)
         location = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
         summary = self._commit.snapshot.summary or {}
-        summary = rebased_summary(summary, parent.summary_map(), kept)
+        summary = rebase_summary(summary, parent.summary_map(), others_count)
         if undone:
             summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
         updates = self._build_updates(parent, location, summary, next_row_id - self._base.next_row_id)
         return RevisedUpdates(updates, tuple(self._files.files), listed)
 
-    async def _lists(self) -> _Lists:
+    async def _read_lists(self) -> _Lists:
         snapshot = self._commit.snapshot
         parent: Snapshot | None = None
         if snapshot.parent_snapshot_id is not None:
@@ -345,11 +353,11 @@ class _Rebase:
             if parent is None:
                 raise CannotRebase("the parent has expired")
         published = self._manifests.published
-        own = await _listed(self._manifests.own, snapshot)
-        head = await _listed(published, self._head)
+        own = await _read_list(self._manifests.own, snapshot)
+        head = await _read_list(published, self._head)
         before: dict[str, ManifestFile] = {}
         if parent is not None:
-            before = head if parent is self._head else await _listed(published, parent)
+            before = head if parent is self._head else await _read_list(published, parent)
         return _Lists(before, own, head)
 
     def _check_added(self, lists: _Lists) -> None:
@@ -374,7 +382,7 @@ class _Rebase:
         if count != str(sum(manifest.added_files_count or 0 for manifest in lists.added)):
             raise CannotRebase("the summary and the manifest list state different numbers of files")
 
-    async def _own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
+    async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """The manifests of the files that the client added, and the paths of the manifests of the head that they
         replace.
 
@@ -387,21 +395,21 @@ class _Rebase:
         entries = await self._read(self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added])
         for entry in (entry for each in entries for entry in each if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
-            if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _row_id(entry) is not None:
+            if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
         there = all(manifest.manifest_path in lists.head for manifest in dropped)
         former = [lists.head[each.manifest_path] for each in dropped] if there else dropped
         merged = await self._read(self._manifests.published, former)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
-        if _identities(existing) != _identities(entry for each in merged for entry in each):
+        if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
             raise CannotRebase("the merged entries differ from those of the parent")
-        keeps_merge = there and _row_ids(existing) == _row_ids(entry for each in merged for entry in each)
+        keeps_merge = there and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         for manifest, listed in zip(added, entries, strict=True):
             if keeps_merge or not manifest.existing_files_count:
-                own.append(self._renumbered(manifest))
+                own.append(self._renumber(manifest))
             elif manifest.added_files_count:
-                written = [_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
+                written = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
                 spec_id = manifest.partition_spec_id
                 stored = await self._writer.manifest(written, self._base, spec_id, DATA_MANIFEST)
                 own.append(stored.described(snapshot_id, self._sequence_number))
@@ -418,7 +426,7 @@ class _Rebase:
             decoded.append(entries)
         return decoded
 
-    def _renumbered(self, manifest: ManifestFile) -> ManifestFile:
+    def _renumber(self, manifest: ManifestFile) -> ManifestFile:
         """The client's manifest with the sequence number of the new snapshot; entries without numbers inherit it."""
         own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
@@ -449,7 +457,7 @@ class _Rebase:
         return AddSnapshot(rebased), SetSnapshotRef.to_ref(self._commit.branch, ref)
 
 
-async def _listed(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
+async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
     if snapshot.manifest_list is None or snapshot.key_id is not None:
         raise CannotRebase("a snapshot has no manifest list")
     listed = await manifests.listed_at(snapshot.manifest_list)
@@ -459,27 +467,27 @@ async def _listed(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> d
     return by_path
 
 
-def _kind(manifest: ManifestFile) -> tuple[int, int]:
+def _get_kind(manifest: ManifestFile) -> tuple[int, int]:
     """Manifests of different kinds are rewritten apart."""
     return manifest.partition_spec_id, manifest.content
 
 
-def _added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
+def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
     """It inherits its sequence numbers."""
     return structs.replace(entry, snapshot_id=snapshot_id, sequence_number=None, file_sequence_number=None)
 
 
-def _row_id(entry: ManifestEntry) -> int | None:
+def _get_row_id(entry: ManifestEntry) -> int | None:
     """The entry's explicit row id; None when it is not assigned yet."""
     own = entry.file.first_row_id
     return None if own is None or own < 0 else own
 
 
-def _row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
-    return {entry.file.file_path: _row_id(entry) for entry in entries}
+def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
+    return {entry.file.file_path: _get_row_id(entry) for entry in entries}
 
 
-def _identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
+def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
     """Counts the files by all fields that a merge must not change, except row ids."""
     return Counter(
         (
@@ -494,7 +502,7 @@ def _identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
     )
 
 
-def rebased_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
+def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
     """The client's summary with totals derived from the head's; a total that the head lacks is removed."""
     rebased = dict(summary)
     for total, (added, removed) in _TOTALS.items():

@@ -211,7 +211,7 @@ class Expiration:
             chosen = Expired(expired.refs, expired.snapshot_ids[:count])
             after = self._without(before, chosen)
             try:
-                unused = await self._unused(entry.uuid, before, after)
+                unused = await self._find_unused_files(entry.uuid, before, after)
             except TooManyEntries:
                 count //= 2
                 continue
@@ -226,7 +226,7 @@ class Expiration:
         clock = self._parts.clock
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
-    async def _unused(
+    async def _find_unused_files(
         self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
         """Reads no files of other tables, and names none. None either if the table's files must stay."""
@@ -273,7 +273,7 @@ class Expiration:
         before = await self._parts.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._current(instant)
         after = await self._parts.documents.table(entry.metadata_location)
-        unused = await self._unused(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
+        unused = await self._find_unused_files(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
         await self._delete(instant, unused)
 
     async def _current(self, instant: Instant) -> Entry:

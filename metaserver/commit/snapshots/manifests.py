@@ -221,9 +221,9 @@ class Manifests:
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """The live entries as columns, one block a manifest. Corrupt names a manifest."""
-        return await self._decoded(manifests, self._memory)
+        return await self._decode_blocks(manifests, self._memory)
 
-    async def _decoded(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
+    async def _decode_blocks(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
         """`memory`: for blocks that are kept for a change."""
 
         async def block(manifest: ManifestFile) -> Block:
@@ -268,7 +268,7 @@ class Manifests:
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         kept = self._names.get(manifest.manifest_path)
         if kept is None:
-            (block,) = await self._decoded([manifest], None)  # only its hashes are kept
+            (block,) = await self._decode_blocks([manifest], None)  # only its hashes are kept
             kept = _names(manifest, block)
             self._names.put(manifest.manifest_path, kept, kept.size_bytes)
         return kept
