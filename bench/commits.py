@@ -1,4 +1,4 @@
-"""How many commits a second, on one table and on a hundred, by one client and by eight?
+"""How many commits a second, on one table and on a hundred, by one client and by eight? Do more tables add commits?
 
 A property commit requires nothing; an append adds a snapshot and moves `main`, guarded as engines do it, and a client
 that lost (409) looks up the head and tries again: only commits that went through count. A change (Seamark's own route)
@@ -22,6 +22,8 @@ from bench.wire import request
 SERVERS = ("seamark", "seamark-pg", "fixture", "fixture-file")
 OURS = ("seamark", "seamark-pg")
 CHANGED_TABLES = (1, 4, 16)
+PARALLEL_TABLES = (4, 16)
+"""Tables that a client each commits to at the same time."""
 CLIENTS = 8
 TABLES = 100
 NAMESPACE = "commits"
@@ -51,6 +53,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for tables, clients in ((1, 1), (1, CLIENTS), (TABLES, CLIENTS))
             for kind in ("property", "append")
         }
+        parallel: dict[str, Slice] = {
+            f"{kind}, {tables} tables, a client each": partial(piece, tables=tables, clients=tables, kind=kind)
+            for kind in ("property", "append")
+            for tables in PARALLEL_TABLES
+        }
         ours = [target for target in targets if target.name in OURS]
         changes: dict[str, Slice] = {
             f"change, {_count(tables, 'table')}, a client each": partial(
@@ -59,13 +66,16 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for tables in CHANGED_TABLES
         }
         await warm(targets, pieces.values(), 1)
-        await warm(ours, changes.values(), 1)
-        for case, one in (*pieces.items(), *changes.items()):
-            samples = await in_turns(targets if case in pieces else ours, rounds, one)
+        await warm(ours, [*parallel.values(), *changes.values()], 1)
+        for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
+            samples = await in_turns(targets if case in pieces else ours, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)
             report.add(case, "p99", "ms", samples, lambda s: s.quantile(0.99))
             report.add_failures(case, samples)
             report.add_generator(case, samples)
+            if case not in pieces:
+                report.add(case, "server CPU for a commit", "ms", samples, lambda s: s.server_cpu_us / 1000)
+                report.add(case, "server's core in use", "%", samples, lambda s: 100 * s.server_cpu_s / s.elapsed_s)
         report.bounds = {
             "one fdatasync of a grown file": f"{bounds.sync_ms(folder):.2f} ms",
             "a new durable file (write, fsync, fsync of the folder)": f"{bounds.new_file_ms(folder):.2f} ms",
@@ -74,6 +84,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         "seamark and seamark-pg are durable when they answer: a metadata file and a transaction, both synced.",
         "fixture keeps its SQLite in memory and syncs nothing; fixture-file syncs SQLite, not the metadata files.",
         "The ratio compares durable Seamark with the fixture in memory.",
+        "A server has one core. Where all of it is in use, more tables cannot add commits: the bound is 1,000 ms "
+        "divided by the server's CPU time for a commit.",
     ]
     return report
 

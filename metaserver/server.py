@@ -52,12 +52,12 @@ from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import claimed
+from seamark.metaserver.commit.changes.group_commit import open_commits
+from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
-from seamark.metaserver.commit.native.group_commit import open_commits
 from seamark.metaserver.commit.publication import open_publisher
 from seamark.metaserver.commit.rewriting.manifest_rewrite import open_manifest_rewrite
-from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.cleaning import Cleaner
 from seamark.metaserver.index.files.indexes import open_indexes
 from seamark.metaserver.index.files.registry import Registry
@@ -154,7 +154,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
             usage=usage,
             database_shares=database_shares,
             planner=planner,
-            stock_commits=StockCommits(catalog, publisher),
+            stock_commits=EngineCommits(catalog, publisher),
             commits=await enter(open_commits(catalog, publisher, planner, metrics.commits)),
             expiration=expiration,
             orphan_removal=OrphanRemoval(catalog, publisher, planner),

@@ -32,20 +32,34 @@ class Clock(Protocol):
         """A random UUID (RFC 9562, version 4)."""
 
     def uuid7(self) -> uuid.UUID:
-        """A UUID whose leading 48 bits are `now_ms()` (RFC 9562, version 7): sorts by time."""
+        """A UUID that sorts by time (RFC 9562, version 7): its first 48 bits are `now_ms()`.
+
+        The UUIDs that one clock makes within a millisecond sort in the order in which they were made.
+        """
 
 
 def _uuid4(rand: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=rand, version=4)
 
 
-def _uuid7(now_ms: int, rand: bytes) -> uuid.UUID:
-    value = (now_ms & (1 << 48) - 1) << 80 | int.from_bytes(rand, "big")
-    value = value & ~(0xF << 76) | 0x7 << 76
-    value = value & ~(0x3 << 62) | 0x2 << 62
-    return uuid.UUID(int=value)
+class _Uuid7Sequence:
+    """Makes UUIDs of version 7, with a counter in the 12 bits after the time (RFC 9562, section 6.2, method 1)."""
+
+    def __init__(self) -> None:
+        self._last_ms = 0
+        self._counter = 0
+
+    def next(self, now_ms: int, rand: bytes) -> uuid.UUID:
+        """Return the next UUID, with 62 of the random bits."""
+        self._counter = min(self._counter + 1, _COUNTER_MAX) if now_ms == self._last_ms else 0
+        self._last_ms = now_ms
+        time_bits = (now_ms & (1 << 48) - 1) << 80
+        random_bits = int.from_bytes(rand, "big") & (1 << 62) - 1
+        return uuid.UUID(int=time_bits | 0x7 << 76 | self._counter << 64 | 0x2 << 62 | random_bits)
 
 
+_COUNTER_MAX = (1 << 12) - 1
+"""Further UUIDs of the same millisecond have no order among them."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -58,6 +72,9 @@ def _machine() -> str:
 
 
 class SystemClock:
+    def __init__(self) -> None:
+        self._uuids = _Uuid7Sequence()
+
     monotonic = staticmethod(time.monotonic)
     """Not a Python function: a plan reads it twenty times."""
 
@@ -75,7 +92,7 @@ class SystemClock:
         return _uuid4(self.random_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return _uuid7(self.now_ms(), self.random_bytes(10))
+        return self._uuids.next(self.now_ms(), self.random_bytes(10))
 
 
 class SimulatedClock:
@@ -87,6 +104,7 @@ class SimulatedClock:
         self._random = random.Random(seed)  # noqa: S311  a simulation must replay
         self._now_ms = start_ms
         self._jumped_ms = 0
+        self._uuids = _Uuid7Sequence()
 
     def advance(self, ms: int) -> None:
         self._now_ms += ms
@@ -109,4 +127,4 @@ class SimulatedClock:
         return _uuid4(self.random_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return _uuid7(self.now_ms(), self.random_bytes(10))
+        return self._uuids.next(self.now_ms(), self.random_bytes(10))

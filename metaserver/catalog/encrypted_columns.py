@@ -6,7 +6,7 @@ encrypts files. Jobs, which have keys, look at the files (`connector/parquet/cop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from seamark.formats.iceberg.metadata import clustering, statistics
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -62,10 +62,23 @@ def _above(metadata: TableMetadata, column_id: int) -> Iterator[int]:
 
 
 def check_encrypted_columns(
-    metadata: TableMetadata, base: TableMetadata | None, indexed: Iterable[int] = (), indexed_before: Iterable[int] = ()
+    metadata: TableMetadata,
+    base: TableMetadata | None,
+    list_indexed: Callable[[TableMetadata], Iterable[int]] = lambda _: (),
 ) -> None:
-    """BadRequest if a commit adds a use of an encrypted column that publishes its values, or declares a column that is
-    used so. What the table had before stays, and jobs refuse it. `indexed`: the columns of indexes."""
+    """Check that a commit publishes no values of encrypted columns.
+
+    What the table had before stays, and jobs refuse it.
+
+    Args:
+        metadata: The table's metadata after the commit.
+        base: The metadata before it. None for a new table.
+        list_indexed: Returns the ids of the columns of a table's indexes.
+
+    Raises:
+        BadRequest: The commit adds a use of an encrypted column that publishes its values or their order, or declares a
+            column that is used so.
+    """
     properties = metadata.properties
     if not (ENCRYPTED_COLUMNS in properties or _COLUMN_KEYS in properties or _UNIFORM_KEY in properties):
         return
@@ -74,8 +87,8 @@ def check_encrypted_columns(
         for name in as_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
                 raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, which is no column of the table")
-    known = set() if base is None else set(_published(base, indexed_before))
-    for use, column_id in sorted(set(_published(metadata, indexed)) - known):
+    former = set() if base is None else set(_published(base, list_indexed(base)))
+    for use, column_id in sorted(set(_published(metadata, list_indexed(metadata))) - former):
         column = metadata.current_schema.index.by_id[column_id].name
         raise BadRequest(
             f"The column {column} is encrypted, and {use} would publish its values or their order; choose another "

@@ -11,8 +11,7 @@ from seamark.formats.protocol.wire import check_namespace, encode_json
 from seamark.formats.runtime.errors import CommitConflict, TooLarge, Unprocessable
 from seamark.metaserver.catalog.ownership.claims import check_outside
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.policies import INHERITED_MAX, count_policies
-from seamark.metaserver.catalog.policy_setters import with_setters
+from seamark.metaserver.catalog.policies import INHERITED_MAX, count_policies, record_setters
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
@@ -34,7 +33,7 @@ class Namespaces:
         if "location" in properties:
             await self._parts.check_location(caller, properties["location"], "The namespace's location")
             await check_outside(self._parts, properties["location"], "The namespace's location")
-        properties = with_setters(caller, properties, {})
+        properties = record_setters(caller.who, properties, {})
         created = self.with_location(Namespace(path=path, properties=properties))
         body = encode_json({"namespace": list(path), "properties": created.properties})
         await self._parts.transact(
@@ -100,7 +99,7 @@ class Namespaces:
                 missing=[key for key in named if key not in stored.properties],
             )
             properties = {key: value for key, value in stored.properties.items() if key not in named} | updates
-            properties = with_setters(caller, properties, stored.properties)
+            properties = record_setters(caller.who, properties, stored.properties)
             if updates:  # those of before the limit may be removed
                 _check_size(path, properties)
             replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)

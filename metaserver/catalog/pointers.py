@@ -65,13 +65,13 @@ def metadata_location(
 
     The number follows that of the previous file, so that the highest number is the newest file.
     """
-    folder = checked_folder(parts, location, properties)
+    folder = check_metadata_folder(parts, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
     version = int(number[1]) + 1 if number is not None else int(previous is not None)
     return f"{folder}/{version:05d}-{parts.clock.uuid4()}{suffix}"
 
 
-def checked_folder(parts: CatalogContext, location: str, properties: dict[str, str]) -> str:
+def check_metadata_folder(parts: CatalogContext, location: str, properties: dict[str, str]) -> str:
     """The folder for metadata files. BadRequest when write.metadata.path is outside the warehouse."""
     if METADATA_PATH in properties:
         parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)

@@ -13,6 +13,8 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.access.principal import ANONYMOUS_NAME
+from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
@@ -32,7 +34,11 @@ PREFIXES = (
 """Prefixes of the properties that a namespace may have for its tables."""
 
 SETTERS = "seamark.policy.set-by"
-"""A JSON object of who set each property of the policy, which the server keeps (`policy_setters.py`)."""
+"""A JSON object of who set each property of the policy, which the server keeps (`record_setters`)."""
+
+
+_RECORDED = (*PREFIXES, "seamark.index.")
+"""Prefixes of the properties whose setters are recorded."""
 
 
 class Inherited(NamedTuple):
@@ -67,6 +73,31 @@ def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
         return from_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:
         return {}
+
+
+def record_setters(who: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties with the names of their setters: a job has no more rights than that principal has now.
+
+    The server keeps the names in one property of the table or namespace, which no client can set. Each change is
+    computed from the stored value. Without logins there are no names.
+
+    Args:
+        who: The principal that changes the properties, and the setter of each value that differs from `before`.
+        properties: The properties after the change. Names of setters in them are ignored.
+        before: The properties before it.
+    """
+    former = setters_of(before)
+    setters: dict[str, str] = {}
+    for name, value in properties.items():
+        if not name.startswith(_RECORDED):
+            continue
+        if value != before.get(name) and who != SERVICE_PRINCIPAL:
+            if who != ANONYMOUS_NAME:
+                setters[name] = who
+        elif name in former:
+            setters[name] = former[name]
+    others = {name: value for name, value in properties.items() if name != SETTERS}
+    return {**others, SETTERS: msgspec.json.encode(setters, order="sorted").decode()} if setters else others
 
 
 def count_policies(properties: Iterable[str]) -> int:

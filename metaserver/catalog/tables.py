@@ -37,7 +37,7 @@ from seamark.metaserver.catalog.pointers import (
     swap_of,
     table_uuid,
 )
-from seamark.metaserver.catalog.policy_setters import with_setters
+from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import check_purgeable
 from seamark.metaserver.catalog.values import Caller, CreateTable, LoadedTable, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, InstantState, NamespacePath
@@ -208,7 +208,7 @@ class Tables:
         )
         metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: indexed(work()))
         check_encrypted_columns(metadata, None)
-        return structs.replace(metadata, properties=with_setters(caller, metadata.properties, {}))
+        return structs.replace(metadata, properties=record_setters(caller.who, metadata.properties, {}))
 
     async def _registrable(self, location: str) -> TableMetadata:
         # Checked in the storage, because the cache may still contain a file that is gone.

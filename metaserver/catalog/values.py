@@ -5,9 +5,18 @@ from __future__ import annotations
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from msgspec.structs import force_setattr
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.requirements import AssertCreate, Requirement, read_requirements
+from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
+from seamark.formats.iceberg.metadata.updates import (
+    AddSnapshot,
+    RemoveSnapshots,
+    SetPartitionStatistics,
+    SetStatistics,
+    Update,
+    read_updates,
+)
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.metaserver.store.model import Entry, NamespacePath
 
@@ -87,22 +96,59 @@ class CreateView(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TableChange(msgspec.Struct, frozen=True):
-    """The part of a commit that concerns one table. The actions and types are in lower case, because clients may send
-    them in any case."""
+    """The part of an engine's commit that concerns one table, as JSON of the REST specification."""
 
     namespace: NamespacePath
     name: str
     requirements: list[dict[str, Any]]
     updates: list[dict[str, Any]]
 
-    def __post_init__(self) -> None:
-        force_setattr(self, "requirements", [_lowered(requirement, "type") for requirement in self.requirements])
-        force_setattr(self, "updates", [_lowered(update, "action") for update in self.updates])
+
+class TableCommit(msgspec.Struct, frozen=True):
+    """The part of an engine's commit that concerns one table."""
+
+    namespace: NamespacePath
+    name: str
+    requirements: tuple[Requirement, ...]
+    updates: tuple[Update, ...]
+    added_snapshots: tuple[SnapshotInput, ...]
+    removed_snapshot_ids: tuple[int, ...]
+    statistics_paths: tuple[str, ...]
+    """The files of statistics that the updates name."""
+
+    @property
+    def is_create(self) -> bool:
+        return any(isinstance(requirement, AssertCreate) for requirement in self.requirements)
 
 
-def _lowered(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    value = fields.get(name)
-    return {**fields, name: value.lower()} if isinstance(value, str) else fields
+def read_table_commit(change: TableChange) -> TableCommit:
+    """Return the commit with typed requirements and updates.
+
+    Raises:
+        BadRequest: A requirement or an update is unknown or malformed.
+    """
+    updates = read_updates(change.updates)
+    added: list[SnapshotInput] = []
+    removed_ids: list[int] = []
+    statistics_paths: list[str] = []
+    for update in updates:
+        if isinstance(update, AddSnapshot):
+            added.append(update.snapshot)
+        elif isinstance(update, RemoveSnapshots):
+            removed_ids += update.snapshot_ids
+        elif isinstance(update, SetStatistics):
+            statistics_paths.append(update.statistics.statistics_path)
+        elif isinstance(update, SetPartitionStatistics):
+            statistics_paths.append(update.partition_statistics.statistics_path)
+    return TableCommit(
+        change.namespace,
+        change.name,
+        read_requirements(change.requirements),
+        updates,
+        tuple(added),
+        tuple(removed_ids),
+        tuple(statistics_paths),
+    )
 
 
 class PropertyChanges(msgspec.Struct, frozen=True):

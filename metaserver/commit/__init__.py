@@ -1,1 +1,1 @@
-"""Commits of tables: stock updates and native changes, until they are durable."""
+"""Commits of tables: updates of engines and changes of writers, until they are durable."""

@@ -1,6 +1,6 @@
 """Publication: writes the metadata files of a commit and moves its pointers, in one transaction of the pointer store.
 
-Stock commits and native changes end here; a commit is durable when the transaction is. A publication has three
+Commits of engines and changes of writers end here; a commit is durable when the transaction is. A publication has three
 outcomes: committed, conflict and unknown (docs/design/0001). Written files are deleted only when it is certain that no
 pointer refers to them. When the outcome is unknown they stay, and the client receives CommitUnknown.
 """
@@ -29,7 +29,7 @@ from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_w
 from seamark.metaserver.catalog.ownership.own_files import allow
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.pointers import created_entry, metadata_location, swap_of, uuid_of
-from seamark.metaserver.catalog.policy_setters import with_setters
+from seamark.metaserver.catalog.policies import record_setters
 from seamark.metaserver.catalog.purge import owned
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.objects.cleanup import Cleanup
@@ -47,7 +47,7 @@ _UPDATES_RECORDED = 50
 """The largest number of updates of one commit that the timeline records."""
 _SUMMARY_KEYS = ("added-data-files", "deleted-data-files", "added-records", "deleted-records", "added-delete-files")
 _SUMMARY_CHARACTERS_MAX = 100
-"""Of each value. A writer may send megabytes, and readers of the timeline get a thousand instants at once."""
+"""The longest value of a summary. A writer may send megabytes, and readers of the timeline get a thousand instants."""
 OTHER_ROWS = "other-rows"
 """A key of the timeline's summary: why a snapshot of the operation `replace` cannot have the rows of its parent."""
 
@@ -56,7 +56,7 @@ MANIFESTS_REWRITTEN = ("rewrite-manifests",)
 """The updates of an event by which the server lists the same files in other manifests. No update of the REST
 specification has this name, so no client can record it."""
 FILES_REPLACED = ("replace-files",)
-"""Those of a change that replaces files by files with the same rows, such as a compaction. Engines cannot record it."""
+"""The updates of a change that replaces files by files with the same rows, as a compaction. No engine can record it."""
 
 
 class CommitEvent(msgspec.Struct, frozen=True):
@@ -72,21 +72,21 @@ class CommitEvent(msgspec.Struct, frozen=True):
     fingerprint: str | None = None
 
 
-class PlannedCommit(msgspec.Struct):
-    """The part of one attempt that concerns one table."""
+class PreparedCommit(msgspec.Struct, frozen=True):
+    """The part of one attempt that concerns one table: everything that its publication writes."""
 
     namespace: NamespacePath
     name: str
     entry: Entry | None
     """None: the commit creates the table."""
     metadata: TableMetadata
-    events: Sequence[CommitEvent] = ()
+    events: Sequence[CommitEvent]
     files: Sequence[tuple[str, bytes]] = ()
     """Files that the metadata refers to and the server writes."""
     document: bytes = b""
     location: str = ""
     """Where `document` is written. Empty when the metadata does not change."""
-    forgotten: list[str] = []
+    unneeded: Sequence[str] = ()
     """Metadata files that left the metadata log and may be deleted."""
     claims: tuple[Operation, ...] = ()
     """Claims of the locations that the table gets."""
@@ -96,7 +96,7 @@ class PlannedCommit(msgspec.Struct):
         return uuid_of(self.entry, self.metadata)
 
     def new_entry(self, now_ms: int) -> Entry:
-        """The entry after this event."""
+        """Return the entry after this commit."""
         return created_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
 
     def written_files(self) -> list[tuple[str, bytes]]:
@@ -105,7 +105,7 @@ class PlannedCommit(msgspec.Struct):
 
 
 class _TableLock(asyncio.Lock):
-    """Counts the commits that have it or wait for it."""
+    """A lock that counts the commits that have it or wait for it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class _TableLock(asyncio.Lock):
         self.release()
 
 
-class StockPriority(Protocol):
-    """Holds back native changes for a client that reads, computes and commits snapshots itself."""
+class EnginePriority(Protocol):
+    """Holds back changes for an engine that reads, computes and commits snapshots itself."""
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None: ...
 
@@ -133,8 +133,11 @@ class StockPriority(Protocol):
 
 
 class Races:
-    """The races of one commit. A process that has lost several takes priority in the database: the others lose theirs
-    until it has committed, or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit."""
+    """The races of one commit against other processes.
+
+    A process that has lost several takes priority in the database: the others lose their races until it has committed,
+    or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit.
+    """
 
     def __init__(self, parts: CatalogContext, holder: str) -> None:
         self._parts = parts
@@ -143,8 +146,8 @@ class Races:
         self._until_s = parts.clock.monotonic() + parts.settings.storage_timeout_s
         self._with_priority: set[str] = set()
 
-    async def lost(self, uuids: Iterable[str]) -> bool:
-        """After a LostRace for tables with these UUIDs: waits. False when the commit has tried for long enough."""
+    async def record_loss(self, uuids: Iterable[str]) -> bool:
+        """Count a LostRace for tables with these UUIDs, and wait. Return False after the commit's last attempt."""
         self._lost += 1
         is_late = self._parts.clock.monotonic() >= self._until_s
         if self._lost > self._parts.settings.commit_retries and is_late:
@@ -159,6 +162,7 @@ class Races:
         return True
 
     async def end(self) -> None:
+        """End the priority of the process."""
         uuids, self._with_priority = self._with_priority, set()
         for uuid in uuids:
             with contextlib.suppress(SeamarkError):  # it ends after `_PRIORITY_MS`
@@ -166,28 +170,28 @@ class Races:
 
 
 class Publisher:
-    """Publishes commits. One for each server, shared by stock and native commits: they take the same locks."""
+    """Publishes commits. One for each server, shared by commits of engines and changes: they take the same locks."""
 
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], _TableLock] = WeakValueDictionary()
         self._cleanup = Cleanup(parts.objects)
         self._holder = str(parts.clock.uuid4())
-        self.stock_priority: StockPriority | None = None
+        self.engine_priority: EnginePriority | None = None
 
     async def close(self) -> None:
-        """Waits for the deletion of metadata files."""
+        """Wait for the deletion of metadata files."""
         await self._cleanup.close()
 
     @contextlib.asynccontextmanager
     async def lock(self, namespace: NamespacePath, name: str) -> AsyncIterator[None]:
-        """Excludes other commits of this process to the table. RetryLater after a long wait."""
+        """Exclude other commits of this process to the table; raise RetryLater after a long wait."""
         async with self.lock_all([(namespace, name)]):
             yield
 
     @contextlib.asynccontextmanager
     async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
-        """Serialises the commits of this process to a table: a lost race would waste a metadata file."""
+        """Serialise the commits of this process to the tables: a lost race would waste a metadata file."""
         timeout_s = self._parts.settings.storage_timeout_s
         locks = [self._lock_of(name) for name in sorted(names)]
         async with contextlib.AsyncExitStack() as stack:
@@ -208,7 +212,7 @@ class Publisher:
 
     @contextlib.asynccontextmanager
     async def races(self) -> AsyncIterator[Races]:
-        """Counts the races that a commit loses against other processes. Ends its priority."""
+        """Count the races that a commit loses against other processes, and end its priority."""
         races = Races(self._parts, self._holder)
         try:
             yield races
@@ -233,57 +237,73 @@ class Publisher:
         stored: Callable[[], Awaitable[None]] | None = None,
         is_checked: bool = False,
     ) -> LoadedTable:
-        """Makes `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
+        """Make `metadata`, derived from `base`, the table's current metadata: one attempt, under `lock`.
 
-        `entry` is the pointer that led to `base`. `events`, at least one, and `operations` are part of the
-        transaction that moves the pointer. `stored` waits for files that the metadata refers to and that are being
-        written, or raises. `is_checked`: the caller has called `check_writable` for `base`.
+        Args:
+            caller: The principal that commits.
+            entry: The pointer that led to `base`.
+            base: The table's current metadata.
+            metadata: The new metadata.
+            events: What the timeline records, at least one.
+            operations: Further operations of the transaction that moves the pointer.
+            stored: Waits for files that the metadata refers to and that are being written, or raises.
+            is_checked: Whether the caller has called `check_writable` for `base`.
 
-        CommitConflict when the pointer has moved or an operation conflicts. After any error but CommitUnknown nothing
-        was committed; after CommitUnknown the outcome is unknown.
+        Raises:
+            CommitConflict: The pointer has moved, or an operation conflicts.
+            CommitUnknown: The outcome is unknown. After any other error nothing was committed.
         """
         if metadata is base:
             raise ValueError("metadata is unchanged; publish needs changed metadata")
         if not events:
             raise ValueError("events is empty; publish needs at least one")
-        named = (entry.namespace, entry.name)
-        prepared = await self.prepare(caller, named, entry, base, metadata, is_checked=is_checked)
-        prepared.events = events
+        name = (entry.namespace, entry.name)
+        prepared = await self.prepare(caller, name, entry, base, metadata, events=events, is_checked=is_checked)
         return (await self.publish_all([prepared], operations, stored))[0]
 
     async def prepare(
         self,
         caller: Caller,
-        named: tuple[NamespacePath, str],
+        full_name: tuple[NamespacePath, str],
         entry: Entry | None,
         base: TableMetadata | None,
         metadata: TableMetadata,
         *,
+        events: Sequence[CommitEvent],
+        files: Sequence[tuple[str, bytes]] = (),
         is_checked: bool = False,
-    ) -> PlannedCommit:
-        """The metadata as a document, with its location; both empty when the metadata equals the base."""
-        (namespace, name), uuid = named, uuid_of(entry, metadata)
+    ) -> PreparedCommit:
+        """Prepare the publication of `metadata`, which may write locations and properties that the caller may write.
+
+        Args:
+            caller: The principal that commits.
+            full_name: The namespace and the name of the table.
+            entry: The pointer that led to `base`. None for a new table.
+            base: The table's metadata before the commit. None for a new table.
+            metadata: The table's metadata after the commit. If it is `base` itself, nothing is written.
+            events: What the timeline records.
+            files: Files that the metadata refers to and the server writes.
+            is_checked: Whether the caller has called `check_writable` for `base`.
+        """
+        (namespace, name), uuid = full_name, uuid_of(entry, metadata)
         if base is not None and metadata is base:
-            return PlannedCommit(namespace=namespace, name=name, entry=entry, metadata=metadata)
+            return PreparedCommit(namespace, name, entry, metadata, events, files)
         if base is None or metadata.location != base.location:
             await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
-            await check_unclaimed(self._parts, metadata.location, "The table's location", named, uuid)
+            await check_unclaimed(self._parts, metadata.location, "The table's location", full_name, uuid)
         before = {} if base is None else base.properties
         await self._parts.check_properties(caller, metadata.properties, before, namespace)
         if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
-            indexed, indexed_before = _indexed(metadata), () if base is None else _indexed(base)
-            check_encrypted_columns(metadata, base, indexed, indexed_before)
-            properties = with_setters(caller, metadata.properties, before)
-            metadata = msgspec.structs.replace(metadata, properties=properties)
-        forgotten: list[str] = []
+            check_encrypted_columns(metadata, base, _list_indexed_columns)
+            metadata = msgspec.structs.replace(
+                metadata, properties=record_setters(caller.who, metadata.properties, before)
+            )
+        unneeded: Sequence[str] = ()
         if entry is not None and base is not None:
-            metadata, forgotten = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
-            deletes = as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False)
-            owns = owned(self._parts, metadata)
-            # The metadata file provides the log and the location, and the table's writers can overwrite it.
-            own = [old for old in forgotten if owns(old)] if deletes else []
-            forgotten = await claimed(self._parts, entry.uuid, own) if own else []
-        document, location = self._place(metadata, entry)
+            metadata, removed = with_previous_file(metadata, entry.metadata_location, base.last_updated_ms)
+            if as_bool(metadata.properties, _DELETE_AFTER_COMMIT, False) and removed:
+                unneeded = await self._select_own(entry.uuid, metadata, removed)
+        document, location = self._encode(metadata, entry)
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
             new = created_entry(namespace, name, uuid, location, 0)
@@ -291,34 +311,37 @@ class Publisher:
         elif entry is not None and not is_checked:
             await check_writable(self._parts, entry.uuid, metadata)
         claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
-        return PlannedCommit(
-            namespace=namespace,
-            name=name,
-            entry=entry,
-            metadata=metadata,
-            document=document,
-            location=location,
-            forgotten=forgotten,
-            claims=claims,
-        )
+        return PreparedCommit(namespace, name, entry, metadata, events, files, document, location, unneeded, claims)
 
-    def _place(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
+    async def _select_own(self, uuid: str, metadata: TableMetadata, removed: Sequence[str]) -> Sequence[str]:
+        """Return the removed metadata files that belong to the table.
+
+        The metadata file provides the log and the location, and the table's writers can overwrite it. So the file must
+        also be in a location that the database records as claimed by the table.
+        """
+        owns = owned(self._parts, metadata)
+        own = [location for location in removed if owns(location)]
+        return await claimed(self._parts, uuid, own) if own else ()
+
+    def _encode(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
         document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
         previous = None if entry is None else entry.metadata_location
         return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
 
     async def publish_all(
         self,
-        planned: list[PlannedCommit],
-        further: Sequence[Operation],
+        commits: Sequence[PreparedCommit],
+        operations: Sequence[Operation],
         stored: Callable[[], Awaitable[None]] | None = None,
     ) -> list[LoadedTable]:
-        """Writes the files, then swaps the pointers: one attempt, under `lock_all`. The outcomes are those of
-        `publish`; the files are deleted when the transaction is known to have failed."""
+        """Write the files, then move the pointers: one attempt, under `lock_all`.
+
+        The outcomes are those of `publish`. The files are deleted when the transaction is known to have failed.
+        """
         written: list[str] = []
         try:
             for location, data in (
-                file for prepared in planned if prepared.location for file in prepared.written_files()
+                file for prepared in commits if prepared.location for file in prepared.written_files()
             ):
                 # Recorded before the write: a write with an unknown outcome may have created the file.
                 written.append(location)
@@ -329,38 +352,38 @@ class Publisher:
                     raise
             if stored is not None:
                 await stored()
-            await self._swap(planned, further)
+            await self._move_pointers(commits, operations)
         except CommitUnknown:
             raise
         except (SeamarkError, IdempotencyTaken):
             self._cleanup.remove(written)
             raise
-        return [self._loaded(prepared) for prepared in planned]
+        return [self._build_outcome(prepared) for prepared in commits]
 
-    async def _swap(self, planned: list[PlannedCommit], further: Sequence[Operation]) -> None:
-        operations: list[Operation] = [claim_operation for prepared in planned for claim_operation in prepared.claims]
-        for prepared in planned:
+    async def _move_pointers(self, commits: Sequence[PreparedCommit], further: Sequence[Operation]) -> None:
+        operations: list[Operation] = []
+        for prepared in commits:
+            operations += prepared.claims
             if prepared.location:
-                operations.append(self._pointer_operation(prepared))
-                operations += [self._instant(prepared, event) for event in prepared.events]
+                operations.append(self._move_pointer(prepared))
+                operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
-        if not operations:
-            return
-        await self._parts.transact(operations)
+        if operations:
+            await self._parts.transact(operations)
 
-    def _pointer_operation(self, prepared: PlannedCommit) -> Operation:
+    def _move_pointer(self, prepared: PreparedCommit) -> Operation:
         now = self._parts.clock.now_ms()
         if prepared.entry is None:
             return CreateEntry(entry=prepared.new_entry(now))
         return swap_of(prepared.entry, prepared.location, now, self._holder)
 
-    def _instant(self, prepared: PlannedCommit, event: CommitEvent) -> RecordInstant:
+    def _build_instant(self, prepared: PreparedCommit, event: CommitEvent) -> RecordInstant:
         summary: dict[str, Any] = {"updates": list(event.updates[:_UPDATES_RECORDED])}
         if event.snapshot_id is not None:
             recorded = event.summary
-            summary["operation"] = _shortened(recorded.get("operation"))
-            summary |= {key: _shortened(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
-            if (why := _difference(prepared.metadata, event.snapshot_id)) is not None:
+            summary["operation"] = _shorten(recorded.get("operation"))
+            summary |= {key: _shorten(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
+            if (why := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = why
         now = self._parts.clock.now_ms()
         return self._parts.instant(
@@ -373,7 +396,7 @@ class Publisher:
             summary=summary,
         )
 
-    def _loaded(self, prepared: PlannedCommit) -> LoadedTable:
+    def _build_outcome(self, prepared: PreparedCommit) -> LoadedTable:
         now = self._parts.clock.now_ms()
         if not prepared.location:
             assert prepared.entry is not None
@@ -382,9 +405,9 @@ class Publisher:
             self._parts.documents.render(prepared.location, prepared.metadata, "all")
         else:
             self._parts.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
-        if prepared.forgotten:
+        if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
-            self._cleanup.remove(prepared.forgotten, unless=shared)
+            self._cleanup.remove(prepared.unneeded, unless=shared)
         entry = prepared.new_entry(now)
         if prepared.entry is not None:
             entry = msgspec.structs.replace(
@@ -396,13 +419,13 @@ class Publisher:
         return LoadedTable(entry=entry, metadata=prepared.metadata)
 
     async def _has_another_name(self, uuid: str) -> bool:
-        """Whether another name refers to the table, which may still need the files."""
+        """Return whether another name refers to the table, which may still need the files."""
         return await self._parts.store.names_of(uuid) > 1
 
 
 @contextlib.asynccontextmanager
 async def open_publisher(parts: CatalogContext) -> AsyncIterator[Publisher]:
-    """Waits for the deletion of metadata files on exit."""
+    """Open a publisher; wait for the deletion of metadata files on exit."""
     publisher = Publisher(parts)
     try:
         yield publisher
@@ -410,7 +433,7 @@ async def open_publisher(parts: CatalogContext) -> AsyncIterator[Publisher]:
         await publisher.close()
 
 
-def _difference(metadata: TableMetadata, snapshot_id: int) -> str | None:
+def _describe_difference(metadata: TableMetadata, snapshot_id: int) -> str | None:
     snapshot = metadata.snapshot(snapshot_id)
     parent_id = None if snapshot is None else snapshot.parent_snapshot_id
     parent = None if parent_id is None else metadata.snapshot(parent_id)
@@ -424,19 +447,21 @@ def _has_same_layout(metadata: TableMetadata, base: TableMetadata) -> bool:
     )
 
 
-def _indexed(metadata: TableMetadata) -> list[int]:
-    """The columns of the indexes that the table defines."""
+def _list_indexed_columns(metadata: TableMetadata) -> list[int]:
+    """Return the ids of the columns of the indexes that the table defines."""
     definitions = read_definitions(metadata).by_name.values()
     return [term.column_id for definition in definitions for term in definition.terms]
 
 
-def _shortened(value: object) -> object:
+def _shorten(value: object) -> object:
     return value[:_SUMMARY_CHARACTERS_MAX] if isinstance(value, str) else value
 
 
 def pointer_moved(namespace: NamespacePath, name: str) -> CommitUnknown:
-    """For a commit that succeeded on a table that the name no longer refers to. After a 404 or 409 clients would delete
-    files that the dropped or renamed table still uses."""
+    """Return the error for a commit that succeeded on a table that the name no longer refers to.
+
+    After a 404 or 409 clients would delete files that the dropped or renamed table still uses.
+    """
     return CommitUnknown(
         f"This commit succeeded, but {show(namespace, name)} was dropped, renamed or replaced since; keep its files"
     )

@@ -9,12 +9,12 @@ lock only if the note has changed since.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable
 from functools import partial
-from typing import Any
 
 from seamark.formats.iceberg.manifests.writer import ADDED
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, SeamarkError
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -62,42 +62,48 @@ async def check_stored(parts: CatalogContext, paths: Collection[str]) -> None:
 
 
 async def check_snapshots_stored(
-    parts: CatalogContext,
+    context: CatalogContext,
     published: Manifests,
     own: Manifests,
     uuid: str,
     base: TableMetadata,
-    updates: Iterable[Mapping[str, Any]],
+    added: Iterable[SnapshotInput],
 ) -> None:
-    """As `check_stored`, for the files that snapshots of a standard engine add. `published` reads those of the table,
-    and `own` those of the engine; manifests that cannot be read are skipped."""
-    note = await removal_note(parts, uuid)
-    if note is None or not await is_recent(parts, note):
+    """Check that the files exist that the snapshots of an engine add, as `check_stored` does.
+
+    Args:
+        context: The parts of the catalog.
+        published: Reads the manifests of the table.
+        own: Reads the manifests of the engine. Those that cannot be read are skipped.
+        uuid: The table's UUID.
+        base: The table's metadata before the commit.
+        added: The snapshots.
+    """
+    note = await removal_note(context, uuid)
+    if note is None or not await is_recent(context, note):
         return
-    async for paths in _added_paths(published, own, base, updates):
-        await check_stored(parts, paths)
+    async for paths in _read_added_paths(published, own, base, added):
+        await check_stored(context, paths)
 
 
-async def _added_paths(
-    published: Manifests, own: Manifests, base: TableMetadata, updates: Iterable[Mapping[str, Any]]
+async def _read_added_paths(
+    published: Manifests, own: Manifests, base: TableMetadata, added: Iterable[SnapshotInput]
 ) -> AsyncIterator[set[str]]:
-    known: set[str] = set()
-    for update in updates:
-        fields = update.get("snapshot") if update.get("action") == "add-snapshot" else None
-        location = fields.get("manifest-list") if isinstance(fields, Mapping) else None
-        if not isinstance(fields, Mapping) or not isinstance(location, str):
+    """Yield the files that each new manifest adds."""
+    seen: set[str] = set()
+    for snapshot in added:
+        if snapshot.manifest_list is None:
             continue
-        parent_id = fields.get("parent-snapshot-id")
-        parent = base.snapshot(parent_id) if isinstance(parent_id, int) else None
+        parent = None if snapshot.parent_snapshot_id is None else base.snapshot(snapshot.parent_snapshot_id)
         try:
-            known |= {manifest.manifest_path for manifest in await published.listed(parent)}
-            listed = await own.listed_at(location)
+            seen |= {manifest.manifest_path for manifest in await published.listed(parent)}
+            listed = await own.listed_at(snapshot.manifest_list)
         except SeamarkError:
             continue
         for manifest in listed:
-            if manifest.manifest_path in known:
+            if manifest.manifest_path in seen:
                 continue
-            known.add(manifest.manifest_path)
+            seen.add(manifest.manifest_path)
             try:
                 entries = await own.entries(manifest, base)
             except SeamarkError:

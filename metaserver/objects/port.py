@@ -33,6 +33,12 @@ class Upload:
     begun_ms: int
 
 
+class ObjectReader(Protocol):
+    """The part of `ObjectStore` by which whole objects are read."""
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes: ...
+
+
 class ObjectStore(Protocol):
     """Every method may raise these errors in addition to its own.
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from seamark.formats.protocol.wire import decode_as
-from seamark.metaserver.commit.changes.change_body import ChangeBody
+from seamark.metaserver.commit.change_requests.change_body import ChangeBody
 from seamark.metaserver.store.model import IndexFileState
 from tests.api.client import Api, new_key
 from tests.api.indexes.indexed import define, index_bytes, shown, write

@@ -19,9 +19,8 @@ from seamark.formats.runtime import fair_lock, lazy_module
 from seamark.metaserver.api.http import sql_texts
 from seamark.metaserver.api.lookups import bitmaps, metadata
 from seamark.metaserver.api.plans import explain, explain_query, plan_tables
-from seamark.metaserver.catalog import documents, large_requests
-from seamark.metaserver.catalog.ownership import own_files
-from seamark.metaserver.commit.stock import stock_commits
+from seamark.metaserver.catalog import documents, large_requests, values
+from seamark.metaserver.commit.engine_commits import engine_commits
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
 from tests.server.rig import Running, running
@@ -104,12 +103,12 @@ async def test_updates_of_a_large_commit_are_walked_beside_the_event_loop(
     """Of a writer of one namespace, for whom each named file is checked."""
     secrets = await make_tokens(tmp_path)
     threads: dict[str, int] = {}
-    for module, name in ((own_files, "_named"), (stock_commits, "fingerprint")):
+    for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
         kept = getattr(module, name)
 
-        def noted(given: Any, name: str = name, kept: Callable[[Any], Any] = kept) -> Any:
+        def noted(*args: Any, name: str = name, kept: Callable[..., Any] = kept) -> Any:
             threads[name] = threading.get_ident()
-            return kept(given)
+            return kept(*args)
 
         monkeypatch.setattr(module, name, noted)
     headers = {"Authorization": f"Bearer {secrets['wendy']}"}

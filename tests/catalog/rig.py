@@ -18,8 +18,8 @@ from seamark.formats.runtime.errors import CommitUnknown, RetryLater, StorageErr
 from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.values import Caller, CreateTable
+from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.publication import Publisher, open_publisher
-from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
@@ -133,7 +133,7 @@ class RacingStore:
 @dataclass(frozen=True)
 class Rig:
     catalog: Catalog
-    commits: StockCommits
+    commits: EngineCommits
     publisher: Publisher
     store: PointerStore
     objects: ObjectStore
@@ -174,7 +174,7 @@ async def rig(
         ):
             yield Rig(
                 catalog=catalog,
-                commits=StockCommits(catalog, publisher),
+                commits=EngineCommits(catalog, publisher),
                 publisher=publisher,
                 store=store,
                 objects=objects,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import (
     AlreadyExists,
@@ -364,7 +364,7 @@ async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int =
         CALLER,
         loaded.entry,
         loaded.metadata,
-        apply_updates(loaded.metadata, updates, now_ms=now),
+        apply_updates(loaded.metadata, read_updates(updates), now_ms=now),
         events=happenings,
         operations=[AdvanceProducer(loaded.entry.uuid, "ann", sequence, snapshots[0], now)],
     )

@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
-from tests.catalog.appends import append, commit, create, head, load
+from tests.catalog.appends import DB, append, commit, create, head, load
 from tests.catalog.rig import Rig, rig
 from tests.seeds import first_seed
 
 ID, TEXT = 1, 2
 CUT = "El cliente llamó".encode()[:-1]
 VERSIONS = [2, 3]
+
+
+class CountedReads:
+    """Storage that notes for each read whether the table's lock was held."""
+
+    def __init__(self, objects: ObjectStore) -> None:
+        self._objects = objects
+        self.lock: asyncio.Lock | None = None
+        self.reads: defaultdict[str, list[bool]] = defaultdict(list)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._objects, name)
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        self.reads[location].append(self.lock is not None and self.lock.locked())
+        return await self._objects.read(location, limit_bytes=limit_bytes)
 
 
 def metrics(**by_name: dict[int, Any]) -> Row:
@@ -96,6 +116,25 @@ async def test_a_commit_with_right_metrics_stays_as_the_engine_wrote_it(tmp_path
         snapshot = head(await load(it))
         assert snapshot["manifest-list"] == client.manifest_list
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
+
+
+@pytest.mark.parametrize("confined_to", [None, (DB,)])
+async def test_new_manifests_are_read_once_and_before_other_commits_wait(
+    tmp_path: Path, confined_to: tuple[tuple[str, ...], ...] | None
+) -> None:
+    """Several checks look at them, for a writer of one namespace one more."""
+    caller = Caller(who="ann", request_id="r", confined_to=confined_to)
+    async with rig(tmp_path, wrap_objects=CountedReads) as it:
+        await create(it, 3)
+        await append(it, {f"{(await load(it))['location']}/data/a": 1})
+        client = Appender(await load(it), file=RIGHT)
+        commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
+        objects = it.catalog.parts.objects
+        assert isinstance(objects, CountedReads)
+        objects.lock = it.publisher._lock_of((DB, "t"))
+        await it.commits.commit_table(caller, DB, "t", *commit_of_engine)
+        for location in (client.manifest_list, *client.manifests):
+            assert objects.reads[location] == [False], "read once, without the lock"
 
 
 async def test_a_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ ENCRYPTED = "seamark.encrypted-columns"
 
 async def commit(it: Rig, caller: Caller, *updates: dict[str, Any]) -> dict[str, str]:
     change = TableChange(namespace=("db",), name="t", requirements=[], updates=list(updates))
-    (loaded,) = await it.commits.commit(caller, [change], single=True)
+    (loaded,) = await it.commits.commit(caller, [change], is_single=True)
     return loaded.metadata.properties
 
 

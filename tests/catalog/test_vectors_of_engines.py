@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from seamark.metaserver.commit.engine_commits import manifest_corrections
 from seamark.metaserver.commit.snapshots import manifests
-from seamark.metaserver.commit.stock import shared_puffins
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Row, _list_schema, _rows, _write, read_list
 from tests.catalog.appends import append, commit, head, load
 from tests.catalog.rig import Rig, rig
@@ -87,7 +87,7 @@ async def test_marks_beyond_the_memory_limit_are_counted_before_they_are_read(
     def refuse(*_: object) -> None:
         raise AssertionError("the marks were read")
 
-    monkeypatch.setattr(shared_puffins, "_MEMORY_BYTES", 5 * manifests._ENTRY_BYTES)
+    monkeypatch.setattr(manifest_corrections, "_MEMORY_BYTES", 5 * manifests._ENTRY_BYTES)
     async with rig(tmp_path) as it:
         await it.table(properties={"format-version": "3"})
         await append(it, {"a": 1, "b": 1})

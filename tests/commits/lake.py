@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 
 import pyarrow as pa
 
-from seamark.metaserver.commit.native.commit_result import CommitResult
-from seamark.metaserver.commit.native.group_commit import Commits
+from seamark.metaserver.commit.changes.commit_result import CommitResult
+from seamark.metaserver.commit.changes.group_commit import Commits
 from tests.api.client import Answer, Api
 from tests.api.rest.stored import PATH_ID, POSITION_ID, vector_bytes, write
 from tests.waits import until

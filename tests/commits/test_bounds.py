@@ -15,10 +15,10 @@ from seamark.formats.runtime import fair_lock
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.api.commits import commits
 from seamark.metaserver.api.http import bodies
-from seamark.metaserver.commit.changes import change
-from seamark.metaserver.commit.changes.change_body import Remove
+from seamark.metaserver.commit.change_requests import change
+from seamark.metaserver.commit.change_requests.change_body import Remove
+from seamark.metaserver.commit.changes import change_application
 from seamark.metaserver.commit.conflicts import conflicts, history, key_comparison, overwrite, row_counts, undo
-from seamark.metaserver.commit.native import change_application
 from seamark.metaserver.commit.snapshots import manifest_filter, manifests, snapshot_writer
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api

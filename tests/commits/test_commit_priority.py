@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from seamark.metaserver.commit.native.commit_priority import CommitPriority
+from seamark.metaserver.commit.changes.commit_priority import CommitPriority
 
 T = "table"
 A, B, C = ("a", "1"), ("b", "2"), ("c", "3")

@@ -12,8 +12,8 @@ import pytest
 
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.api.commits import commits
-from seamark.metaserver.commit.changes.change import Change
-from seamark.metaserver.commit.native import change_application, group_commit
+from seamark.metaserver.commit.change_requests.change import Change
+from seamark.metaserver.commit.changes import change_application, group_commit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot, produce
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.local import LocalObjects

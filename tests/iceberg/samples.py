@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.new_table import new_table
-from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 
 UUID = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
 NOW = 1_700_000_000_000
@@ -68,8 +69,14 @@ def set_ref(snapshot_id: int, name: str = "main", kind: str = "branch", **more: 
     return {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id, **more}
 
 
+def apply_json(
+    m: TableMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
+) -> TableMetadata:
+    return apply_updates(m, read_updates(updates), now_ms=now_ms, new_uuid=new_uuid)
+
+
 def commit(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_000) -> TableMetadata:
-    return apply_updates(m, updates, now_ms=now_ms)
+    return apply_json(m, updates, now_ms=now_ms)
 
 
 def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:

@@ -14,9 +14,10 @@ from seamark.formats.iceberg.metadata.requirements import (
     TABLE_REQUIREMENTS,
     check_requirements,
     check_view_requirements,
+    read_requirements,
 )
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
-from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS
 from seamark.formats.iceberg.views.view import decode_view, encode_view
 from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, Corrupt
@@ -25,6 +26,7 @@ from tests.iceberg.samples import (
     NOW,
     UUID,
     add_snapshot,
+    apply_json,
     creation,
     field,
     order,
@@ -127,7 +129,7 @@ BASES: list[TableMetadata | None] = [None, *(with_snapshots(table(number), 1, 2)
 
 def survives(base: TableMetadata | None, updates: list[Any]) -> None:
     try:
-        m = apply_updates(base, updates, now_ms=NOW + 10**6, new_uuid=UUID)
+        m = apply_json(base, updates, now_ms=NOW + 10**6, new_uuid=UUID)
     except (BadRequest, CommitConflict):
         return
     assert decode_table(encode_table(m), "f") == m
@@ -137,7 +139,7 @@ def test_the_fuzzers_seeds_are_valid() -> None:
     assert {update["action"] for update in VALID_UPDATES} == TABLE_ACTIONS.keys() - {"x"}
     for update in VALID_UPDATES:
         if update["action"] not in ("set-current-schema", "set-default-spec", "set-default-sort-order"):
-            apply_updates(BASES[3], [update], now_ms=NOW + 10**6)
+            apply_json(BASES[3], [update], now_ms=NOW + 10**6)
 
 
 @FUZZ
@@ -172,7 +174,7 @@ def test_any_fields_under_a_known_name_are_applied_or_refused(name: str, fields:
         pass
     for base in BASES:
         try:
-            check_requirements(base, [{**fields, "type": name}, other])
+            check_requirements(base, read_requirements([{**fields, "type": name}, other]))
         except (BadRequest, CommitConflict):
             pass
     try:

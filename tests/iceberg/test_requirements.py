@@ -6,11 +6,16 @@ from typing import Any
 
 import pytest
 
-from seamark.formats.iceberg.metadata.requirements import check_requirements, check_view_requirements
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.requirements import check_requirements, check_view_requirements, read_requirements
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from tests.iceberg.samples import UUID, Json, commit, set_ref, spec, table, with_snapshots
 
 M = commit(with_snapshots(table(partition_spec=spec((2, "day", "d"))), 1, 2), set_ref(1, "v1", "tag"))
+
+
+def check_json(metadata: TableMetadata | None, requirements: list[Any]) -> None:
+    check_requirements(metadata, read_requirements(requirements))
 
 
 @pytest.mark.parametrize(
@@ -28,7 +33,7 @@ M = commit(with_snapshots(table(partition_spec=spec((2, "day", "d"))), 1, 2), se
     ],
 )
 def test_a_requirement_that_holds_passes(requirement: Json) -> None:
-    check_requirements(M, [requirement])
+    check_json(M, [requirement])
 
 
 @pytest.mark.parametrize(
@@ -70,15 +75,15 @@ def test_a_requirement_that_holds_passes(requirement: Json) -> None:
 )
 def test_a_requirement_that_fails_is_a_conflict_in_javas_words(requirement: Json, message: str) -> None:
     with pytest.raises(CommitConflict) as raised:
-        check_requirements(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
+        check_json(M, [{"type": "assert-current-schema-id", "current-schema-id": 0}, requirement][-1:])
     assert raised.value.message == f"Requirement failed: {message}"
 
 
 def test_without_a_table_only_creation_can_be_required() -> None:
-    check_requirements(None, [{"type": "assert-create"}])
-    check_requirements(None, [])
+    check_json(None, [{"type": "assert-create"}])
+    check_json(None, [])
     with pytest.raises(CommitConflict, match="table does not exist"):
-        check_requirements(None, [{"type": "assert-table-uuid", "uuid": UUID}])
+        check_json(None, [{"type": "assert-table-uuid", "uuid": UUID}])
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_without_a_table_only_creation_can_be_required() -> None:
 def test_what_is_not_a_requirement_is_named(requirements: list[Any], message: str) -> None:
     for m in (M, None):
         with pytest.raises(BadRequest, match=message):
-            check_requirements(m, requirements)
+            check_json(m, requirements)
 
 
 def test_a_view_is_told_by_its_uuid() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
-from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS, apply_updates
+from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
     EVENTS,
@@ -15,6 +15,7 @@ from tests.iceberg.samples import (
     UUID,
     Json,
     add_snapshot,
+    apply_json,
     commit,
     creation,
     field,
@@ -305,7 +306,7 @@ def test_an_impossible_sort_order_update_is_refused(update: Json, message: str) 
 
 @pytest.mark.parametrize("version", [None, 1, 2, 3])
 def test_a_staged_table_is_built_from_its_updates(version: int | None) -> None:
-    m = apply_updates(None, creation(version), now_ms=NOW)
+    m = apply_json(None, creation(version), now_ms=NOW)
     assert m.format_version == (version or 2)
     assert m.properties == {"a": "b"}
     assert (m.last_column_id, m.last_partition_id, m.default_sort_order_id) == (3, 1000, 1)
@@ -316,14 +317,14 @@ def test_a_staged_table_is_built_from_its_updates(version: int | None) -> None:
 
 def test_a_table_created_with_data_has_it() -> None:
     snapshot = add_snapshot(1, 1, **{"first-row-id": 0, "added-rows": 3})
-    m = apply_updates(None, [*creation(), snapshot, set_ref(1)], now_ms=NOW)
+    m = apply_json(None, [*creation(), snapshot, set_ref(1)], now_ms=NOW)
     assert (m.current_snapshot_id, m.next_row_id) == (1, 3)
 
 
 def test_a_new_table_without_a_uuid_gets_the_given_one() -> None:
-    assert apply_updates(None, creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
+    assert apply_json(None, creation()[1:], now_ms=NOW, new_uuid=UUID).table_uuid == UUID
     with pytest.raises(BadRequest, match="UUID is required"):
-        apply_updates(None, creation()[1:], now_ms=NOW)
+        apply_json(None, creation()[1:], now_ms=NOW)
 
 
 @pytest.mark.parametrize(
@@ -337,12 +338,12 @@ def test_a_new_table_without_a_uuid_gets_the_given_one() -> None:
 )
 def test_an_incomplete_creation_is_refused(without: str, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        apply_updates(None, [u for u in creation() if u["action"] != without], now_ms=NOW)
+        apply_json(None, [u for u in creation() if u["action"] != without], now_ms=NOW)
 
 
 def test_a_snapshot_before_its_schema_is_refused() -> None:
     with pytest.raises(BadRequest, match="Attempting to add a snapshot before a schema is added"):
-        apply_updates(None, [add_snapshot(1, 1), *creation()], now_ms=NOW)
+        apply_json(None, [add_snapshot(1, 1), *creation()], now_ms=NOW)
 
 
 # what is not an update

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seamark.formats.iceberg.metadata import work
+from seamark.formats.iceberg.metadata import builder
 from seamark.formats.iceberg.types import schema as schemas
 from seamark.formats.iceberg.types.schema import checked
 from seamark.formats.iceberg.views.view_updates import apply_view_updates
@@ -48,7 +48,7 @@ GROWING: dict[str, Callable[[int], list[Json]]] = {
 
 @pytest.mark.parametrize("name", GROWING)
 def test_updates_that_are_compared_with_each_other_are_bounded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "WORK_MAX", 2_000)
+    monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     m = table()
     kept = add_snapshot(10**6, 1), set_ref(10**6)
     commit(m, *kept, *(one for n in range(10) for one in GROWING[name](n + 3)))
@@ -78,7 +78,7 @@ def test_each_snapshot_is_removed_by_an_update_with_its_references() -> None:
 
 
 def test_versions_of_a_view_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "WORK_MAX", 2_000)
+    monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
 
     def updates(count: int) -> list[Json]:
         return [

@@ -42,7 +42,7 @@ from seamark.connector.write.buckets import resize
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.metaserver.commit.stock.rebase import PROPERTY as REBASE
+from seamark.metaserver.commit.engine_commits.rebase import PROPERTY as REBASE
 from tests.connector.jobs.test_expiration import needed, path_of, stored
 from tests.connector.write.test_compaction import ARROW, SCHEMA
 from tests.seeds import first_seed

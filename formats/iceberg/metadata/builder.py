@@ -24,7 +24,7 @@ from seamark.formats.iceberg.metadata.metadata import (
     check_invariants,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
-from seamark.formats.iceberg.metadata.properties import unreserved
+from seamark.formats.iceberg.metadata.properties import drop_reserved
 from seamark.formats.iceberg.metadata.snapshot import (
     MAIN,
     EncryptedKey,
@@ -35,12 +35,41 @@ from seamark.formats.iceberg.metadata.snapshot import (
     StatisticsFile,
 )
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
-from seamark.formats.iceberg.metadata.work import Work
 from seamark.formats.iceberg.types import schema as schemas
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 LAST_ADDED = -1
+COMPARISONS_MAX = 500_000
+"""The largest number of comparisons of one commit; a comparison with a small schema takes a microsecond."""
+_FIELDS_PER_COMPARISON = 16
+
+
+class ComparisonBudget:
+    """Limits what the updates of one commit compare with each other.
+
+    An update that adds a schema, a partition spec, a sort order or a version of a view is compared with all that there
+    are, as it must not be added twice. A body of 4 MiB has 20,000 such updates, which would compare for minutes, and
+    nothing else runs meanwhile.
+    """
+
+    __slots__ = ("_left",)
+
+    def __init__(self) -> None:
+        self._left = COMPARISONS_MAX
+
+    def spend(self, others: int, fields: int = 0) -> None:
+        """Count the comparisons of an item with `fields` fields and `others` other items, before they are done.
+
+        Raises:
+            BadRequest: The commit compares too much.
+        """
+        self._left -= others * (1 + fields // _FIELDS_PER_COMPARISON)
+        if self._left < 0:
+            raise BadRequest(
+                "The updates add or change too many schemas, partition specs, sort orders, snapshots or versions at "
+                "once: commit fewer of them together"
+            )
 
 
 class TableBuilder:
@@ -81,8 +110,8 @@ class TableBuilder:
             for file in base.statistics:
                 self.statistics[file.snapshot_id] = (*self.statistics.get(file.snapshot_id, ()), file)
             for part in base.partition_statistics:
-                known = self.partition_statistics.get(part.snapshot_id, ())
-                self.partition_statistics[part.snapshot_id] = (*known, part)
+                files = self.partition_statistics.get(part.snapshot_id, ())
+                self.partition_statistics[part.snapshot_id] = (*files, part)
         self._last_schema_id: int | None = None
         self._last_spec_id: int | None = None
         self._last_order_id: int | None = None
@@ -91,7 +120,7 @@ class TableBuilder:
         self._removed_snapshots = False
         self._names_of: dict[int, set[str]] | None = None
         """The references to each snapshot; a commit may remove each of 10,000 snapshots by an update."""
-        self._work = Work()
+        self._comparisons = ComparisonBudget()
 
     # identity
 
@@ -120,9 +149,9 @@ class TableBuilder:
             self.location, self.changed = location, True
 
     def set_properties(self, updates: Mapping[str, str]) -> None:
-        kept = unreserved(updates)
-        if kept:
-            self.properties.update(kept)
+        accepted = drop_reserved(updates)
+        if accepted:
+            self.properties.update(accepted)
             self.changed = True
 
     def remove_properties(self, removals: Iterable[str]) -> None:
@@ -136,8 +165,8 @@ class TableBuilder:
         schema = schemas.checked(added)
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
-        self._work.compare(len(self.schemas), len(schema.index.by_id))
-        same = next((known.id for known in self.schemas.values() if known.same_as(schema)), None)
+        self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
+        same = next((other.id for other in self.schemas.values() if other.same_as(schema)), None)
         if same is None:
             same = max(self.schemas, default=self.current_schema_id - 1) + 1
             self.schemas[same] = schemas.with_id(schema, same)
@@ -154,7 +183,7 @@ class TableBuilder:
             raise BadRequest(f"Cannot set current schema to unknown schema: {schema_id}")
         if schema_id == self.current_schema_id:
             return
-        self._work.compare(len(self.specs) + self._spec_fields())
+        self._comparisons.spend(len(self.specs) + self._spec_fields())
         has_rows = any(ref.is_branch for ref in self.refs.values())  # engines replace a table without its branch
         old = self.schemas.get(self.current_schema_id) if has_rows else None
         for spec in self.specs.values():
@@ -181,7 +210,7 @@ class TableBuilder:
         return sum(len(spec.fields) for spec in self.specs.values())
 
     def add_spec(self, added: PartitionSpec) -> None:
-        self._work.compare(len(self.specs) + self._spec_fields())
+        self._comparisons.spend(len(self.specs) + self._spec_fields())
         existing_id = next((spec.spec_id for spec in self.specs.values() if spec.same_fields(added)), None)
         if existing_id is None:
             schema = self._current_schema()
@@ -224,7 +253,7 @@ class TableBuilder:
     # sort orders
 
     def add_sort_order(self, added: SortOrder) -> None:
-        self._work.compare(len(self.orders), len(added.fields))
+        self._comparisons.spend(len(self.orders), len(added.fields))
         existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
         if existing_id is None:
             sort_order.check_compatible(added, self._current_schema())
@@ -326,7 +355,7 @@ class TableBuilder:
         """Ignores unknown ids: two services may expire the same snapshot. Snapshots that were undone lately stay."""
         removed: set[int] = set()
         if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
-            self._work.compare(len(self.snapshots))
+            self._comparisons.spend(len(self.snapshots))
             self._undone_lately = undone_lately(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
             if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
@@ -400,7 +429,7 @@ class TableBuilder:
             properties=self.properties,
             current_snapshot_id=self.current_snapshot_id,
             snapshots=tuple(self.snapshots.values()),
-            snapshot_log=self._finished_log(),
+            snapshot_log=self._finish_log(),
             metadata_log=() if self._base is None else self._base.metadata_log,
             refs=self.refs,
             statistics=tuple(file for files in self.statistics.values() for file in files),
@@ -411,7 +440,7 @@ class TableBuilder:
         check_invariants(result)
         return result
 
-    def _finished_log(self) -> tuple[SnapshotLogEntry, ...]:
+    def _finish_log(self) -> tuple[SnapshotLogEntry, ...]:
         """The log without snapshots that were current only within this commit, and without history before a gap."""
         intermediate = self._passed_main - {self.current_snapshot_id}
         log = self.snapshot_log

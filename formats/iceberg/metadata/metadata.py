@@ -126,8 +126,8 @@ def check_invariants(m: TableMetadata) -> None:
 
 
 def _check_snapshots(m: TableMetadata) -> None:
-    known = m.snapshots_by_id
-    if len(known) != len(m.snapshots):
+    snapshots = m.snapshots_by_id
+    if len(snapshots) != len(m.snapshots):
         raise BadRequest("Multiple snapshots with the same id")
     highest = max((snapshot.sequence_number for snapshot in m.snapshots), default=0)
     if highest > m.last_sequence_number:
@@ -135,10 +135,10 @@ def _check_snapshots(m: TableMetadata) -> None:
             f"Invalid snapshot with sequence number {highest} greater than last sequence number "
             f"{m.last_sequence_number}"
         )
-    if m.current_snapshot_id is not None and m.current_snapshot_id not in known:
+    if m.current_snapshot_id is not None and m.current_snapshot_id not in snapshots:
         raise BadRequest(f"Cannot find current snapshot {m.current_snapshot_id}")
     for name, ref in m.refs.items():
-        if ref.snapshot_id not in known:
+        if ref.snapshot_id not in snapshots:
             raise BadRequest(f"Snapshot {ref.snapshot_id} for reference {name} does not exist")
     main = m.refs.get(MAIN)
     if main is not None and main.snapshot_id != m.current_snapshot_id:

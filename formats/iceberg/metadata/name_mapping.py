@@ -49,13 +49,13 @@ def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
 
 def mapping_of_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
     """The part that maps these columns, in canonical form: mappings with an equal part map them equally."""
-    return _restricted(mapping, frozenset(column_ids))
+    return _restrict(mapping, frozenset(column_ids))
 
 
-def _restricted(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
+def _restrict(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
     kept = []
     for entry in mapping:
-        fields = _restricted(entry.fields, column_ids)
+        fields = _restrict(entry.fields, column_ids)
         field_id = entry.field_id if entry.field_id in column_ids else None
         if fields or field_id is not None:
             kept.append(MappedField(tuple(sorted(entry.names)), field_id, fields))

@@ -46,7 +46,7 @@ def new_table(
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     given = schemas.checked(read(schema, Schema, "schema"))
     schemas.check_format_version(given, version)
-    stored = {props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES, **props.unreserved(properties)}
+    stored = {props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES, **props.drop_reserved(properties)}
     props.check_new_table(stored, given, version)
     fresh, renumbered = schemas.fresh_ids(given, _SCHEMA_ID)
     spec = _fresh_spec(partition_spec, given, fresh, renumbered)

@@ -86,7 +86,7 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 def checked(spec: PartitionSpecInput) -> PartitionSpec:
     """The client's spec in canonical form; field ids are all present or all absent. Raises BadRequest."""
-    fields = tuple(_checked_field(field) for field in spec.fields)
+    fields = tuple(_check_field(field) for field in spec.fields)
     given = [field.field_id for field in fields if field.field_id is not None]
     if given and len(given) != len(fields):
         missing = len(fields) - len(given)
@@ -96,7 +96,7 @@ def checked(spec: PartitionSpecInput) -> PartitionSpec:
     return PartitionSpec(spec.spec_id, fields)
 
 
-def _checked_field(field: PartitionField) -> PartitionField:
+def _check_field(field: PartitionField) -> PartitionField:
     sources = field.sources
     if not sources:
         raise BadRequest(f"Invalid partition field {field.name}: missing required field `source-id`")
@@ -128,11 +128,11 @@ def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], las
     """Ids for a spec without ids: those of equal fields in `existing`, otherwise the next free ids (spec, version
     2).
     """
-    known = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
+    known_ids = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
     ids: list[int] = []
     taken: set[int] = set()
     for field in spec.fields:
-        field_id = known.get((field.sources, field.transform))
+        field_id = known_ids.get((field.sources, field.transform))
         if field_id is None or field_id in taken:
             last_field_id += 1
             field_id = last_field_id

@@ -119,7 +119,7 @@ def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in properties.items() if not configures_client(key)}
 
 
-def unreserved(properties: Mapping[str, str]) -> dict[str, str]:
+def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in properties.items() if key not in RESERVED}
 
 
@@ -164,14 +164,14 @@ def as_names(
     if not text:
         return ()
     try:
-        found = from_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
+        names = from_json(text, tuple[str, ...]) if text.startswith("[") else tuple(map(str.strip, text.split(",")))
     except msgspec.MsgspecError:
-        found = ("",)
-    if not least <= len(found) <= most or len(set(found)) < len(found) or not all(found):
+        names = ("",)
+    if not least <= len(names) <= most or len(set(names)) < len(names) or not all(names):
         raise BadRequest(
             f"{name} is {text[:200]!r}; it must name {what}, separated by commas, or be a JSON list of names"
         )
-    return found
+    return names
 
 
 def metadata_folder(location: str, properties: Mapping[str, str]) -> str:

@@ -32,7 +32,7 @@ def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
     summary = snapshot.summary_map()
     if summary.get("operation") != REPLACE:
         return None
-    added, removed = count_of(summary, "added-records", 0), _removed(summary)
+    added, removed = count_of(summary, "added-records", 0), _count_removed_rows(summary)
     if _adds_rows(summary):
         return f"it adds {added:,} rows and removes {removed:,}"
     before = {} if parent is None else parent.summary_map()
@@ -44,14 +44,14 @@ def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:
     """Whether it adds more rows than it removes. An undo of a rewrite adds the rows again that were deleted before."""
-    removed = _removed(summary)
+    removed = _count_removed_rows(summary)
     if removed == _UNKNOWN or UNDONE in summary or count_of(summary, "added-equality-deletes", 0):
         return False
     deleted = count_of(summary, "added-position-deletes", 0)
     return count_of(summary, "added-records", 0) - deleted > removed
 
 
-def _removed(summary: Mapping[str, str]) -> int:
+def _count_removed_rows(summary: Mapping[str, str]) -> int:
     """Writers leave out a number that is 0 and, some of them, one that they do not know."""
     without = _UNKNOWN if count_of(summary, "deleted-data-files", 0) else 0
     return count_of(summary, "deleted-records", without)

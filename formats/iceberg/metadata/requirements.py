@@ -6,7 +6,7 @@ The messages are Java's (`UpdateRequirement`), because clients and their tests m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +16,7 @@ from seamark.formats.iceberg.types.reading import Int32, Int64, read
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 
 
-def _failed(message: str) -> CommitConflict:
+def _build_failure(message: str) -> CommitConflict:
     return CommitConflict(f"Requirement failed: {message}")
 
 
@@ -24,13 +24,17 @@ class Requirement(msgspec.Struct, frozen=True, rename="kebab"):
     """Base of the requirement structs."""
 
     def check(self, metadata: TableMetadata) -> None:
-        """CommitConflict unless the table meets it."""
+        """Check the requirement.
+
+        Raises:
+            CommitConflict: The table does not meet it.
+        """
         raise NotImplementedError
 
 
 class AssertCreate(Requirement, frozen=True):
     def check(self, metadata: TableMetadata) -> None:
-        raise _failed("table already exists")
+        raise _build_failure("table already exists")
 
 
 class AssertUuid(Requirement, frozen=True):
@@ -38,7 +42,7 @@ class AssertUuid(Requirement, frozen=True):
 
     def check(self, metadata: TableMetadata) -> None:
         if metadata.table_uuid is None or metadata.table_uuid.lower() != self.uuid.lower():
-            raise _failed(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
+            raise _build_failure(f"UUID does not match: expected {metadata.table_uuid} != {self.uuid}")
 
 
 class AssertRefSnapshotId(Requirement, frozen=True):
@@ -50,27 +54,27 @@ class AssertRefSnapshotId(Requirement, frozen=True):
         ref = metadata.refs.get(self.ref)
         if ref is None:
             if self.snapshot_id is not None:
-                raise _failed(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
+                raise _build_failure(f"branch or tag {self.ref} is missing, expected {self.snapshot_id}")
             return
         kind = "branch" if ref.is_branch else "tag"
         if self.snapshot_id is None:
-            raise _failed(f"{kind} {self.ref} was created concurrently")
+            raise _build_failure(f"{kind} {self.ref} was created concurrently")
         if self.snapshot_id != ref.snapshot_id:
-            raise _failed(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
+            raise _build_failure(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
 
 
 def _assert_id(field: str, actual: str, what: str) -> type[Requirement]:
-    """A requirement whose integer `field` equals the attribute `actual` of the metadata."""
+    """Return a requirement whose integer `field` equals the attribute `actual` of the metadata."""
 
     def check(self: Requirement, metadata: TableMetadata) -> None:
-        expected, found = getattr(self, field), getattr(metadata, actual)
-        if expected != found:
-            raise _failed(f"{what} changed: expected id {expected} != {found}")
+        expected, current = getattr(self, field), getattr(metadata, actual)
+        if expected != current:
+            raise _build_failure(f"{what} changed: expected id {expected} != {current}")
 
-    made: Any = msgspec.defstruct(
+    struct: Any = msgspec.defstruct(
         f"Assert_{field}", [(field, Int32)], bases=(Requirement,), frozen=True, namespace={"check": check}
     )
-    return cast(type[Requirement], made)
+    return cast(type[Requirement], struct)
 
 
 TABLE_REQUIREMENTS: dict[str, type[Requirement]] = {
@@ -97,33 +101,51 @@ def _name(raw: object) -> str:
     return read(raw, _Tagged, "update requirement").type.lower()
 
 
-def check_requirements(m: TableMetadata | None, requirements: Sequence[object]) -> None:
-    """CommitConflict for the first requirement that fails; `m` is None if there is no table.
+def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, ...]:
+    """Return the requirements on a table that the JSON of a client describes.
 
-    BadRequest for one that is unknown, malformed, for views, or beside `assert-create`, which must be alone.
+    Raises:
+        BadRequest: A requirement is unknown, malformed, for views, or beside `assert-create`, which must be alone.
     """
-    parsed: list[Requirement] = []
-    for raw in requirements:
+    requirements: list[Requirement] = []
+    for raw in raw_requirements:
         name = _name(raw)
         kind = TABLE_REQUIREMENTS.get(name)
         if kind is None:
             if name in VIEW_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a table")
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(TABLE_REQUIREMENTS)})")
-        parsed.append(read(raw, kind, f"{name} requirement"))
-    others = [requirement for requirement in parsed if not isinstance(requirement, AssertCreate)]
-    if others and len(others) != len(parsed):
+        requirements.append(read(raw, kind, f"{name} requirement"))
+    creates = sum(isinstance(requirement, AssertCreate) for requirement in requirements)
+    if creates and creates < len(requirements):
         raise BadRequest("Invalid create requirements: assert-create cannot be combined with other requirements")
-    if m is None:
-        if others:
-            raise _failed("table does not exist")
-        return
-    for requirement in parsed:
-        requirement.check(m)
+    return tuple(requirements)
 
 
-def check_view_requirements(view_uuid: str, requirements: Sequence[object]) -> None:
-    """CommitConflict unless each holds for the view with this UUID; BadRequest for a malformed one."""
+def check_requirements(metadata: TableMetadata | None, requirements: Iterable[Requirement]) -> None:
+    """Check that a table meets the requirements of a commit.
+
+    Args:
+        metadata: The table's metadata. None if there is no table.
+        requirements: The requirements, as `read_requirements` returns them.
+
+    Raises:
+        CommitConflict: The first requirement that fails.
+    """
+    for requirement in requirements:
+        if metadata is not None:
+            requirement.check(metadata)
+        elif not isinstance(requirement, AssertCreate):
+            raise _build_failure("table does not exist")
+
+
+def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> None:
+    """Check that the view with this UUID meets the requirements of a commit.
+
+    Raises:
+        CommitConflict: A requirement fails.
+        BadRequest: A requirement is unknown, malformed, or for tables.
+    """
     for raw in requirements:
         name = _name(raw)
         if name not in VIEW_REQUIREMENTS:
@@ -132,4 +154,4 @@ def check_view_requirements(view_uuid: str, requirements: Sequence[object]) -> N
             raise BadRequest(f"Unknown update requirement: {name} (known: {', '.join(VIEW_REQUIREMENTS)})")
         asserted = read(raw, AssertUuid, f"{name} requirement")
         if asserted.uuid.lower() != view_uuid.lower():
-            raise _failed(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")
+            raise _build_failure(f"view UUID does not match: expected {view_uuid} != {asserted.uuid}")

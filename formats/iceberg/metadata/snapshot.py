@@ -109,7 +109,7 @@ class EncryptedKey(msgspec.Struct, frozen=True, omit_defaults=True, rename="keba
     properties: dict[str, str] | None = None
 
 
-def checked_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
+def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
     """The client's snapshot in the form of metadata. BadRequest for what the format version forbids."""
     sequence_number = snapshot.sequence_number or 0
     if format_version == 1 and sequence_number != 0:
@@ -148,7 +148,7 @@ def _summary(summary: dict[str, str] | None) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(summary))
 
 
-def checked_ref(ref: SnapshotRef) -> SnapshotRef:
+def normalize_ref(ref: SnapshotRef) -> SnapshotRef:
     """The reference with its type in lower case. BadRequest for values that a branch or tag cannot have."""
     kind = ref.type.lower()
     if kind not in ("branch", "tag"):
@@ -166,7 +166,7 @@ def checked_ref(ref: SnapshotRef) -> SnapshotRef:
     return msgspec.structs.replace(ref, type=kind)
 
 
-def checked_key(key: EncryptedKey) -> EncryptedKey:
+def validate_key(key: EncryptedKey) -> EncryptedKey:
     """BadRequest unless the key's metadata is base64."""
     try:
         binascii.a2b_base64(key.encrypted_key_metadata.encode("ascii"), strict_mode=True)

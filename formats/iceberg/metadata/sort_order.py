@@ -51,10 +51,10 @@ def checked(order: SortOrder) -> SortOrder:
         return UNSORTED
     if order.order_id == 0:
         raise BadRequest("Sort order ID 0 is reserved for unsorted order")
-    return SortOrder(order.order_id, tuple(_checked_field(field) for field in order.fields))
+    return SortOrder(order.order_id, tuple(_check_field(field) for field in order.fields))
 
 
-def _checked_field(field: SortField) -> SortField:
+def _check_field(field: SortField) -> SortField:
     direction, null_order, sources = field.direction.lower(), field.null_order.lower(), field.sources
     if direction not in ("asc", "desc"):
         raise BadRequest(f"Invalid sort direction: {field.direction} (asc or desc)")

@@ -134,10 +134,10 @@ def _from_json(table: _Table) -> TableMetadata:
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     schemas, current_schema_id = _schemas(table)
     specs, default_spec_id = _specs(table)
-    last_partition_id = _required(table.last_partition_id, "last-partition-id", version, None)
+    last_partition_id = _require(table.last_partition_id, "last-partition-id", version, None)
     if last_partition_id is None:
         last_partition_id = max(spec.last_field_id for spec in specs)
-    orders = _required(table.sort_orders, "sort-orders", version, ()) or (UNSORTED,)
+    orders = _require(table.sort_orders, "sort-orders", version, ()) or (UNSORTED,)
     current_id = _optional(table.current_snapshot_id, None)
     if current_id == _NO_SNAPSHOT:
         current_id = None
@@ -151,7 +151,7 @@ def _from_json(table: _Table) -> TableMetadata:
         format_version=version,
         table_uuid=_optional(table.table_uuid, None),
         location=table.location,
-        last_sequence_number=0 if version == 1 else _required(table.last_sequence_number, "last-sequence-number", 2, 0),
+        last_sequence_number=0 if version == 1 else _require(table.last_sequence_number, "last-sequence-number", 2, 0),
         last_updated_ms=table.last_updated_ms,
         last_column_id=table.last_column_id,
         schemas=schemas,
@@ -160,7 +160,7 @@ def _from_json(table: _Table) -> TableMetadata:
         default_spec_id=default_spec_id,
         last_partition_id=last_partition_id,
         sort_orders=orders,
-        default_sort_order_id=_required(table.default_sort_order_id, "default-sort-order-id", version, 0),
+        default_sort_order_id=_require(table.default_sort_order_id, "default-sort-order-id", version, 0),
         properties=_optional(table.properties, {}),
         current_snapshot_id=current_id,
         snapshots=_optional(table.snapshots, ()),
@@ -199,7 +199,7 @@ def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
     return (numbered(PartitionSpec(0, fields)),), 0
 
 
-def _required(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
+def _require(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
     """The value, or version 1's default of a field that only later versions require."""
     if value is not UNSET:
         return value

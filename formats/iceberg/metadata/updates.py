@@ -1,15 +1,15 @@
-"""Update actions of the REST spec (`TableUpdate`): a struct for each name, which changes the working copy.
+"""Updates of the REST spec (`TableUpdate`): a struct for each action, which changes the working copy.
 
-`apply_updates` is pure: metadata and updates in, metadata out, with time and UUID as arguments. Any JSON of a client
-results in new metadata, in `BadRequest` with the action and the field, or in `CommitConflict` if it is based on older
-metadata; updates are applied all or none.
+`read_updates` turns the JSON of a client into structs, or raises `BadRequest` with the action and the field.
+`apply_updates` is pure: metadata and updates in, metadata out, with time and UUID as arguments. It applies all updates
+or none, and raises `CommitConflict` for updates that are based on older metadata.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -23,9 +23,9 @@ from seamark.formats.iceberg.metadata.snapshot import (
     SnapshotInput,
     SnapshotRef,
     StatisticsFile,
-    checked_key,
-    checked_ref,
-    checked_snapshot,
+    normalize_ref,
+    to_snapshot,
+    validate_key,
 )
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.reading import Int32, Int64, read
@@ -35,7 +35,7 @@ from seamark.formats.runtime.errors import BadRequest
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def checked_uuid(uuid: str) -> str:
+def validate_uuid(uuid: str) -> str:
     """BadRequest unless the text is a UUID in its usual form, the only one that PyIceberg reads."""
     if _UUID.fullmatch(uuid) is None:
         raise BadRequest(f"Invalid uuid: {uuid!r}")
@@ -43,21 +43,26 @@ def checked_uuid(uuid: str) -> str:
 
 
 class Update(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base of the action structs; unknown fields are ignored, because the spec allows actions to grow."""
+    """Base of the updates. Fields that the spec does not have are ignored, because it allows actions to grow."""
+
+    action: ClassVar[str]
+    """The name in the REST spec."""
 
     def apply(self, builder: Any) -> None:
-        """Changes the working copy of a table; actions that views share also that of a view, with the same methods."""
+        """Change the working copy of a table, or of a view for updates that views share."""
         raise NotImplementedError
 
 
 class AssignUuid(Update, frozen=True):
+    action = "assign-uuid"
     uuid: str
 
     def apply(self, builder: Any) -> None:
-        builder.assign_uuid(checked_uuid(self.uuid))
+        builder.assign_uuid(validate_uuid(self.uuid))
 
 
 class UpgradeFormatVersion(Update, frozen=True):
+    action = "upgrade-format-version"
     format_version: Int32
 
     def apply(self, builder: Any) -> None:
@@ -65,6 +70,7 @@ class UpgradeFormatVersion(Update, frozen=True):
 
 
 class AddSchema(Update, frozen=True):
+    action = "add-schema"
     schema: Schema
     last_column_id: Int32 | None = None
     """Deprecated by the spec and ignored: the schema determines it."""
@@ -74,6 +80,7 @@ class AddSchema(Update, frozen=True):
 
 
 class AddSpec(Update, frozen=True):
+    action = "add-spec"
     spec: PartitionSpecInput
 
     def apply(self, builder: TableBuilder) -> None:
@@ -81,6 +88,7 @@ class AddSpec(Update, frozen=True):
 
 
 class AddSortOrder(Update, frozen=True):
+    action = "add-sort-order"
     sort_order: SortOrder
 
     def apply(self, builder: TableBuilder) -> None:
@@ -88,13 +96,15 @@ class AddSortOrder(Update, frozen=True):
 
 
 class AddSnapshot(Update, frozen=True):
+    action = "add-snapshot"
     snapshot: SnapshotInput
 
     def apply(self, builder: TableBuilder) -> None:
-        builder.add_snapshot(checked_snapshot(self.snapshot, builder.format_version))
+        builder.add_snapshot(to_snapshot(self.snapshot, builder.format_version))
 
 
 class SetSnapshotRef(Update, frozen=True):
+    action = "set-snapshot-ref"
     ref_name: str
     type: str
     snapshot_id: Int64
@@ -102,12 +112,19 @@ class SetSnapshotRef(Update, frozen=True):
     max_snapshot_age_ms: Int64 | None = None
     max_ref_age_ms: Int64 | None = None
 
+    @staticmethod
+    def to_ref(name: str, ref: SnapshotRef) -> SetSnapshotRef:
+        """Return the update that gives the reference `name` the value `ref`."""
+        limits = ref.min_snapshots_to_keep, ref.max_snapshot_age_ms, ref.max_ref_age_ms
+        return SetSnapshotRef(name, ref.type, ref.snapshot_id, *limits)
+
     def apply(self, builder: TableBuilder) -> None:
         limits = self.min_snapshots_to_keep, self.max_snapshot_age_ms, self.max_ref_age_ms
-        builder.set_ref(self.ref_name, checked_ref(SnapshotRef(self.snapshot_id, self.type, *limits)))
+        builder.set_ref(self.ref_name, normalize_ref(SnapshotRef(self.snapshot_id, self.type, *limits)))
 
 
 class SetProperties(Update, frozen=True):
+    action = "set-properties"
     updates: dict[str, str] | None = None
     updated: dict[str, str] | None = None
     """The name `updates` in early clients."""
@@ -120,6 +137,7 @@ class SetProperties(Update, frozen=True):
 
 
 class RemoveProperties(Update, frozen=True):
+    action = "remove-properties"
     removals: tuple[str, ...] | None = None
     removed: tuple[str, ...] | None = None
     """The name `removals` in early clients."""
@@ -132,6 +150,8 @@ class RemoveProperties(Update, frozen=True):
 
 
 class EnableRowLineage(Update, frozen=True):
+    action = "enable-row-lineage"
+
     def apply(self, builder: TableBuilder) -> None:
         # every version 3 table tracks row lineage; the action predates this rule of the spec
         version = builder.format_version
@@ -140,51 +160,86 @@ class EnableRowLineage(Update, frozen=True):
 
 
 class AddEncryptionKey(Update, frozen=True):
+    action = "add-encryption-key"
     encryption_key: EncryptedKey
 
     def apply(self, builder: TableBuilder) -> None:
-        builder.add_encryption_key(checked_key(self.encryption_key))
+        builder.add_encryption_key(validate_key(self.encryption_key))
 
 
-def simple_action(change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
-    """An action with one field, a `kind`, which is the argument of this method of the working copy."""
+class RemoveSnapshots(Update, frozen=True):
+    action = "remove-snapshots"
+    snapshot_ids: tuple[Int64, ...]
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_snapshots(self.snapshot_ids)
+
+
+class RemoveSnapshotRef(Update, frozen=True):
+    action = "remove-snapshot-ref"
+    ref_name: str
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.remove_ref(self.ref_name)
+
+
+class SetStatistics(Update, frozen=True):
+    action = "set-statistics"
+    statistics: StatisticsFile
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_statistics(self.statistics)
+
+
+class SetPartitionStatistics(Update, frozen=True):
+    action = "set-partition-statistics"
+    partition_statistics: PartitionStatisticsFile
+
+    def apply(self, builder: TableBuilder) -> None:
+        builder.set_partition_statistics(self.partition_statistics)
+
+
+def simple_update(action: str, change: Callable[[Any, Any], None], field: str, kind: Any) -> type[Update]:
+    """Return an update with one field of type `kind`, which is the argument of the working copy's method `change`."""
 
     def apply(self: Update, builder: Any) -> None:
         change(builder, getattr(self, field))
 
-    namespace = {"apply": apply}
-    made: Any = msgspec.defstruct(change.__name__, [(field, kind)], bases=(Update,), frozen=True, namespace=namespace)
-    return cast(type[Update], made)
+    namespace = {"apply": apply, "action": action}
+    struct: Any = msgspec.defstruct(change.__name__, [(field, kind)], bases=(Update,), frozen=True, namespace=namespace)
+    return cast(type[Update], struct)
 
 
-TABLE_ACTIONS: dict[str, type[Update]] = {
-    "assign-uuid": AssignUuid,
-    "upgrade-format-version": UpgradeFormatVersion,
-    "add-schema": AddSchema,
-    "set-current-schema": simple_action(TableBuilder.set_current_schema, "schema_id", Int32),
-    "add-spec": AddSpec,
-    "set-default-spec": simple_action(TableBuilder.set_default_spec, "spec_id", Int32),
-    "add-sort-order": AddSortOrder,
-    "set-default-sort-order": simple_action(TableBuilder.set_default_sort_order, "sort_order_id", Int32),
-    "add-snapshot": AddSnapshot,
-    "set-snapshot-ref": SetSnapshotRef,
-    "remove-snapshots": simple_action(TableBuilder.remove_snapshots, "snapshot_ids", tuple[Int64, ...]),
-    "remove-snapshot-ref": simple_action(TableBuilder.remove_ref, "ref_name", str),
-    "set-location": simple_action(TableBuilder.set_location, "location", str),
-    "set-properties": SetProperties,
-    "remove-properties": RemoveProperties,
-    "set-statistics": simple_action(TableBuilder.set_statistics, "statistics", StatisticsFile),
-    "remove-statistics": simple_action(TableBuilder.remove_statistics, "snapshot_id", Int64),
-    "set-partition-statistics": simple_action(
-        TableBuilder.set_partition_statistics, "partition_statistics", PartitionStatisticsFile
-    ),
-    "remove-partition-statistics": simple_action(TableBuilder.remove_partition_statistics, "snapshot_id", Int64),
-    "remove-partition-specs": simple_action(TableBuilder.remove_specs, "spec_ids", tuple[Int32, ...]),
-    "remove-schemas": simple_action(TableBuilder.remove_schemas, "schema_ids", tuple[Int32, ...]),
-    "enable-row-lineage": EnableRowLineage,
-    "add-encryption-key": AddEncryptionKey,
-    "remove-encryption-key": simple_action(TableBuilder.remove_encryption_key, "key_id", str),
-}
+def updates_by_action(*kinds: type[Update]) -> dict[str, type[Update]]:
+    return {kind.action: kind for kind in kinds}
+
+
+TABLE_ACTIONS = updates_by_action(
+    AssignUuid,
+    UpgradeFormatVersion,
+    AddSchema,
+    simple_update("set-current-schema", TableBuilder.set_current_schema, "schema_id", Int32),
+    AddSpec,
+    simple_update("set-default-spec", TableBuilder.set_default_spec, "spec_id", Int32),
+    AddSortOrder,
+    simple_update("set-default-sort-order", TableBuilder.set_default_sort_order, "sort_order_id", Int32),
+    AddSnapshot,
+    SetSnapshotRef,
+    RemoveSnapshots,
+    RemoveSnapshotRef,
+    simple_update("set-location", TableBuilder.set_location, "location", str),
+    SetProperties,
+    RemoveProperties,
+    SetStatistics,
+    simple_update("remove-statistics", TableBuilder.remove_statistics, "snapshot_id", Int64),
+    SetPartitionStatistics,
+    simple_update("remove-partition-statistics", TableBuilder.remove_partition_statistics, "snapshot_id", Int64),
+    simple_update("remove-partition-specs", TableBuilder.remove_specs, "spec_ids", tuple[Int32, ...]),
+    simple_update("remove-schemas", TableBuilder.remove_schemas, "schema_ids", tuple[Int32, ...]),
+    EnableRowLineage,
+    AddEncryptionKey,
+    simple_update("remove-encryption-key", TableBuilder.remove_encryption_key, "key_id", str),
+)
 
 VIEW_ONLY_ACTIONS = ("add-view-version", "set-current-view-version")
 
@@ -193,8 +248,18 @@ class _Tagged(msgspec.Struct, frozen=True):
     action: str
 
 
-def parse_update(raw: object, actions: Mapping[str, type[Update]], foreign: Sequence[str], kind: str) -> Update:
-    """The action with typed fields. `foreign`: actions of the other `kind` (table or view). Raises BadRequest."""
+def read_update(raw: object, actions: Mapping[str, type[Update]], foreign: Sequence[str], kind: str) -> Update:
+    """Return the update that the JSON of a client describes.
+
+    Args:
+        raw: The JSON of the update. The action may be in any case.
+        actions: The updates of this kind of entry, by action.
+        foreign: The actions of the other kind.
+        kind: "table" or "view".
+
+    Raises:
+        BadRequest: The action is unknown or of the other kind, or a field is missing or has another type.
+    """
     name = read(raw, _Tagged, "metadata update").action.lower()
     action = actions.get(name)
     if action is None:
@@ -204,24 +269,41 @@ def parse_update(raw: object, actions: Mapping[str, type[Update]], foreign: Sequ
     return read(raw, action, f"{name} update")
 
 
-def apply_updates(
-    base: TableMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
-) -> TableMetadata:
-    """The metadata after all updates, in order; `base` if they change nothing (then there is nothing to commit).
+def read_updates(raw_updates: Iterable[object]) -> tuple[Update, ...]:
+    """Return the updates of a table that the JSON of a client describes.
 
-    `base` None builds a new table, as the last step of a staged create; `new_uuid` is its UUID unless an update assigns
-    one. The caller maintains the metadata log (`with_previous_file`). Raises BadRequest and CommitConflict.
+    Raises:
+        BadRequest: As `read_update`.
     """
-    parsed = [parse_update(raw, TABLE_ACTIONS, VIEW_ONLY_ACTIONS, "table") for raw in updates]
+    return tuple(read_update(raw, TABLE_ACTIONS, VIEW_ONLY_ACTIONS, "table") for raw in raw_updates)
+
+
+def apply_updates(
+    base: TableMetadata | None, updates: Sequence[Update], *, now_ms: int, new_uuid: str | None = None
+) -> TableMetadata:
+    """Return the metadata after all updates, in order, or `base` itself if they change nothing.
+
+    The caller maintains the metadata log (`with_previous_file`).
+
+    Args:
+        base: The table's metadata. None builds a new table, as the last step of a staged create.
+        updates: The updates of one commit.
+        now_ms: The time of the commit.
+        new_uuid: The UUID of a new table, unless an update assigns one.
+
+    Raises:
+        BadRequest: An update does not fit the table.
+        CommitConflict: An update is based on older metadata.
+    """
     version = FORMAT_VERSION_DEFAULT
     if base is None:
         # a new table starts at its version: nothing is upgraded, so version 1 is possible
-        requested = (update.format_version for update in parsed if isinstance(update, UpgradeFormatVersion))
+        requested = (update.format_version for update in updates if isinstance(update, UpgradeFormatVersion))
         version = next(requested, FORMAT_VERSION_DEFAULT)
         if not 1 <= version <= FORMAT_VERSION_MAX:
             raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
     builder = TableBuilder(base, format_version=version, now_ms=now_ms)
-    for update in parsed:
+    for update in updates:
         update.apply(builder)
     if base is None and builder.uuid is None:
         builder.uuid = new_uuid

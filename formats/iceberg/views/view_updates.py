@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from seamark.formats.iceberg.metadata import properties as props
+from seamark.formats.iceberg.metadata.builder import ComparisonBudget
 from seamark.formats.iceberg.metadata.updates import (
     TABLE_ACTIONS,
     AddSchema,
@@ -20,10 +21,10 @@ from seamark.formats.iceberg.metadata.updates import (
     SetProperties,
     Update,
     UpgradeFormatVersion,
-    parse_update,
-    simple_action,
+    read_update,
+    simple_update,
+    updates_by_action,
 )
-from seamark.formats.iceberg.metadata.work import Work
 from seamark.formats.iceberg.types import schema as schemas
 from seamark.formats.iceberg.types.reading import Int32, read
 from seamark.formats.iceberg.types.schema import Schema
@@ -44,6 +45,7 @@ LAST_ADDED = -1
 
 
 class AddViewVersion(Update, frozen=True):
+    action = "add-view-version"
     view_version: ViewVersion
 
     def apply(self, builder: _ViewBuilder) -> None:
@@ -67,7 +69,7 @@ class _ViewBuilder:
         self.added_versions: set[int] = set()
         self.last_schema_id: int | None = None
         self.last_version_id: int | None = None
-        self._work = Work()
+        self._comparisons = ComparisonBudget()
 
     def assign_uuid(self, uuid: str) -> None:
         if self.uuid is not None and self.uuid.lower() != uuid.lower():
@@ -99,7 +101,7 @@ class _ViewBuilder:
 
     def add_schema(self, added: Schema) -> None:
         schema = schemas.checked(added)
-        self._work.compare(len(self.schemas), len(schema.index.by_id))
+        self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
         known = next((old.id for old in self.schemas.values() if old.same_as(schema)), None)
         if known is None:
             known = max(self.schemas, default=-1) + 1
@@ -110,7 +112,7 @@ class _ViewBuilder:
     def add_version(self, added: ViewVersion) -> None:
         version = self._with_schema(added)
         _check_representations(version.representations)
-        self._work.compare(len(self.versions), len(version.representations))
+        self._comparisons.spend(len(self.versions), len(version.representations))
         known = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
         if known is None:
             known = max(version.version_id, max(self.versions, default=version.version_id - 1) + 1)
@@ -219,16 +221,16 @@ def _check_dialects(previous: ViewVersion, current: ViewVersion) -> None:
         )
 
 
-VIEW_ACTIONS: dict[str, type[Update]] = {
-    "assign-uuid": AssignUuid,
-    "upgrade-format-version": UpgradeFormatVersion,
-    "add-schema": AddSchema,
-    "set-location": simple_action(_ViewBuilder.set_location, "location", str),
-    "set-properties": SetProperties,
-    "remove-properties": RemoveProperties,
-    "add-view-version": AddViewVersion,
-    "set-current-view-version": simple_action(_ViewBuilder.set_current_version, "view_version_id", Int32),
-}
+VIEW_ACTIONS = updates_by_action(
+    AssignUuid,
+    UpgradeFormatVersion,
+    AddSchema,
+    simple_update("set-location", _ViewBuilder.set_location, "location", str),
+    SetProperties,
+    RemoveProperties,
+    AddViewVersion,
+    simple_update("set-current-view-version", _ViewBuilder.set_current_version, "view_version_id", Int32),
+)
 
 
 def new_view(
@@ -262,7 +264,7 @@ def apply_view_updates(
     foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
     builder = _ViewBuilder(base, now_ms)
     for raw in updates:
-        parse_update(raw, VIEW_ACTIONS, foreign, "view").apply(builder)
+        read_update(raw, VIEW_ACTIONS, foreign, "view").apply(builder)
     if builder.uuid is None:
         builder.uuid = new_uuid
     return builder.build()

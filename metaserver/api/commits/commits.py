@@ -19,14 +19,14 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
-from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
-from seamark.metaserver.commit.changes.change import ChangeRequest, read_request
-from seamark.metaserver.commit.changes.change_body import ChangeBody
-from seamark.metaserver.commit.native.commit_result import CommittedChange
+from seamark.metaserver.commit.change_requests.change import ChangeRequest, read_request
+from seamark.metaserver.commit.change_requests.change_body import ChangeBody
+from seamark.metaserver.commit.changes.commit_result import CommittedChange
 from seamark.metaserver.commit.publication import pointer_moved
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, NamespacePath, RegisteredIndexFile
@@ -71,15 +71,15 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     read = partial(read_request, body, files_max=call.app[SETTINGS].commit_files_limit)
     change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
 
-    response = await once(
+    response = await run_idempotent(
         call,
         lambda caller: call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change)),
         lambda result: json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
     )
-    return await _located(call, response, namespace, name)
+    return await _add_location(call, response, namespace, name)
 
 
-async def _located(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
+async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
     """A recorded answer with the current metadata location."""
     if response.status != 200:
         return response
@@ -120,4 +120,6 @@ async def _index_files(
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         return file
 
-    return await asyncio.gather(*(registered(given.location, given.size_in_bytes) for given in change.index_files))
+    return await asyncio.gather(
+        *(registered(index_file.location, index_file.size_in_bytes) for index_file in change.index_files)
+    )

@@ -134,11 +134,11 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
     else:
         instants = await timeline.read(where, limit)
     next_since = instants[-1].position if instants else (None if where.newest_first else where.since)
-    shown = [_shown(call, instant) for instant in instants if call.may(instant.namespace)]
+    shown = [_show_instant(call, instant) for instant in instants if call.may(instant.namespace)]
     return InstantPage(shown, next_since)
 
 
-def _shown(call: Call, instant: Instant) -> InstantAnswer:
+def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
     """The instant, without the new name of a table that was moved to a namespace that the caller may not see."""
     answer = from_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
@@ -249,6 +249,6 @@ def _events(call: Call, instants: list[Instant]) -> bytes:
     if not instants:
         return b": still here\n\n"
     return b"".join(
-        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_shown(call, instant)))
+        b"id: %b\nevent: instant\ndata: %b\n\n" % (instant.position.encode(), encode_json(_show_instant(call, instant)))
         for instant in instants
     )

@@ -17,11 +17,11 @@ from seamark.metaserver.access.keyring import StoredKeyring
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.database_limits import DatabaseShares
+from seamark.metaserver.commit.changes.group_commit import Commits
+from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
-from seamark.metaserver.commit.native.group_commit import Commits
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
-from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
@@ -53,7 +53,7 @@ class ServerParts:
     usage: Usage
     database_shares: DatabaseShares
     planner: Planner
-    stock_commits: StockCommits
+    stock_commits: EngineCommits
     commits: Commits
     expiration: Expiration
     orphan_removal: OrphanRemoval

@@ -254,7 +254,7 @@ class Route(Description, frozen=True):
     is_secret: bool = False
     """Whether caches may not store the answer."""
     is_idempotent: bool = False
-    """Whether a repeat with the same Idempotency-Key gets the first answer (`idempotency.once`)."""
+    """Whether a repeat with the same Idempotency-Key gets the first answer (`idempotency.run_idempotent`)."""
     streams: bool = False
     """Whether the handler sends its answer itself and therefore sees the request."""
 

@@ -35,28 +35,36 @@ from seamark.metaserver.store.port import IdempotencyTaken
 KEPT: web.AppKey[Quota] = web.AppKey("kept-refusals", Quota)
 KEPT_MAX = 20_000
 """The largest number of recorded refusals of one principal, per worker."""
-_NOT_KEPT = (Unauthenticated, Forbidden, TooLarge)
+_NOT_RECORDED = (Unauthenticated, Forbidden, TooLarge)
 
 T = TypeVar("T")
 
 
-async def once(
+async def run_idempotent(
     call: Call,
     work: Callable[[Caller], Awaitable[T]],
     answer: Callable[[T], web.Response | Awaitable[web.Response]] = lambda _: web.Response(status=204),
     *,
     replayed: type[T] | None = None,
-    later: Callable[[], Awaitable[T]] | None = None,
+    recover: Callable[[], Awaitable[T]] | None = None,
 ) -> web.Response:
-    """`answer` of what `work` returns, or the first answer if the request's key was used before.
+    """Run `work` and return its answer, or the first answer if the request's key was used before.
 
-    `replayed` is the type that `work` returns, if the record may name a metadata file instead of containing the answer.
-    `later` returns a value that includes that outcome when the file is gone.
-    BadRequest for a key that is not a UUIDv7; Unprocessable for a key that another request has used.
+    Args:
+        call: The request.
+        work: Does what the request asks for.
+        answer: Makes the response from the result of `work`.
+        replayed: The type of that result, if the record may name a metadata file instead of containing the answer.
+        recover: Returns a result that includes the first outcome when that file is gone.
+
+    Raises:
+        BadRequest: The key is not a UUIDv7.
+        Unprocessable: Another request has used the key.
+        RetryLater: A request with the same key is in progress.
     """
     key = await call.idempotency_key()
     if key is None:
-        return await _sent(answer(await work(call.caller)))
+        return await _send(answer(await work(call.caller)))
     first = await call.app[STORE].idempotency(key.key, call.app[CLOCK].now_ms())
     if first is None:
         try:
@@ -69,24 +77,24 @@ async def once(
             if first is None:
                 raise
         except RequestError as error:
-            if isinstance(error, _NOT_KEPT):
+            if isinstance(error, _NOT_RECORDED):
                 raise
-            first = await _keep(call, key, from_seamark_error(error))
+            first = await _record_refusal(call, key, from_seamark_error(error))
             if first is None:
                 raise
         else:
-            return await _sent(answer(done))
+            return await _send(answer(done))
     if first is None:
         raise RetryLater(f"Another request with the {IDEMPOTENCY_KEY} {key.key} is in progress; try again")
     _check_same(first, key)
-    return await _replay(call, first, answer, replayed, later)
+    return await _replay(call, first, answer, replayed, recover)
 
 
-async def _sent(answer: web.Response | Awaitable[web.Response]) -> web.Response:
+async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
     return answer if isinstance(answer, web.Response) else await answer
 
 
-async def _keep(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
+async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
     """Records a refusal. Returns the record of another request with this key, if that was faster."""
     now_ms = call.app[CLOCK].now_ms()
     now_s, ttl_s = call.app[CLOCK].monotonic(), call.app[SETTINGS].idempotency_ttl_s
@@ -122,17 +130,17 @@ async def _replay(
     first: IdempotencyRecord,
     answer: Callable[[T], web.Response | Awaitable[web.Response]],
     replayed: type[T] | None,
-    later: Callable[[], Awaitable[T]] | None,
+    recover: Callable[[], Awaitable[T]] | None,
 ) -> web.Response:
     if first.metadata_location is not None and replayed is not None:
         try:
             loaded = await call.app[CATALOG].replay(first)
         except CommitUnknown:
-            if later is None:
+            if recover is None:
                 raise
-            return await _sent(answer(await later()))
+            return await _send(answer(await recover()))
         assert isinstance(loaded, replayed), f"{first.metadata_location} was recorded by another operation"
-        return await _sent(answer(loaded))
+        return await _send(answer(loaded))
     if first.body is None:
         return web.Response(status=first.status)
     return web.Response(status=first.status, body=first.body, content_type="application/json")

@@ -21,11 +21,11 @@ from seamark.metaserver.access.page_tokens import PageTokens
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.commit.changes.group_commit import Commits
+from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.expiration.expiration import Expiration
 from seamark.metaserver.commit.expiration.orphan_files import OrphanRemoval
-from seamark.metaserver.commit.native.group_commit import Commits
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
-from seamark.metaserver.commit.stock.stock_commits import StockCommits
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
@@ -41,7 +41,7 @@ CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
 STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)
 CATALOG: web.AppKey[Catalog] = web.AppKey("catalog", Catalog)
-STOCK_COMMITS: web.AppKey[StockCommits] = web.AppKey("stock-commits", StockCommits)
+STOCK_COMMITS: web.AppKey[EngineCommits] = web.AppKey("stock-commits", EngineCommits)
 COMMITS: web.AppKey[Commits] = web.AppKey("commits", Commits)
 MANIFEST_REWRITE: web.AppKey[ManifestRewrite] = web.AppKey("manifest_rewrite", ManifestRewrite)
 ORPHAN_REMOVAL: web.AppKey[OrphanRemoval] = web.AppKey("orphan_removal", OrphanRemoval)

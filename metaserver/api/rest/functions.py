@@ -26,7 +26,7 @@ async def list_functions(call: Call) -> dict[str, Any]:
 
 @Route("GET", f"{_FUNCTIONS}/{{function}}", "loadFunction")
 async def load_function(call: Call) -> web.Response:
-    return _loaded(await call.app[CATALOG].functions.load(call.namespace, call.name))
+    return _answer(await call.app[CATALOG].functions.load(call.namespace, call.name))
 
 
 @Route(
@@ -43,7 +43,7 @@ async def load_function(call: Call) -> web.Response:
     ),
 ).takes(dict[str, Any])
 async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
-    return _loaded(await call.app[CATALOG].functions.put(call.caller, call.namespace, call.name, document))
+    return _answer(await call.app[CATALOG].functions.put(call.caller, call.namespace, call.name, document))
 
 
 @Route(
@@ -58,7 +58,7 @@ async def drop_function(call: Call) -> None:
     await call.app[CATALOG].functions.drop(call.caller, call.namespace, call.name)
 
 
-def _loaded(loaded: LoadedFunction) -> web.Response:
+def _answer(loaded: LoadedFunction) -> web.Response:
     location = encode_json(loaded.entry.metadata_location)
     body = b'{"metadata":' + loaded.document + b',"metadata-location":' + location + b"}"
     return web.Response(body=body, content_type="application/json")

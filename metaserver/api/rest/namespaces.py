@@ -10,7 +10,7 @@ from aiohttp import web
 from seamark.formats.protocol.wire import check_namespace, parse_namespace, show
 from seamark.formats.runtime.errors import NoSuchNamespace
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
-from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.store.model import Namespace
@@ -45,16 +45,16 @@ async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     path = check_namespace(body.namespace)
     call.allow(path)
     namespaces = call.app[CATALOG].namespaces
-    return await once(
+    return await run_idempotent(
         call,
         lambda caller: namespaces.create(caller, path, body.properties or {}),
-        lambda namespace: json_answer(_described(namespace)),
+        lambda namespace: json_answer(_describe(namespace)),
     )
 
 
 @Route("GET", _NAMESPACE, "loadNamespaceMetadata")
 async def load_namespace_metadata(call: Call) -> dict[str, Any]:
-    return _described(await call.app[CATALOG].namespaces.get(call.namespace))
+    return _describe(await call.app[CATALOG].namespaces.get(call.namespace))
 
 
 @Route("HEAD", _NAMESPACE, "namespaceExists")
@@ -65,14 +65,14 @@ async def namespace_exists(call: Call) -> None:
 
 @Route("DELETE", _NAMESPACE, "dropNamespace", is_idempotent=True)
 async def drop_namespace(call: Call) -> web.Response:
-    return await once(call, lambda caller: call.app[CATALOG].namespaces.drop(caller, call.namespace))
+    return await run_idempotent(call, lambda caller: call.app[CATALOG].namespaces.drop(caller, call.namespace))
 
 
 @Route("POST", f"{_NAMESPACE}/properties", "updateProperties", is_idempotent=True).takes(_UpdateProperties)
 async def update_properties(call: Call, body: _UpdateProperties) -> web.Response:
     update, removals, updates = call.app[CATALOG].namespaces.update_properties, body.removals or [], body.updates or {}
-    return await once(call, lambda caller: update(caller, call.namespace, removals, updates), json_answer)
+    return await run_idempotent(call, lambda caller: update(caller, call.namespace, removals, updates), json_answer)
 
 
-def _described(namespace: Namespace) -> dict[str, Any]:
+def _describe(namespace: Namespace) -> dict[str, Any]:
     return {"namespace": namespace.path, "properties": namespace.properties}

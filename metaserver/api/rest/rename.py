@@ -7,7 +7,7 @@ from aiohttp import web
 
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import TableIdentifier
@@ -34,4 +34,4 @@ async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Res
         check_namespace(end.namespace)
         check_name(end.name, f"{what} name")
     call.allow(body.source.namespace, body.destination.namespace)
-    return await once(call, lambda caller: entries.rename(caller, body.source, body.destination))
+    return await run_idempotent(call, lambda caller: entries.rename(caller, body.source, body.destination))

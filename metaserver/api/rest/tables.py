@@ -14,7 +14,7 @@ from seamark.formats.protocol.wire import is_plan_name, show
 from seamark.formats.runtime.errors import NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STOCK_COMMITS
 from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
 from seamark.metaserver.api.http.render import (
@@ -102,12 +102,12 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
     commits, namespace, name = call.app[STOCK_COMMITS], call.namespace, call.name
 
-    return await once(
+    return await run_idempotent(
         call,
         lambda caller: commits.commit_table(caller, namespace, name, body.requirements, body.updates),
         lambda loaded: commit_answer(call, loaded, namespace, name),
         replayed=LoadedTable,
-        later=lambda: commits.after_commit(namespace, name, body.requirements),
+        recover=lambda: commits.load_committed(namespace, name, body.requirements),
     )
 
 
@@ -115,7 +115,7 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
 async def drop_table(call: Call) -> web.Response:
     purge = boolean_query(call.query, "purgeRequested")
     tables = call.app[CATALOG].tables
-    return await once(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
+    return await run_idempotent(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
 
 
 @Route("HEAD", _TABLE, "tableExists")
@@ -135,7 +135,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
 async def unregister_table(call: Call) -> web.Response:
-    return await once(
+    return await run_idempotent(
         call,
         lambda caller: call.app[CATALOG].tables.unregister(caller, call.namespace, call.name),
         lambda loaded: unregistered_answer(call, loaded),
@@ -179,7 +179,7 @@ async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], na
     async def answer(loaded: LoadedTable) -> web.Response:
         return await table_answer(call, loaded, call.namespace, name, compress=False)
 
-    return await once(call, work, answer, replayed=LoadedTable)
+    return await run_idempotent(call, work, answer, replayed=LoadedTable)
 
 
 def add_parts(app: web.Application) -> None:

@@ -12,7 +12,7 @@ from seamark.formats.protocol.wire import is_plan_name, show
 from seamark.formats.runtime.errors import NoSuchView
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.idempotency import once
+from seamark.metaserver.api.http.idempotency import run_idempotent
 from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.api.http.render import view_answer
@@ -62,7 +62,7 @@ async def replace_view(call: Call, body: _ReplaceView) -> web.Response:
 
 @Route("DELETE", _VIEW, "dropView", is_idempotent=True)
 async def drop_view(call: Call) -> web.Response:
-    return await once(call, lambda caller: call.app[CATALOG].views.drop(caller, call.namespace, call.name))
+    return await run_idempotent(call, lambda caller: call.app[CATALOG].views.drop(caller, call.namespace, call.name))
 
 
 @Route("HEAD", _VIEW, "viewExists")
@@ -80,4 +80,4 @@ async def register_view(call: Call, body: _RegisterView) -> web.Response:
 
 
 async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
-    return await once(call, work, lambda loaded: view_answer(call, loaded), replayed=LoadedView)
+    return await run_idempotent(call, work, lambda loaded: view_answer(call, loaded), replayed=LoadedView)

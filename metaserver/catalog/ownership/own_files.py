@@ -15,16 +15,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache, partial
-from typing import Any
+from functools import lru_cache
 
 from seamark.formats.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, Corrupt, Forbidden, ObjectMissing
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, with_folders
 from seamark.metaserver.catalog.parts import PATH_PROPERTIES, CatalogContext
-from seamark.metaserver.catalog.values import Caller, TableChange
+from seamark.metaserver.catalog.values import Caller, TableCommit
+from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import ClaimedLocation
 from seamark.metaserver.store.operations import AllowLocations
@@ -90,49 +91,62 @@ def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]
 
 
 async def check_added(
-    parts: CatalogContext,
+    context: CatalogContext,
     caller: Caller,
     uuid: str,
     base: TableMetadata | None,
     metadata: TableMetadata,
-    change: TableChange,
+    commit: TableCommit,
+    files: ObjectReader,
 ) -> None:
-    """BadRequest if the updates name files behind a symbolic link, or, for a confined caller, unreadable files or files
-    outside the table's locations.
+    """Check the files that a commit names.
 
-    `metadata` is the result of the updates on `base`: locations that only `metadata` has become the table's with this
-    commit, which claims them. The caller's right to them is checked before."""
-    updates = change.updates
-    find = partial(_named, updates)
-    lists, manifests, others = await parts.large.run_by_size(caller.who, caller.request_bytes, find)
+    Args:
+        context: The parts of the catalog.
+        caller: The principal that commits.
+        uuid: The table's UUID.
+        base: The table's metadata before the commit. None for a new table.
+        metadata: The metadata after it. Locations that only `metadata` has become the table's with this commit, which
+            claims them. The caller's right to them is checked before.
+        commit: The updates.
+        files: Reads the manifest lists and manifests.
+
+    Raises:
+        BadRequest: A file is behind a symbolic link or, for a confined caller, unreadable or outside the table's
+            locations.
+    """
+    lists = [snapshot.manifest_list for snapshot in commit.added_snapshots if snapshot.manifest_list is not None]
+    manifests = [path for snapshot in commit.added_snapshots for path in snapshot.manifests or ()]
+    others = commit.statistics_paths
     if not (lists or manifests or others):
         return
-    await parts.objects.check_links([path for path in (*lists, *manifests, *others) if parts.warehouse.contains(path)])
+    warehouse = context.warehouse
+    await context.objects.check_links([path for path in (*lists, *manifests, *others) if warehouse.contains(path)])
     if caller.confined_to is None:
         return
     locations = (
-        {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
+        {claimed_location.location for claimed_location in await context.store.claims(uuid)}
         if base is not None
         else set()
     )
-    for what, location in _new_locations(parts, base, metadata):
+    for what, location in _new_locations(context, base, metadata):
         # Checked before any file there is read, because errors quote file names.
-        await check_unclaimed(parts, location, what, (change.namespace, change.name), uuid)
-        locations.add(parts.warehouse.key(parse_location(location)))
-    own = OwnLocations(parts.warehouse, locations)
-    reader = _Reader(parts, own)
+        await check_unclaimed(context, location, what, (commit.namespace, commit.name), uuid)
+        locations.add(context.warehouse.key(parse_location(location)))
+    own = OwnLocations(warehouse, locations)
+    reader = _Reader(context, own, files)
     await asyncio.to_thread(own.check, [*others, *lists], "The file")
-    known = await reader.before(base, updates)
-    for path in await foreign(parts, uuid, known):  # the lists of earlier snapshots may have been overwritten
-        del known[path]
+    carried = await reader.before(base, commit.added_snapshots)
+    for path in await foreign(context, uuid, carried):  # the lists of earlier snapshots may have been overwritten
+        del carried[path]
     for location in lists:
-        manifests += [path for path in await reader.manifest_list(location) if path not in known]
-    fresh = [path for path in dict.fromkeys(manifests) if path not in known]
+        manifests += [path for path in await reader.manifest_list(location) if path not in carried]
+    fresh = [path for path in dict.fromkeys(manifests) if path not in carried]
     await asyncio.to_thread(own.check, fresh, "The manifest")
     for manifest in fresh:
         outside = await reader.outside(manifest)
         if outside:
-            await _check_carried(reader, known, outside)
+            await _check_carried(reader, carried, outside)
 
 
 def _new_locations(
@@ -162,25 +176,6 @@ def _outside(path: str, what: str) -> BadRequest:
         f"{what} {path[:_SHOWN]!r} is outside the table's folders; write it below the table's location, or have an "
         f"admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
     )
-
-
-def _named(updates: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[str], list[str]]:
-    """The manifest lists, manifests and other files of the updates."""
-    lists: list[str] = []
-    manifests: list[str] = []
-    others: list[str] = []
-    for update in updates:
-        for name in ("statistics", "partition-statistics"):
-            statistics = update.get(name)
-            if isinstance(statistics, Mapping) and isinstance(statistics.get("statistics-path"), str):
-                others.append(statistics["statistics-path"])
-        snapshot = update.get("snapshot")
-        if isinstance(snapshot, Mapping):
-            if isinstance(snapshot.get("manifest-list"), str):
-                lists.append(snapshot["manifest-list"])
-            paths = snapshot.get("manifests")
-            manifests += [path for path in paths if isinstance(path, str)] if isinstance(paths, list) else []
-    return lists, manifests, others
 
 
 class OwnLocations:
@@ -216,18 +211,18 @@ class OwnLocations:
 class _Reader:
     """Manifest lists and manifests of one commit."""
 
-    def __init__(self, parts: CatalogContext, own: OwnLocations) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext, own: OwnLocations, files: ObjectReader) -> None:
+        self._context = context
         self._own = own
+        self._files = files
 
-    async def before(self, base: TableMetadata | None, updates: Iterable[Mapping[str, Any]]) -> dict[str, None]:
-        """The manifests of the current snapshot and of the parents of the new snapshots."""
+    async def before(self, base: TableMetadata | None, added: Iterable[SnapshotInput]) -> dict[str, None]:
+        """Return the manifests of the current snapshot and of the parents of the new snapshots."""
         manifests: dict[str, None] = {}
         if base is None:
             return manifests
-        added = (update.get("snapshot") for update in updates)
-        parents = [snapshot.get("parent-snapshot-id") for snapshot in added if isinstance(snapshot, Mapping)]
-        for snapshot_id in {base.current_snapshot_id, *(parent for parent in parents if isinstance(parent, int))}:
+        parent_ids = (snapshot.parent_snapshot_id for snapshot in added)
+        for snapshot_id in {base.current_snapshot_id, *parent_ids}:
             snapshot = None if snapshot_id is None else base.snapshot(snapshot_id)
             if snapshot is None:
                 continue
@@ -272,12 +267,13 @@ class _Reader:
             return [path for path, _ in entries if path not in outside], outside
 
         own, outside = await asyncio.to_thread(find)
-        await self._parts.objects.check_links(own)
+        await self._context.objects.check_links(own)
         return outside
 
     async def _read(self, location: str, what: str) -> bytes:
         try:
-            return await self._parts.objects.read(location, limit_bytes=self._parts.settings.plan_manifest_limit_bytes)
+            limit_bytes = self._context.settings.plan_manifest_limit_bytes
+            return await self._files.read(location, limit_bytes=limit_bytes)
         except ObjectMissing:
             raise BadRequest(f"The commit names the {what} {location[:_SHOWN]!r}, which does not exist") from None
 

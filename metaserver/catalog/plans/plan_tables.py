@@ -18,8 +18,8 @@ import contextlib
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -30,7 +30,7 @@ from seamark.formats.protocol.wire import FORMER_PLANS_FOLDER, NAME_MAX, PLAN_MA
 from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTable, SeamarkError, TooManyRequests
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
-from seamark.metaserver.catalog.values import LoadedTable, TableChange
+from seamark.metaserver.catalog.values import LoadedTable, TableCommit
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanSnapshot, PlanTable
 from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
@@ -268,15 +268,17 @@ class PlanTables:
                 self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
         return kept
 
-    async def before_commit(self, changes: Iterable[TableChange]) -> None:
-        """Drops the plans whose snapshots the commit removes: an engine that does so deletes their files afterwards.
-        BadRequest for a commit that would add a snapshot of a plan to the table."""
-        for change in changes:
-            for update in change.updates:
-                _check_snapshot(update)
-            ids = {id_ for update in change.updates for id_ in _removed_ids(update)}
-            if ids:
-                drop = DropPlanSnapshots(change.namespace, change.name, tuple(sorted(ids)))
+    async def before_commit(self, commits: Iterable[TableCommit]) -> None:
+        """Drop the plans whose snapshots a commit removes: an engine that does so deletes their files afterwards.
+
+        Raises:
+            BadRequest: The commit would add a snapshot of a plan to the table.
+        """
+        for commit in commits:
+            for snapshot in commit.added_snapshots:
+                _check_manifest_list(snapshot.manifest_list)
+            if removed_ids := {snapshot_id for snapshot_id in commit.removed_snapshot_ids if snapshot_id > 0}:
+                drop = DropPlanSnapshots(commit.namespace, commit.name, tuple(sorted(removed_ids)))
                 await self._parts.store.transact([drop])
 
     async def clean(self) -> int:
@@ -327,21 +329,10 @@ def check_lasting(location: str, metadata: TableMetadata) -> None:
         )
 
 
-def _check_snapshot(update: Mapping[str, Any]) -> None:
-    """BadRequest for an update that would add a plan's snapshot to the table: its files are deleted soon."""
-    snapshot = update.get("snapshot") if update.get("action") == "add-snapshot" else None
-    manifest_list = snapshot.get("manifest-list") if isinstance(snapshot, dict) else None
-    if isinstance(manifest_list, str) and _PLAN_FILE.search(manifest_list):
+def _check_manifest_list(location: str | None) -> None:
+    """Raise BadRequest for the manifest list of a plan: its files are deleted soon."""
+    if location is not None and _PLAN_FILE.search(location):
         raise BadRequest(
-            f"The manifest list {manifest_list} belongs to a plan, whose files are deleted when its lease ends; "
+            f"The manifest list {location} belongs to a plan, whose files are deleted when its lease ends; "
             "commit a snapshot with another manifest list"
         )
-
-
-def _removed_ids(update: Mapping[str, Any]) -> list[int]:
-    snapshot_ids = update.get("snapshot-ids") if update.get("action") == "remove-snapshots" else None
-    return (
-        [id_ for id_ in snapshot_ids if type(id_) is int and 0 < id_ < 1 << 63]
-        if isinstance(snapshot_ids, list)
-        else []
-    )

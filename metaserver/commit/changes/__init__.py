@@ -1,1 +1,1 @@
-"""Changes as writers send them, and their refusal."""
+"""Commits by changes: files added and removed, several changes in one publication."""

@@ -24,9 +24,9 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.reserved import DELETED_PATH
 from seamark.formats.index.packing import Longs
-from seamark.metaserver.commit.changes.change import Change, ReadScope, partitions_of
-from seamark.metaserver.commit.changes.change_body import SERIALIZABLE
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change import Change, ReadScope, partitions_of
+from seamark.metaserver.commit.change_requests.change_body import SERIALIZABLE
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.history import AddedFiles, History, HistoryTooLong, rows_of, since
 from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
@@ -74,7 +74,7 @@ class ConflictCheck:
         if not (change.deletes or change.removes or change.scope):
             return
         count = len(change.data) + len(change.deletes)
-        referenced, stored = await run_by_count(count, partial(_referenced, change))
+        referenced, stored = await run_by_count(count, partial(_list_referenced_files, change))
         await self._check_live(stored)
         await self._check_vectors()
         history = await self._history(head, look_back)
@@ -171,7 +171,7 @@ class ConflictCheck:
 
     def _rests_on_rows(self) -> bool:
         """Whether the deletes that the change adds are of rows that it has read."""
-        return bool(self._change.positional or self._partitioned_equality_deletes())
+        return bool(self._change.positional or self._list_partitioned_equality_deletes())
 
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
         """Refuses when new deletes apply to rows of removed files or to rows that the change rewrites: they would be
@@ -180,7 +180,7 @@ class ConflictCheck:
         A change that only deletes may delete rows that others have deleted, but no rows that others have rewritten.
         """
         change = self._change
-        gone = await run_by_count(len(self._found.files), self._removed_by_name)
+        gone = await run_by_count(len(self._found.files), self._list_removed_by_name)
         await self._refuse_matching(deletes, gone, vectors=True)
         writing = deletes if change.data else history.writing(deletes)
         if change.scope is not None and change.scope.bound is not None:
@@ -189,17 +189,17 @@ class ConflictCheck:
         await self._refuse_matching(writing, referenced, vectors=True)
         covered = await run_by_count(len(change.deletes), self._vectors)
         await self._refuse_matching(deletes, covered, vectors=False)
-        unnamed = await run_by_count(len(change.deletes), self._unnamed)
+        unnamed = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
         if unnamed:
             scope = ReadScope(partitions=await run_by_count(len(unnamed), partial(partitions_of, unnamed)))
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
-    def _removed_by_name(self) -> set[str]:
+    def _list_removed_by_name(self) -> set[str]:
         """The data files that the request names, as what a delete file is attached to is not named."""
         by_name = set(self._change.request.remove)
         return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
 
-    def _unnamed(self) -> list[ContentFile]:
+    def _list_unnamed_deletes(self) -> list[ContentFile]:
         return [file for file in self._change.positional if file.referenced_data_file is None]
 
     async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
@@ -236,7 +236,7 @@ class ConflictCheck:
 
     async def _check_unnamed(self, history: History) -> None:
         """Position deletes that name no data file: refuses when a file that they may apply to was removed."""
-        unnamed = await run_by_count(len(self._change.deletes), self._unnamed)
+        unnamed = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
         if not unnamed:
             return
         for removed in await history.removed(deletes=False, replaced=True):
@@ -277,7 +277,7 @@ class ConflictCheck:
     async def _check_other_specs(self, history: History) -> None:
         """An equality delete of a partition applies only to files of the same partition spec. Files written with a spec
         of none of these deletes, as after a change of the bucket count, would keep their rows. Compactions count."""
-        keyed = await run_by_count(len(self._change.deletes), self._partitioned_equality_deletes)
+        keyed = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not keyed:
             return
         specs = {file.spec_id for file in keyed}
@@ -291,7 +291,7 @@ class ConflictCheck:
         what = "wrote rows with a partition spec that none of the equality deletes has"
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, what)
 
-    def _partitioned_equality_deletes(self) -> list[ContentFile]:
+    def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
         """The equality deletes, if each has a partition: one without applies to all files."""
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []
@@ -353,7 +353,7 @@ class ConflictCheck:
         return self._targets[1]
 
 
-def _referenced(change: Change) -> tuple[set[str], set[str]]:
+def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
     """The data files that the position deletes name, and those of them that the change does not add."""
     named = {file.referenced_data_file for file in change.positional}
     referenced = {path for path in named if path is not None}

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.metaserver.commit.changes.change_body import APPEND, DELETE, OVERWRITE, REPLACE
+from seamark.metaserver.commit.change_requests.change_body import APPEND, DELETE, OVERWRITE, REPLACE
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
@@ -110,11 +110,11 @@ class History:
             if operation == APPEND or (operation == REPLACE and not replaced) or snapshot.parent_snapshot_id is None:
                 continue
             parent = self._metadata.snapshot(snapshot.parent_snapshot_id)
-            files = None if parent is None else await self._removed_by(snapshot, parent, deletes)
+            files = None if parent is None else await self._read_removed_files(snapshot, parent, deletes)
             removals.append(RemovedFiles(snapshot, deletes, files))
         return removals
 
-    async def _removed_by(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
+    async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
         listed = await self._manifests.listed(snapshot)
         still = {manifest.manifest_path for manifest in listed}
         dropped = [

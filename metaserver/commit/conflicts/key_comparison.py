@@ -79,7 +79,7 @@ def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_Fi
         condition = _condition_on(bound, columns)
         if condition == TRUE:
             continue
-        part = _selected(added, positions)
+        part = _select_files(added, positions)
         narrow_by_stats(part, condition, never)
         met = set(part.positions().tolist())
         _drop(selection, [position for position in positions if position not in met])
@@ -115,7 +115,7 @@ def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
     for position in files.selection.positions().tolist():
-        number, block, row = _located(files.view, position)
+        number, block, row = _locate_row(files.view, position)
         if block.long("content", row) != EQUALITY:
             continue
         if number not in ids:
@@ -124,7 +124,7 @@ def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
     return grouped
 
 
-def _located(view: TableView, position: int) -> tuple[int, Block, int]:
+def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
     """The number of the block, the block, and the row in it."""
     number = bisect_right(view.starts, position) - 1
     return number, view.blocks[number], position - int(view.starts[number])
@@ -136,7 +136,7 @@ def _mask(view: TableView, positions: Iterable[int], *, others: bool) -> npt.NDA
     return mask
 
 
-def _selected(files: AddedFiles, positions: Iterable[int]) -> Selection:
+def _select_files(files: AddedFiles, positions: Iterable[int]) -> Selection:
     selection = files.selection.copy()
     selection.intersect(_mask(files.view, positions, others=False))
     return selection
@@ -148,7 +148,7 @@ def _drop(selection: Selection, positions: Sequence[int]) -> None:
 
 
 def _file(view: TableView, position: int, condition: Expression) -> _File:
-    _, block, row = _located(view, position)
+    _, block, row = _locate_row(view, position)
     size = block.long("file_size_in_bytes", row)
     return _File(
         position,

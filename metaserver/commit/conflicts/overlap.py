@@ -39,7 +39,7 @@ class PartitionOverlap:
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
-        self._compared = 0
+        self._compare_partitions = 0
         self._fields = {
             spec.spec_id: {field.field_id: field for field in spec.fields if field.field_id is not None}
             for spec in metadata.partition_specs
@@ -64,8 +64,8 @@ class PartitionOverlap:
 
     def may_compare(self, pairs: int) -> bool:
         """Counts the pairs, and returns whether they are within `COMPARISONS_MAX`."""
-        self._compared += pairs
-        return self._compared <= COMPARISONS_MAX
+        self._compare_partitions += pairs
+        return self._compare_partitions <= COMPARISONS_MAX
 
     def constraints(self, partition: PartitionTuple) -> list[_Constraint]:
         fields = self._fields.get(partition.spec_id, {})
@@ -92,13 +92,13 @@ class Targets:
 
     def overlap(self, partition: PartitionTuple) -> bool:
         """False only when no row can lie both in the partition and in one of the targets."""
-        return any(self._compared(partition, _overlap, unknown=True))
+        return any(self._compare_partitions(partition, _overlap, unknown=True))
 
     def contain(self, partition: PartitionTuple) -> bool:
         """True only when one target contains every row of the partition."""
-        return any(self._compared(partition, _within, self._partitions.knows_all, unknown=False))
+        return any(self._compare_partitions(partition, _within, self._partitions.knows_all, unknown=False))
 
-    def _compared(
+    def _compare_partitions(
         self,
         partition: PartitionTuple,
         compare: Callable[[list[_Constraint], list[_Constraint]], bool],
@@ -158,7 +158,7 @@ def _differs(exact: _Constraint, other: _Constraint) -> bool:
     """Whether an exact value contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
-    made = _applied(other.transform, exact.kind, exact.value)
+    made = _apply_transform(other.transform, exact.kind, exact.value)
     if made is None or made == other.value:
         return False
     stored = stored_as_int(other.transform, exact.kind)
@@ -182,11 +182,11 @@ def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:
         return inner % outer == 0 and int(premise.value) % outer == conclusion.value
     return (
         premise.transform == IDENTITY
-        and _applied(conclusion.transform, premise.kind, premise.value) == conclusion.value
+        and _apply_transform(conclusion.transform, premise.kind, premise.value) == conclusion.value
     )
 
 
-def _applied(transform: str, kind: str, value: Value) -> Value | None:
+def _apply_transform(transform: str, kind: str, value: Value) -> Value | None:
     if name_of(transform) == "truncate" and not is_ordered(transform, kind):
         return None  # writers disagree on it (`ranges.py`)
     try:

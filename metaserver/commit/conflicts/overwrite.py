@@ -30,8 +30,8 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, RetryLater
-from seamark.metaserver.commit.changes.change import ReadScope
-from seamark.metaserver.commit.changes.change_body import Remove
+from seamark.metaserver.commit.change_requests.change import ReadScope
+from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
@@ -119,13 +119,13 @@ def _opposite(predicate: Bound, metadata: TableMetadata) -> Expression:
         return negated
     terms: list[Expression] = [negated]
     if predicate.result in FLOATS:
-        terms.append(_rebound(predicate, Op.IS_NAN, metadata))
+        terms.append(_bind_again(predicate, Op.IS_NAN, metadata))
     if opposite not in NULL_MATCHES and predicate.op not in NULL_MATCHES:
-        terms.append(_rebound(predicate, Op.IS_NULL, metadata))
+        terms.append(_bind_again(predicate, Op.IS_NULL, metadata))
     return any_of(*terms)
 
 
-def _rebound(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
+def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
     """The same term with `op`, by the column's id: in the current schema another column may have its name. A predicate
     on a required column becomes a constant."""
     column = metadata.current_schema.column(predicate.column_id)

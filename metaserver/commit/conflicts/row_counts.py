@@ -16,8 +16,8 @@ import numpy as np
 from seamark.formats.iceberg.manifests.content_file import DATA, EQUALITY_DELETES
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change import Change
-from seamark.metaserver.commit.changes.change_body import REPLACE
+from seamark.metaserver.commit.change_requests.change import Change
+from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.index.blocks.block import Block
@@ -28,7 +28,7 @@ _DELETE_FILES_MAX = 10_000
 
 
 async def check_row_counts(
-    manifests: Manifests, listed: Sequence[ManifestFile], change: Change, found: FilesToRemove
+    manifests: Manifests, listed: Sequence[ManifestFile], change: Change, to_remove: FilesToRemove
 ) -> None:
     """BadRequest if the change has the operation `replace` and its data files cannot have the rows of those that it
     removes: they have more, or fewer than are left by the deletes of positions. How many rows equality deletes delete
@@ -36,8 +36,8 @@ async def check_row_counts(
     which other writers have replaced meanwhile. `listed`: the head's manifests."""
     if change.operation != REPLACE:
         return
-    count = len(found.files) + len(change.data) + len(change.deletes)
-    counted = await run_by_count(count, partial(_counted, change, found))
+    count = len(to_remove.files) + len(change.data) + len(change.deletes)
+    counted = await run_by_count(count, partial(_count_rows, change, to_remove))
     if counted is None:
         return
     before, after, dead, is_exact = counted
@@ -49,7 +49,7 @@ async def check_row_counts(
         )
     if after >= before:
         return
-    deleted = await _deleted(manifests, listed, found)
+    deleted = await _count_deleted_rows(manifests, listed, to_remove)
     if deleted is not None and after < before - deleted:
         raise BadRequest(
             f"operation is replace, but the added data files have {after:,} rows, and the removed data files {before:,}"
@@ -69,27 +69,31 @@ class _Counts(NamedTuple):
     """Whether these delete rows by their positions."""
 
 
-def _counted(change: Change, found: FilesToRemove) -> _Counts | None:
+def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
     """None if a number of rows is unknown."""
-    removed = [file.record_count for file in found.files if file.content == DATA]
+    removed = [file.record_count for file in to_remove.files if file.content == DATA]
     if removed and min(removed) < 0:
         return None
     after, dead = (sum(file.record_count for file in files) for files in (change.data, change.deletes))
     return _Counts(sum(removed), after, dead, all(file.content != EQUALITY_DELETES for file in change.deletes))
 
 
-async def _deleted(manifests: Manifests, listed: Sequence[ManifestFile], found: FilesToRemove) -> int | None:
+async def _count_deleted_rows(
+    manifests: Manifests, listed: Sequence[ManifestFile], to_remove: FilesToRemove
+) -> int | None:
     """The positions that delete files and deletion vectors may delete in the removed data files; None if unknown."""
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:
         return None
     blocks = await manifests.blocks(deletes)
-    return await run_by_count(len(found.files) + sum(block.rows for block in blocks), partial(_sum_of, blocks, found))
+    return await run_by_count(
+        len(to_remove.files) + sum(block.rows for block in blocks), partial(_sum_of, blocks, to_remove)
+    )
 
 
-def _sum_of(blocks: Sequence[Block], found: FilesToRemove) -> int | None:
-    searched = {file.file_path.encode() for file in found.files if file.content == DATA}
+def _sum_of(blocks: Sequence[Block], to_remove: FilesToRemove) -> int | None:
+    searched = {file.file_path.encode() for file in to_remove.files if file.content == DATA}
     deleted = 0
     for block in blocks:
         rows = np.arange(block.rows, dtype=np.int64)

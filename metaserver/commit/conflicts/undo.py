@@ -19,8 +19,8 @@ from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change_body import REPLACE, Remove
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change_body import REPLACE, Remove
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import first_between
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
@@ -65,7 +65,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
 
     added, removed = await run_by_count(count, changed)
     if not added and not removed:
-        return Undo(frozenset(), (), await _restored(manifests, metadata, (parent, undone, head)))
+        return Undo(frozenset(), (), await _restore_manifests(manifests, metadata, (parent, undone, head)))
     before, now = await _differences(manifests, metadata, undone, head)
 
     def checked() -> Undo:
@@ -105,7 +105,7 @@ def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int)
     return undone, parent
 
 
-async def _restored(
+async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
     """`snapshots`: before the undone one, the undone one, and the head."""

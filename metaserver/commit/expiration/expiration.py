@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.updates import RemoveSnapshotRef, RemoveSnapshots, Update, apply_updates
 from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
@@ -211,22 +211,22 @@ class Expiration:
             chosen = Expired(expired.refs, expired.snapshot_ids[:count])
             after = self._without(before, chosen)
             try:
-                unused = await self._unused(entry.uuid, before, after)
+                unused = await self._find_unused_files(entry.uuid, before, after)
             except TooManyEntries:
                 count //= 2
                 continue
             return _Removal(entry, before, after, chosen, len(expired.snapshot_ids) - count, unused)
 
     def _without(self, base: TableMetadata, expired: Expired) -> TableMetadata:
-        updates: list[dict[str, Any]] = [{"action": "remove-snapshot-ref", "ref-name": name} for name in expired.refs]
+        updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
         if expired.snapshot_ids:
-            updates.append({"action": "remove-snapshots", "snapshot-ids": list(expired.snapshot_ids)})
+            updates.append(RemoveSnapshots(tuple(expired.snapshot_ids)))
         if not updates:
             return base
         clock = self._parts.clock
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
-    async def _unused(
+    async def _find_unused_files(
         self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
         """Reads no files of other tables, and names none. None either if the table's files must stay."""
@@ -273,7 +273,7 @@ class Expiration:
         before = await self._parts.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._current(instant)
         after = await self._parts.documents.table(entry.metadata_location)
-        unused = await self._unused(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
+        unused = await self._find_unused_files(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
         await self._delete(instant, unused)
 
     async def _current(self, instant: Instant) -> Entry:

@@ -145,8 +145,8 @@ class OrphanRemoval:
             entry, metadata = await self._load(namespace, name)
             passed = await look_at_clock(self._parts.store, self._parts.clock)
             policies = await load_policies(self._parts.store, namespace)
-            older_than_ms = self._checked_age(with_policies(metadata, policies), request, passed)
-            needed = _NeededNames(self._checked_manifests(metadata, entry.uuid))
+            older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
+            needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
             # Of the time before the first look, only what the files show: the rest may be a jump of the clock.
@@ -179,7 +179,7 @@ class OrphanRemoval:
             raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {why}")
         return entry, metadata
 
-    def _checked_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
+    def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
         if request.older_than_ms is None:
             return passed.ago(least_age_ms(metadata))
         if request.older_than_ms > passed.now_ms - AGE_LEAST_MS:
@@ -189,7 +189,7 @@ class OrphanRemoval:
             )
         return min(request.older_than_ms, passed.ago(AGE_LEAST_MS))
 
-    def _checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
+    def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
         return self._manifests.checked(lambda paths: check(list(paths)), None)
 

@@ -89,8 +89,8 @@ def find_expired(
         else:
             kept.add(ref.snapshot_id)
     referenced = _ancestors(metadata, branches)
-    kept |= _kept_by(metadata, branches, policy, passed)
-    replaced_ms = _replaced(metadata)
+    kept |= _find_retained(metadata, branches, policy, passed)
+    replaced_ms = _find_replacement_times(metadata)
     kept |= {
         snapshot.snapshot_id
         for snapshot in metadata.snapshots
@@ -116,7 +116,7 @@ def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[
     return found
 
 
-def _kept_by(
+def _find_retained(
     metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed: PassedTime
 ) -> set[int]:
     """The snapshots that are young enough for a branch, or among its newest. BadRequest above the limit of reads."""
@@ -157,7 +157,7 @@ def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | No
         snapshot = None if parent is None else metadata.snapshot(parent)
 
 
-def _replaced(metadata: TableMetadata) -> dict[int, int]:
+def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
     """When each snapshot that once was current was replaced, by the snapshot log: after a rollback such snapshots are
     no ancestors of a branch."""
     log = metadata.snapshot_log

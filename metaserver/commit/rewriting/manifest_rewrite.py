@@ -36,7 +36,7 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change_body import REPLACE
+from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.publication import MANIFESTS_REWRITTEN, CommitEvent, Publisher
 from seamark.metaserver.commit.rewriting.entry_order import clustering_bound, count_touches, divide
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests, live
@@ -160,7 +160,7 @@ class ManifestRewrite:
         head = metadata.current_snapshot
         if head is None:
             return ManifestReport()
-        manifests = self._checked(metadata, entry.uuid)
+        manifests = self._open_checked_manifests(metadata, entry.uuid)
         listed = live(await manifests.listed(head))
         policies = await load_policies(self._parts.store, namespace)
         min_count = request.min_count
@@ -196,7 +196,7 @@ class ManifestRewrite:
             )
         return entry, metadata
 
-    def _checked(self, metadata: TableMetadata, uuid: str) -> Manifests:
+    def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
         return self._manifests.checked(lambda paths: check(list(paths)), _DECODED_BYTES_MAX)
 
@@ -215,13 +215,13 @@ class ManifestRewrite:
             group: _Group | None = None
             if len(chosen) >= min(min_count, _TOUCHES):
                 read = [await manifests.entries(manifest, metadata) for manifest in chosen]
-                group = await asyncio.to_thread(_divided, spec_id, content, chosen, read, metadata)
+                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
             if group is None or not _is_worth(group, min_count):
                 chosen = _choose(await self._with_wrong_metrics(members, metadata))
                 if not chosen:
                     continue
                 read = [await manifests.entries(manifest, metadata) for manifest in chosen]
-                group = await asyncio.to_thread(_divided, spec_id, content, chosen, read, metadata)
+                group = await asyncio.to_thread(_divide_entries, spec_id, content, chosen, read, metadata)
             groups.append(group)
         return groups
 
@@ -249,7 +249,7 @@ class ManifestRewrite:
         requested_ms = self._parts.clock.now_ms()
         entry, metadata = await self._load(before.namespace, before.name)
         head = metadata.current_snapshot
-        listed = live(await self._checked(metadata, entry.uuid).listed(head)) if head is not None else ()
+        listed = live(await self._open_checked_manifests(metadata, entry.uuid).listed(head)) if head is not None else ()
         same = entry.uuid == before.uuid and metadata.format_version == version
         fitting = [each for each in written if same and each.fits(listed)]
         if not fitting:
@@ -305,7 +305,7 @@ def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
     return [manifest for manifest in members if manifest.manifest_path in chosen]
 
 
-def _divided(
+def _divide_entries(
     spec_id: int,
     content: int,
     chosen: Sequence[ManifestFile],

@@ -20,8 +20,8 @@ from seamark.formats.iceberg.manifests.content_file import DATA, POSITION_DELETE
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.manifests.writer import DELETED, EXISTING, ManifestEntry
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.commit.changes.change_body import Remove
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change_body import Remove
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter, StoredManifest
 
@@ -62,11 +62,11 @@ async def find_files(
     if not requested:
         return FilesToRemove(frozenset(), ())
     listing: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
-    removed, paths = await run_by_count(len(requested), partial(_copied, requested))
+    removed, paths = await run_by_count(len(requested), partial(_copy_removes, requested))
     missing, data = set(removed), set[str]()
 
     def match(entries: Sequence[ManifestEntry]) -> bool:
-        matches = _named(entries, removed)
+        matches = _select_named(entries, removed)
         missing.difference_update(matches)
         data.update(file.file_path for file in matches.values() if file.content == DATA)
         return bool(matches)
@@ -83,7 +83,7 @@ async def find_files(
             "again from the current snapshot (a deletion vector is named by path and content-offset)",
         )
     for manifest, entries in await referring(manifests, listed, data, metadata):
-        attached = await run_by_count(len(entries), partial(_attached, entries, data))
+        attached = await run_by_count(len(entries), partial(_find_attached, entries, data))
         if attached:
             listing.setdefault(manifest.manifest_path, (manifest, entries))
             await run_by_count(len(attached), partial(removed.update, attached))
@@ -91,7 +91,7 @@ async def find_files(
         manifests, listed, removed, metadata, {path: entries for path, (_, entries) in listing.items()}
     )
     count = sum(len(entries) for _, entries in listing.values())
-    files = await run_by_count(count, partial(_removed, tuple(listing.values()), removed))
+    files = await run_by_count(count, partial(_list_removed, tuple(listing.values()), removed))
     return FilesToRemove(frozenset(removed), tuple(listing.values()), in_use, files)
 
 
@@ -126,12 +126,12 @@ async def referring(
     return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
 
 
-def _named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> dict[Remove, ContentFile]:
+def _select_named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> dict[Remove, ContentFile]:
     found = ((key_of(entry.file), entry.file) for entry in entries)
     return {key: file for key, file in found if key in named}
 
 
-def _copied(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
+def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
     """The same as a set, and the paths."""
     return set(requested), {remove.file_path for remove in requested}
 
@@ -142,11 +142,11 @@ def _staying(entries: Sequence[ManifestEntry], paths: Collection[str], removed: 
     return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
 
 
-def _attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
+def _find_attached(entries: Sequence[ManifestEntry], paths: Collection[str]) -> set[Remove]:
     return {key_of(entry.file) for entry in entries if _applies_to_one(entry.file, paths)}
 
 
-def _removed(
+def _list_removed(
     listing: Sequence[tuple[ManifestFile, Sequence[ManifestEntry]]], removed: Collection[Remove]
 ) -> list[ContentFile]:
     return [entry.file for _, entries in listing for entry in entries if key_of(entry.file) in removed]
@@ -216,7 +216,7 @@ class ManifestFilter:
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
         made = self._made.get(key)
         if made is None or (made.removed, made.unmarked) != (own, unmarked):
-            written, files = await run_by_count(len(entries), partial(self._divided, entries, own, unmarked))
+            written, files = await run_by_count(len(entries), partial(self._divide_entries, entries, own, unmarked))
             content = 0 if entries[0].file.content == DATA else 1
             stored = None
             if written:
@@ -224,7 +224,7 @@ class ManifestFilter:
             made = self._made[key] = _Rewritten(own, unmarked, stored, files)
         return made
 
-    def _divided(
+    def _divide_entries(
         self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]
     ) -> tuple[list[ManifestEntry], tuple[ContentFile, ...]]:
         """The entries to write, and the files that are removed."""

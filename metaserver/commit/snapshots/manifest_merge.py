@@ -56,11 +56,11 @@ class ManifestMerge:
                 if few or _rows(bin_) > LONG_MAX:
                     merged += bin_
                 else:
-                    made = await self._merged(bin_, metadata, spec_id, content)
+                    made = await self._merge_manifests(bin_, metadata, spec_id, content)
                     merged.append(made.described(self._writer.snapshot_id, sequence_number))
         return merged
 
-    async def _merged(
+    async def _merge_manifests(
         self, bin_: Sequence[ManifestFile], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
         # The merged manifest stores what its files inherit, except for files of this snapshot.

@@ -35,7 +35,7 @@ from seamark.formats.index.keys.hashing import hash_key
 from seamark.formats.runtime.errors import BadRequest, Corrupt, ObjectMissing
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.encoding import encode_block
-from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.runtime.gathering import gathered
@@ -99,7 +99,7 @@ class ChangeMemory:
 class Manifests:
     """Cached access to manifests. Belongs to one event loop."""
 
-    def __init__(self, objects: ObjectStore, *, budget_bytes: int, limit_bytes: int) -> None:
+    def __init__(self, objects: ObjectReader, *, budget_bytes: int, limit_bytes: int) -> None:
         """`limit_bytes` bounds the size of one manifest or manifest list."""
         self._objects = objects
         self._limit_bytes = limit_bytes
@@ -115,7 +115,7 @@ class Manifests:
         self._memory: ChangeMemory | None = None
 
     @staticmethod
-    def of(objects: ObjectStore, settings: Settings, share: int = 1) -> Manifests:
+    def of(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
         """With one of `share` parts of `commit_memory_bytes`."""
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
@@ -221,9 +221,9 @@ class Manifests:
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """The live entries as columns, one block a manifest. Corrupt names a manifest."""
-        return await self._decoded(manifests, self._memory)
+        return await self._decode_blocks(manifests, self._memory)
 
-    async def _decoded(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
+    async def _decode_blocks(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
         """`memory`: for blocks that are kept for a change."""
 
         async def block(manifest: ManifestFile) -> Block:
@@ -268,7 +268,7 @@ class Manifests:
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
         kept = self._names.get(manifest.manifest_path)
         if kept is None:
-            (block,) = await self._decoded([manifest], None)  # only its hashes are kept
+            (block,) = await self._decode_blocks([manifest], None)  # only its hashes are kept
             kept = _names(manifest, block)
             self._names.put(manifest.manifest_path, kept, kept.size_bytes)
         return kept

@@ -67,7 +67,7 @@ class RemovalFilter:
             for manifest in listed
             if manifest.deleted_files_count != 0 and _identity(manifest) not in self._made
         }
-        work = [partial(self._filtered, manifests, metadata, manifest, paths) for manifest in suspects.values()]
+        work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
         self._made |= zip(suspects, await gathered(work, AT_ONCE), strict=True)
         moved: dict[int, str] = {}
         for snapshot, listed in zip(later, lists, strict=True):
@@ -88,7 +88,7 @@ class RemovalFilter:
             ),
         )
 
-    async def _filtered(
+    async def _filter_manifest(
         self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
     ) -> ManifestFile | None:
         removals = await manifests.removals(manifest, metadata)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
+from msgspec import structs
 
 from seamark.formats.iceberg.manifests.writer import assign_first_row_ids
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
-from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.iceberg.metadata.updates import apply_updates
+from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
+from seamark.formats.iceberg.metadata.updates import AddSnapshot, SetSnapshotRef, Update, apply_updates
 from seamark.formats.iceberg.types.values import LONG_MAX
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change_body import Producer
+from seamark.metaserver.commit.change_requests.change_body import Producer
 from seamark.metaserver.commit.snapshots.manifest_filter import RewrittenManifests
 from seamark.metaserver.commit.snapshots.manifest_merge import ManifestMerge
 from seamark.metaserver.commit.snapshots.manifests import run_by_count
@@ -91,21 +91,18 @@ async def produce(
         terms.summary,
         terms.producer,
     )
-    snapshot: dict[str, Any] = {
-        "snapshot-id": writer.snapshot_id,
-        "sequence-number": sequence,
-        "timestamp-ms": max(now_ms, metadata.last_updated_ms),
-        "manifest-list": location,
-        "summary": summary,
-        "schema-id": metadata.current_schema_id,
-    }
-    given = {
-        "parent-snapshot-id": parent_id,
-        "first-row-id": first_row_id,
-        "added-rows": added_rows,
-    }
-    snapshot |= {name: value for name, value in given.items() if value is not None}
-    updates = [{"action": "add-snapshot", "snapshot": snapshot}, _set_branch(terms.branch, metadata, writer)]
+    snapshot = SnapshotInput(
+        snapshot_id=writer.snapshot_id,
+        timestamp_ms=max(now_ms, metadata.last_updated_ms),
+        summary=summary,
+        sequence_number=sequence,
+        parent_snapshot_id=parent_id,
+        manifest_list=location,
+        schema_id=metadata.current_schema_id,
+        first_row_id=first_row_id,
+        added_rows=added_rows,
+    )
+    updates: list[Update] = [AddSnapshot(snapshot), _set_branch(terms.branch, metadata, writer)]
     after = apply_updates(metadata, updates, now_ms=now_ms)
     return ProducedSnapshot(
         snapshot=after.snapshots_by_id[writer.snapshot_id],
@@ -115,9 +112,7 @@ async def produce(
     )
 
 
-def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) -> Mapping[str, Any]:
-    """Points the branch to the snapshot and keeps its retention properties."""
-    ref = metadata.refs.get(branch)
-    kept = {} if ref is None else msgspec.to_builtins(ref)
-    kept |= {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": writer.snapshot_id}
-    return kept
+def _set_branch(branch: str, metadata: TableMetadata, writer: SnapshotWriter) -> SetSnapshotRef:
+    """Point the branch to the snapshot and keep its retention properties."""
+    ref = metadata.refs.get(branch, SnapshotRef(writer.snapshot_id, "branch"))
+    return SetSnapshotRef.to_ref(branch, structs.replace(ref, type="branch", snapshot_id=writer.snapshot_id))

@@ -22,7 +22,7 @@ from seamark.formats.iceberg.metadata.properties import metadata_folder
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.catalog.ownership.claims import check_own
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.commit.changes.change import Change
+from seamark.metaserver.commit.change_requests.change import Change
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of, run_by_count
 from seamark.metaserver.runtime.gathering import gathered
 

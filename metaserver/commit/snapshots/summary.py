@@ -13,7 +13,7 @@ from typing import NamedTuple
 from seamark.formats.iceberg.manifests.content_file import DATA, POSITION_DELETES, ContentFile
 from seamark.formats.iceberg.types.values import LONG_MAX, partition_key
 from seamark.formats.protocol.wire import PRODUCER_KEY, SEQUENCE_KEY
-from seamark.metaserver.commit.changes.change_body import Producer
+from seamark.metaserver.commit.change_requests.change_body import Producer
 
 _TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
 _REMOVED_AS = {"data-files": "deleted-data-files", "records": "deleted-records"}

@@ -10,7 +10,7 @@ import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
 from seamark.metaserver.catalog.values import TableChange
-from seamark.metaserver.commit.stock import rebase
+from seamark.metaserver.commit.engine_commits import rebase
 from tests.catalog.appender import ADDED, DELETED, EXISTING, Appender, Commit, local, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, head, load
 from tests.catalog.rig import CALLER, RacingStore, rig

@@ -25,8 +25,8 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.commit.native import change_application
-from seamark.metaserver.commit.native.change_application import ChangeApplication
+from seamark.metaserver.commit.changes import change_application
+from seamark.metaserver.commit.changes.change_application import ChangeApplication
 from seamark.metaserver.commit.removed_files import check_stored
 from seamark.metaserver.objects.local import LocalObjects
 from seamark.metaserver.objects.port import ObjectInfo

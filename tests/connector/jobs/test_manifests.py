@@ -30,9 +30,9 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.metaserver.commit.engine_commits.manifest_corrections import ManifestCorrections
 from seamark.metaserver.commit.rewriting import manifest_rewrite
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
-from seamark.metaserver.commit.stock.usable_metrics import UsableMetrics
 from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
@@ -267,7 +267,7 @@ def test_bounds_that_break_readers_are_repaired(
     """They are of commits before the server corrected them: DuckDB cuts a lower bound within a character."""
     text = "El cliente llamó por teléfono"
     with monkeypatch.context() as patched, closing(seamark.duckdb.connect(served.url)) as con:
-        patched.setattr(UsableMetrics, "repair", _repair_nothing)
+        patched.setattr(ManifestCorrections, "correct", _repair_nothing)
         con.execute(f"CREATE TABLE sea.db.t (id BIGINT, t VARCHAR) WITH ('format-version' = {version})")
         for number in range(2):
             con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")

@@ -90,7 +90,7 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_append(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 40  # for both sides, instead of a thousand
-    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.changes.change"):
+    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEXED))

@@ -424,7 +424,7 @@ def test_the_table_says_in_which_mode(client: IndexClient) -> None:
 def test_more_index_files_than_a_commit_may_bring_fail_no_change(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.changes.change"):
+    for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
     create(client, properties={**BY_ID, "seamark.index.notes": "bloom(note)"})
     append(client, "db.t", rows((1, "a"), (2, "a"), (3, "a")))

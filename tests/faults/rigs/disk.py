@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,13 @@ class SmallDisk:
 
     def free(self) -> None:
         (self.root / "ballast").unlink()
+
+    async def make_read_only(self) -> None:
+        """The kernel refuses it while any process, such as one that is ending, has a file open for writing."""
+        command = ["mount", "-o", "remount,ro", str(self.root)]
+        async with asyncio.timeout(60):
+            while subprocess.run(command, capture_output=True, check=False).returncode:
+                await asyncio.sleep(0.05)
 
 
 @contextmanager

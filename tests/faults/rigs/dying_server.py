@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from seamark.metaserver import server
-from seamark.metaserver.commit.stock.stock_commits import StockCommits
+from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
@@ -74,7 +74,7 @@ class Objects(Wrapped):
 
 def main(settings: Settings) -> None:
     fuse = Fuse(settings.home)
-    commit = StockCommits.commit
+    commit = EngineCommits.commit
 
     @asynccontextmanager
     async def store(*args: Any, **more: Any) -> Any:
@@ -86,14 +86,14 @@ def main(settings: Settings) -> None:
         async with open_objects(*args, **more) as inner:
             yield Objects(inner, fuse)
 
-    async def replies(self: StockCommits, *args: Any, **more: Any) -> Any:
+    async def replies(self: EngineCommits, *args: Any, **more: Any) -> Any:
         result = await commit(self, *args, **more)
         fuse.passes("before-reply")
         return result
 
     server.open_store = store  # type: ignore[attr-defined]
     server.open_objects = objects  # type: ignore[attr-defined]
-    StockCommits.commit = replies  # type: ignore[method-assign]
+    EngineCommits.commit = replies  # type: ignore[method-assign]
     server.run(settings, server.bind(settings, shared=False), lambda: None)
 
 

@@ -19,8 +19,7 @@ from pyiceberg.table.update import TableUpdate, update_table_metadata
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import encode_table
-from seamark.formats.iceberg.metadata.updates import apply_updates
-from tests.iceberg.samples import NOW, Json, add_snapshot, field, order, set_ref, spec, table
+from tests.iceberg.samples import NOW, Json, add_snapshot, apply_json, field, order, set_ref, spec, table
 
 UPDATE: TypeAdapter[Any] = TypeAdapter(TableUpdate)
 
@@ -159,7 +158,7 @@ def test_every_commit_gives_what_pyiceberg_gives(version: int, data: st.DataObje
         updates = data.draw(next_commit(m))
         before = TableMetadataUtil.parse_raw(encode_table(m).decode())
         theirs = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
-        m = apply_updates(m, updates, now_ms=m.last_updated_ms + 10)
+        m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)
         ours = TableMetadataUtil.parse_raw(encode_table(m).decode())
         expired = updates[0]["action"] == "remove-snapshots"
         assert comparable(ours, expired=expired) == comparable(theirs, expired=expired), updates

@@ -23,9 +23,9 @@ from seamark.metaserver.catalog.large_requests import LARGE_BYTES
 from seamark.metaserver.catalog.ownership.own_files import own_locations
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import Change, ChangeRequest, TableShape, read_change, shape_of
-from seamark.metaserver.commit.changes.change_body import Remove
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.change import Change, ChangeRequest, TableShape, read_change, shape_of
+from seamark.metaserver.commit.change_requests.change_body import Remove
+from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
 from seamark.metaserver.commit.conflicts.overwrite import replaced_files
@@ -248,23 +248,23 @@ class ChangeApplication:
         await self._check_new(listed, metadata)
         if change.replaced is not None:
             removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
-        found = await find_files(manifests, listed, removals, metadata)
+        to_remove = await find_files(manifests, listed, removals, metadata)
         files = CheckedFiles(self._parts.objects, check_paths)
         added, counts = self._added, self._counts
         if undo is None:
-            conflicts = ConflictCheck(files, manifests, metadata, listed, change, found)
+            conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
             await conflicts.check(parent, self._parts.settings.commit_history_limit)
-            await check_row_counts(manifests, listed, change, found)
+            await check_row_counts(manifests, listed, change, to_remove)
         else:  # which has checked more than that
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
         new = change.deletes if undo is None else undo.restored_files
         vectors = await run_by_count(len(new), lambda: {file.file_path for file in new if file.is_deletion_vector})
-        found = found._replace(in_use=found.in_use | vectors)
+        to_remove = to_remove._replace(in_use=to_remove.in_use | vectors)
         sequence_number = metadata.last_sequence_number + 1 if metadata.format_version > 1 else 0
         if undo is not None and undo.manifests:
             removed = RewrittenManifests(undo.manifests, ())
         else:
-            removed = await self._removing.remove(listed, found, metadata, sequence_number)
+            removed = await self._removing.remove(listed, to_remove, metadata, sequence_number)
         request = self.request
         made = await produce(
             writer,

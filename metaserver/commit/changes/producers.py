@@ -31,18 +31,18 @@ async def last_commit(
     state = await store.producer(uuid, producer)
     if state is not None:
         return LastCommit(state.sequence, state.snapshot_id)
-    return max(_recorded(producer, metadata, look_back), default=None)
+    return max(_find_recorded_commits(producer, metadata, look_back), default=None)
 
 
 def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int) -> int | None:
     """The snapshot of a sequence up to `last`. None when no snapshot in the metadata records it."""
     if sequence == last.sequence:
         return last.snapshot_id
-    recorded = _recorded(producer, metadata, look_back)
+    recorded = _find_recorded_commits(producer, metadata, look_back)
     return next((commit.snapshot_id for commit in recorded if commit.sequence == sequence), None)
 
 
-def _recorded(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
+def _find_recorded_commits(producer: str, metadata: TableMetadata, look_back: int) -> Iterator[LastCommit]:
     for snapshot in metadata.snapshots[-look_back:]:
         if _MARK not in bytes(snapshot.summary):  # cheaper than decoding; most snapshots have no producer
             continue

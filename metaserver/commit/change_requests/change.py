@@ -29,7 +29,7 @@ from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.values import LONG_MAX, Value, decode_json, partition_key
 from seamark.formats.protocol.wire import INDEX_FILES_MAX, check_name
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.commit.changes.change_body import (
+from seamark.metaserver.commit.change_requests.change_body import (
     APPEND,
     DELETE,
     ISOLATIONS,
@@ -44,7 +44,7 @@ from seamark.metaserver.commit.changes.change_body import (
     ChangeScope,
     GivenPartition,
 )
-from seamark.metaserver.commit.changes.collision import Collision
+from seamark.metaserver.commit.change_requests.collision import Collision
 
 _OWN_PREFIX = "seamark."
 _OWN_KEYS = frozenset({"operation", "changed-partition-count"})
@@ -139,7 +139,7 @@ def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
     _check_choice("isolation", body.isolation, ISOLATIONS)
     _check_summary(body.summary)
     scope_filter, scope_partitions = _scope(body.scope)
-    replace_filter, replace_written = _replaced(body.replace)
+    replace_filter, replace_written = _read_replace(body.replace)
     repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]
     if repeated:
         raise BadRequest(f"remove names {repeated[0][:500]} twice")
@@ -180,9 +180,9 @@ def _check_request(request: ChangeRequest) -> None:
         raise BadRequest("operation is replace, but remove is empty; name the files that are rewritten")
 
 
-def _check_choice(name: str, given: str | None, known: Sequence[str | None]) -> None:
-    if given not in known:
-        raise BadRequest(f"{name} is {str(given)[:40]!r}; allowed values: {', '.join(filter(None, known))}")
+def _check_choice(name: str, value: str | None, allowed: Sequence[str | None]) -> None:
+    if value not in allowed:
+        raise BadRequest(f"{name} is {str(value)[:40]!r}; allowed values: {', '.join(filter(None, allowed))}")
 
 
 def _check_summary(summary: dict[str, str]) -> None:
@@ -193,25 +193,25 @@ def _check_summary(summary: dict[str, str]) -> None:
             raise BadRequest(f"summary: the server writes {key[:100]!r}; choose another key")
 
 
-def _scope(given: ChangeScope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
-    if given is None:
+def _scope(scope: ChangeScope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
+    if scope is None:
         return None, None
-    if bool(given.filter) == (given.partitions is not None):
+    if bool(scope.filter) == (scope.partitions is not None):
         raise BadRequest("scope takes either a filter or partitions")
-    if given.partitions is not None:
-        return None, tuple(given.partitions)
-    return _expression(given.filter, "scope"), None
+    if scope.partitions is not None:
+        return None, tuple(scope.partitions)
+    return _expression(scope.filter, "scope"), None
 
 
-def _replaced(given: ChangeReplace | None) -> tuple[Expression | None, bool]:
-    if given is None:
+def _read_replace(replace: ChangeReplace | None) -> tuple[Expression | None, bool]:
+    if replace is None:
         return None, False
-    if bool(given.filter) == (given.partitions is not None):
+    if bool(replace.filter) == (replace.partitions is not None):
         raise BadRequest('replace takes either a filter or "partitions": "written"')
-    if given.partitions is not None:
-        _check_choice("replace.partitions", given.partitions, (WRITTEN,))
+    if replace.partitions is not None:
+        _check_choice("replace.partitions", replace.partitions, (WRITTEN,))
         return None, True
-    return _expression(given.filter, "replace"), False
+    return _expression(replace.filter, "replace"), False
 
 
 def _expression(raw: msgspec.Raw, what: str) -> Expression:
@@ -251,7 +251,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     if positional and not request.reads:
         raise BadRequest("A change that adds position deletes or deletion vectors needs read-snapshot-id")
     operation = _operation(request, data, deletes)
-    replaced = _replaced_scope(request, data, metadata)
+    replaced = _read_replaced_scope(request, data, metadata)
     return Change(
         request=request,
         data=data,
@@ -319,7 +319,7 @@ def _read_scope(
                 f"Rows were read with schema {request.schema_id}; the current schema is {metadata.current_schema_id}. "
                 "Compute the change again from the current snapshot",
             )
-        return ReadScope(bound=_bound(request.scope_filter, request, metadata, "scope"))
+        return ReadScope(bound=_bind(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
         return ReadScope(partitions=tuple(_partition(partition, metadata) for partition in request.scope_partitions))
     if operation == REPLACE or not request.reads:
@@ -329,9 +329,11 @@ def _read_scope(
     return replaced
 
 
-def _replaced_scope(request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata) -> ReadScope | None:
+def _read_replaced_scope(
+    request: ChangeRequest, data: Sequence[ContentFile], metadata: TableMetadata
+) -> ReadScope | None:
     if request.replace_filter is not None:
-        return ReadScope(bound=_bound(request.replace_filter, request, metadata, "replace"))
+        return ReadScope(bound=_bind(request.replace_filter, request, metadata, "replace"))
     if not request.replace_written:
         return None
     return ReadScope(partitions=partitions_of(data))
@@ -343,7 +345,7 @@ def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], 
     return tuple(partitions.values())
 
 
-def _bound(expression: Expression, request: ChangeRequest, metadata: TableMetadata, what: str) -> Expression:
+def _bind(expression: Expression, request: ChangeRequest, metadata: TableMetadata, what: str) -> Expression:
     schema = metadata.current_schema if request.schema_id is None else metadata.schema(request.schema_id)
     if schema is None:
         raise BadRequest(f"{what}: schema-id is {request.schema_id}; the table has no such schema")
@@ -353,19 +355,19 @@ def _bound(expression: Expression, request: ChangeRequest, metadata: TableMetada
         raise BadRequest(f"{what}: {error.message}") from None
 
 
-def _partition(given: GivenPartition, metadata: TableMetadata) -> tuple[int, Partition]:
-    spec = metadata.spec(given.spec_id)
+def _partition(partition: GivenPartition, metadata: TableMetadata) -> tuple[int, Partition]:
+    spec = metadata.spec(partition.spec_id)
     if spec is None:
-        raise BadRequest(f"scope: the table has no partition spec {given.spec_id}")
-    if len(given.values) != len(spec.fields):
+        raise BadRequest(f"scope: the table has no partition spec {partition.spec_id}")
+    if len(partition.values) != len(spec.fields):
         raise BadRequest(
-            f"scope: a partition of spec {given.spec_id} has {len(spec.fields)} values, not {len(given.values)}"
+            f"scope: a partition of spec {partition.spec_id} has {len(spec.fields)} values, not {len(partition.values)}"
         )
     try:
         values = tuple(
             None if kind == UNKNOWN or value is None else decode_json(kind, value)
-            for kind, value in zip(partition_types(metadata, spec), given.values, strict=True)
+            for kind, value in zip(partition_types(metadata, spec), partition.values, strict=True)
         )
     except ValueError as error:
-        raise BadRequest(f"scope: a partition of spec {given.spec_id}: {str(error)[:300]}") from None
-    return given.spec_id, values
+        raise BadRequest(f"scope: a partition of spec {partition.spec_id}: {str(error)[:300]}") from None
+    return partition.spec_id, values

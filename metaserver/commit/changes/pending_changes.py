@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import ChangeRequest
-from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.commit.native.change_application import ChangeApplication
-from seamark.metaserver.commit.native.commit_priority import ChangeId
-from seamark.metaserver.commit.native.commit_result import CommitResult
-from seamark.metaserver.commit.native.producers import LastCommit
+from seamark.metaserver.commit.change_requests.change import ChangeRequest
+from seamark.metaserver.commit.change_requests.collision import Collision
+from seamark.metaserver.commit.changes.change_application import ChangeApplication
+from seamark.metaserver.commit.changes.commit_priority import ChangeId
+from seamark.metaserver.commit.changes.commit_result import CommitResult
+from seamark.metaserver.commit.changes.producers import LastCommit
 from seamark.metaserver.commit.snapshots.snapshot_producer import ProducedSnapshot
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
@@ -70,7 +70,7 @@ class GroupAttempt:
         """The note of the table's last removal of orphan files (`removed_files.py`)."""
         self.base = base
         self.metadata = base
-        self.made: list[tuple[PendingChange, ProducedSnapshot]] = []
+        self.produced: list[tuple[PendingChange, ProducedSnapshot]] = []
         self.repeats: list[PendingChange] = []
         """Repeats of changes by the same producer in this group."""
         self.refused: list[tuple[PendingChange, SeamarkError | Collision]] = []
@@ -84,6 +84,6 @@ class GroupAttempt:
         """The definition of each index file of the table and of the applied changes, by location, once read."""
 
     async def settle(self) -> None:
-        """Waits for the files of the changes. Raises the error of one that was not stored."""
-        for pending, _ in self.made:
+        """Wait for the files of the changes; raise the error of one that was not stored."""
+        for pending, _ in self.produced:
             await pending.application.settle()

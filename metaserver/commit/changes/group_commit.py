@@ -23,14 +23,14 @@ from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.changes.change import ChangeRequest
-from seamark.metaserver.commit.changes.change_body import REPLACE
-from seamark.metaserver.commit.changes.collision import Collision
-from seamark.metaserver.commit.native.change_application import ChangeApplication, head_of
-from seamark.metaserver.commit.native.commit_priority import CommitPriority
-from seamark.metaserver.commit.native.commit_result import CommitResult, committed_change
-from seamark.metaserver.commit.native.pending_changes import ChangeQueue, GroupAttempt, PendingChange
-from seamark.metaserver.commit.native.producers import LastCommit, last_commit, snapshot_of
+from seamark.metaserver.commit.change_requests.change import ChangeRequest
+from seamark.metaserver.commit.change_requests.change_body import REPLACE
+from seamark.metaserver.commit.change_requests.collision import Collision
+from seamark.metaserver.commit.changes.change_application import ChangeApplication, head_of
+from seamark.metaserver.commit.changes.commit_priority import CommitPriority
+from seamark.metaserver.commit.changes.commit_result import CommitResult, committed_change
+from seamark.metaserver.commit.changes.pending_changes import ChangeQueue, GroupAttempt, PendingChange
+from seamark.metaserver.commit.changes.producers import LastCommit, last_commit, snapshot_of
 from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.removed_files import removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -43,7 +43,7 @@ from seamark.metaserver.store.operations import AdvanceProducer, CheckFence, Ope
 from seamark.metaserver.store.port import IdempotencyTaken, LostRace
 
 _log = structlog.get_logger("seamark.commits")
-_STOCK = "a snapshot of a standard engine"
+_ENGINE = "a snapshot of a standard engine"
 """The id of the changes of a client whose commits have none."""
 
 IndexFiles = Callable[[Entry, TableMetadata], Awaitable[Sequence[RegisteredIndexFile]]]
@@ -77,23 +77,25 @@ class Commits:
         """The longest time that other changes wait for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
         self._cleanup = Cleanup(self._parts.objects)
-        publisher.stock_priority = self
+        publisher.engine_priority = self
 
     def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
-        """Counts a refused snapshot of a client that computes its snapshots itself. After several, the table's changes
-        wait, so that the client can read the table again and commit."""
-        self._priority.record_collision(uuid, (who, _STOCK), self._parts.clock.monotonic())
+        """Count a refused snapshot of an engine, which computes its snapshots itself.
+
+        After several, the table's changes wait, so that the engine can read the table again and commit.
+        """
+        self._priority.record_collision(uuid, (who, _ENGINE), self._parts.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
     def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
-        """Ends the wait for the snapshot of such a client, and its count."""
-        self._priority.release(uuid, (who, _STOCK), self._parts.clock.monotonic())
+        """End the wait for the snapshot of an engine, and the count of its refusals."""
+        self._priority.release(uuid, (who, _ENGINE), self._parts.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
     async def close(self) -> None:
-        """Waits for running commits and for the removal of files."""
+        """Wait for running commits and for the removal of files."""
         await asyncio.gather(*(queue.task for queue in self._queues.values() if queue.task), return_exceptions=True)
         await self._cleanup.close()
 
@@ -105,12 +107,16 @@ class Commits:
         request: ChangeRequest,
         index_files: IndexFiles,
     ) -> CommitResult:
-        """Commits the change as a snapshot at the head of its branch and registers its index files with it.
+        """Commit the change as a snapshot at the head of its branch, and register its index files with it.
 
-        NoSuchTable. BadRequest for files that do not fit the table, Forbidden for locations that the caller may not
-        write. CommitConflict when the change conflicts with later commits or lost every race: nothing was committed.
-        CommitUnknown, also when the producer has committed the change to a table that the name refers to no
-        more. IdempotencyTaken.
+        Raises:
+            NoSuchTable: The table does not exist.
+            BadRequest: Files do not fit the table.
+            Forbidden: The caller may not write a location.
+            CommitConflict: The change conflicts with later commits or has lost every race. Nothing was committed.
+            CommitUnknown: The outcome is unknown, or the producer has committed the change to a table that the name
+                no longer refers to.
+            IdempotencyTaken: Another request has used the idempotency key.
         """
         try:
             loaded = await self._tables.load(namespace, name)
@@ -124,9 +130,9 @@ class Commits:
         ended = True
         try:
             await self._check_table(pending, entry)
-            last = await self._last(pending, entry, loaded.metadata)
+            last = await self._load_last_commit(pending, entry, loaded.metadata)
             if last is not None and _is_repeat(pending, last):
-                return self._repeated(pending, last, entry, loaded.metadata)
+                return self._build_repeated_result(pending, last, entry, loaded.metadata)
             if request.repeats_only:
                 raise Collision("no repeat", "The producer has not committed this change; nothing was changed")
             head_of(request.branch, loaded.metadata)  # raises before anything is written
@@ -162,7 +168,7 @@ class Commits:
         return result
 
     async def _remove_written(self, application: ChangeApplication) -> None:
-        """Deletes the files of a change that was not committed, once they are all stored or refused."""
+        """Delete the files of a change that was not committed, once they are all stored or refused."""
         with suppress(Exception):  # the change has its outcome
             await application.settle()
         self._cleanup.remove(application.written)
@@ -192,7 +198,7 @@ class Commits:
         return await pending.done
 
     async def _work(self, namespace: NamespacePath, name: str, queue: ChangeQueue) -> None:
-        """Commits the waiting changes in groups until the queue is empty."""
+        """Commit the waiting changes in groups until the queue is empty."""
         try:
             while queue.waiting:
                 group = await self._next_group(queue)
@@ -210,9 +216,12 @@ class Commits:
             del self._queues[namespace, name]
 
     async def _next_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
-        """The changes that have waited longest. While a change has priority, only that change, or none before it
-        arrives; but no longer than priority may last, counted from when the first change was queued, because several
-        changes may get priority in turn."""
+        """Return the changes that have waited longest.
+
+        While a change has priority, return only that change, or none before it arrives. But the first change waits no
+        longer than priority may last, counted from when it was queued, because several changes may get priority in
+        turn.
+        """
         queue.changed.clear()
         now_s = self._parts.clock.monotonic()
         wait_s = queue.waiting[0].queued_s + self._priority_s - now_s
@@ -230,7 +239,7 @@ class Commits:
         return attempts
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
-        """Sets the outcome of every change of the group, or raises one error for all of them."""
+        """Set the outcome of every change of the group, or raise one error for all of them."""
         retries, attempts = self._parts.settings.commit_retries, 0
         async with self._publisher.races() as races:
             while attempts <= retries:
@@ -239,7 +248,7 @@ class Commits:
                     async with self._publisher.lock(namespace, name):
                         await self._attempt(namespace, name, left)
                 except LostRace:  # another process committed first, which is no conflict
-                    if not await races.lost({pending.uuid for pending in left}):
+                    if not await races.record_loss({pending.uuid for pending in left}):
                         break
                     continue
                 except CommitConflict:
@@ -254,7 +263,11 @@ class Commits:
         raise RetryLater("The commit lost every race against other processes, and nothing was committed; try again")
 
     async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
-        """CommitConflict: another commit came first, and changes without an outcome are to be tried again."""
+        """Try to commit the changes of a group together.
+
+        Raises:
+            CommitConflict: Another commit came first. The changes without an outcome are to be tried again.
+        """
         try:
             entry = await self._tables.entry(namespace, name)
         except NotFound as error:
@@ -273,31 +286,39 @@ class Commits:
             try:
                 await self._add(attempt, pending)
             except (SeamarkError, Collision) as error:
-                if attempt.made:  # the refusal may depend on changes that are not published yet
+                if attempt.produced:  # the refusal may depend on changes that are not published yet
                     attempt.refused.append((pending, error))
                 else:
                     pending.fail(error)
             except Exception as error:  # noqa: BLE001  an unexpected error of one change must not fail the others
                 pending.fail(error)
                 _log.error("a change failed unexpectedly", table=name, exc_info=error)
-        if not attempt.made:
+        if not attempt.produced:
             return
-        for pending, _ in attempt.made:
+        for pending, _ in attempt.produced:
             pending.offered = True
-        happened = [
+        events = [
             CommitEvent(
-                pending.caller, pending.requested_ms, made.snapshot.snapshot_id, made.summary, _updates_of(made)
+                pending.caller,
+                pending.requested_ms,
+                produced.snapshot.snapshot_id,
+                produced.summary,
+                _name_updates(produced),
             )
-            for pending, made in attempt.made
+            for pending, produced in attempt.produced
         ]
-        operations = [operation for pending, made in attempt.made for operation in self._operations(pending, made)]
+        operations = [
+            operation
+            for pending, produced in attempt.produced
+            for operation in self._build_operations(pending, produced)
+        ]
         try:
             loaded = await self._publisher.publish(
                 group[0].caller,
                 entry,
                 attempt.base,
                 attempt.metadata,
-                events=happened,
+                events=events,
                 operations=operations,
                 stored=attempt.settle,
                 is_checked=True,
@@ -306,9 +327,9 @@ class Commits:
             _fail(group, error)
             return
         assert loaded.entry is not None
-        self._metrics.observe_group(len(attempt.made))
-        for pending, made in attempt.made:
-            committed = committed_change(made.snapshot.snapshot_id, loaded.metadata, pending.uuid)
+        self._metrics.observe_group(len(attempt.produced))
+        for pending, produced in attempt.produced:
+            committed = committed_change(produced.snapshot.snapshot_id, loaded.metadata, pending.uuid)
             pending.succeed(CommitResult(committed, loaded.entry.metadata_location))
         for pending, refusal in attempt.refused:
             pending.fail(refusal)
@@ -316,10 +337,10 @@ class Commits:
         for pending in attempt.repeats:
             assert pending.request.producer is not None
             last = attempt.producers[pending.request.producer.id]
-            pending.succeed(self._repeated(pending, last, loaded.entry, loaded.metadata))
+            pending.succeed(self._build_repeated_result(pending, last, loaded.entry, loaded.metadata))
 
     async def _add(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Applies the change on top of the previous changes of the group."""
+        """Apply the change on top of the previous changes of the group."""
         await self._check_table(pending, attempt.entry)
         await self._check_fence(pending.request.fence)  # in the transaction it would fail the whole group
         key, producer = pending.caller.idempotency, pending.request.producer
@@ -331,22 +352,22 @@ class Commits:
             if last is not None and _is_repeat(pending, last):
                 attempt.repeats.append(pending)
                 return
-            last = last or await self._last(pending, attempt.entry, attempt.base)
+            last = last or await self._load_last_commit(pending, attempt.entry, attempt.base)
             if last is not None and _is_repeat(pending, last):
-                pending.succeed(self._repeated(pending, last, attempt.entry, attempt.base))
+                pending.succeed(self._build_repeated_result(pending, last, attempt.entry, attempt.base))
                 return
         if pending.index_files:
             await self._check_index_files(attempt, pending)
-        made = await pending.application.apply(attempt.metadata, attempt.removal)
-        attempt.metadata = made.metadata
-        attempt.made.append((pending, made))
+        produced = await pending.application.apply(attempt.metadata, attempt.removal)
+        attempt.metadata = produced.metadata
+        attempt.produced.append((pending, produced))
         if key is not None:
             attempt.keys.add(key.key)
         if producer is not None:
-            attempt.producers[producer.id] = LastCommit(producer.sequence, made.snapshot.snapshot_id)
+            attempt.producers[producer.id] = LastCommit(producer.sequence, produced.snapshot.snapshot_id)
 
     async def _check_index_files(self, attempt: GroupAttempt, pending: PendingChange) -> None:
-        """Collision for a file of another index: in the transaction it would fail the whole group."""
+        """Raise Collision for a file of another index: in the transaction it would fail the whole group."""
         if attempt.definitions is None:
             attempt.definitions = {
                 file.location: file.definition for file in await self._parts.store.index_files(pending.uuid)
@@ -357,7 +378,7 @@ class Commits:
 
     async def _check_fence(self, fence: int | None) -> None:
         if fence is not None and fence != await self._parts.store.fence(SERVICES):
-            raise Collision("fence", "Another replica runs the table services now; this pending was stopped")
+            raise Collision("fence", "Another replica runs the table services now; this job was stopped")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:
         expected = pending.request.table_uuid or pending.uuid
@@ -369,33 +390,37 @@ class Commits:
     async def _check_not_done(
         self, request: ChangeRequest, uuid: str | None, namespace: NamespacePath, name: str
     ) -> None:
-        """CommitUnknown (`pointer_moved`) when the producer has committed the change to its table, but the name refers
-        to another table now: after a refusal the client would delete live files."""
+        """Raise CommitUnknown if the producer has committed the change, but the name refers to another table now.
+
+        After a refusal the client would delete live files.
+        """
         if request.producer is None or uuid is None:
             return
         state = await self._parts.store.producer(uuid, request.producer.id)
         if state is not None and request.producer.sequence <= state.sequence:
             raise pointer_moved(namespace, name)
 
-    async def _last(self, pending: PendingChange, entry: Entry, metadata: TableMetadata) -> LastCommit | None:
+    async def _load_last_commit(
+        self, pending: PendingChange, entry: Entry, metadata: TableMetadata
+    ) -> LastCommit | None:
         producer = pending.request.producer
         if producer is None:
             return None
         return await last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
-    def _repeated(
+    def _build_repeated_result(
         self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
     ) -> CommitResult:
-        """The first answer to a change that the producer has committed before."""
+        """Return the first answer to a change that the producer has committed before."""
         producer = pending.request.producer
         assert producer is not None
         snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
         committed = structs.replace(committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 
-    def _operations(self, pending: PendingChange, made: ProducedSnapshot) -> list[Operation]:
-        """Further operations of the transaction that publishes the change."""
-        now_ms, snapshot_id, fence = self._parts.clock.now_ms(), made.snapshot.snapshot_id, pending.request.fence
+    def _build_operations(self, pending: PendingChange, produced: ProducedSnapshot) -> list[Operation]:
+        """Return further operations of the transaction that publishes the change."""
+        now_ms, snapshot_id, fence = self._parts.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if pending.request.producer is not None:
             named = pending.request.producer
@@ -408,11 +433,11 @@ class Commits:
             for definition, files in by_definition.items()
         ]
         # Without the metadata location, which is chosen later: a repeat gets the then current location.
-        answer = encode_json(committed_change(snapshot_id, made.metadata, pending.uuid))
+        answer = encode_json(committed_change(snapshot_id, produced.metadata, pending.uuid))
         return [*operations, *self._parts.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
-        """Fails the changes whose idempotency key another request has used; the others go on."""
+        """Fail the changes whose idempotency key another request has used; the others go on."""
         now_ms = self._parts.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency
@@ -425,8 +450,8 @@ def _fail(jobs: Sequence[PendingChange], error: BaseException) -> None:
         pending.fail(error)
 
 
-def _updates_of(made: ProducedSnapshot) -> tuple[str, ...]:
-    return FILES_REPLACED if made.summary.get("operation") == REPLACE else SNAPSHOT_ADDED
+def _name_updates(produced: ProducedSnapshot) -> tuple[str, ...]:
+    return FILES_REPLACED if produced.summary.get("operation") == REPLACE else SNAPSHOT_ADDED
 
 
 def _is_repeat(pending: PendingChange, last: LastCommit) -> bool:
@@ -438,7 +463,7 @@ def _is_repeat(pending: PendingChange, last: LastCommit) -> bool:
 async def open_commits(
     catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitObserver
 ) -> AsyncIterator[Commits]:
-    """Waits for running commits on exit."""
+    """Open the commits of changes; wait for running commits on exit."""
     manifests = Manifests.of(catalog.parts.objects, catalog.parts.settings)
     commits = Commits(catalog, publisher, planner, manifests, metrics)
     try:

@@ -40,15 +40,16 @@ from seamark.formats.iceberg.manifests.writer import (
 from seamark.formats.iceberg.metadata.compaction import REPLACEMENTS_UNDONE
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
+from seamark.formats.iceberg.metadata.requirements import AssertRefSnapshotId, Requirement, check_requirements
 from seamark.formats.iceberg.metadata.snapshot import Snapshot, SnapshotInput, SnapshotRef
-from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.catalog.ownership.own_files import foreign
+from seamark.formats.iceberg.metadata.updates import AddSnapshot, SetSnapshotRef, Update
+from seamark.formats.runtime.errors import CommitConflict, SeamarkError
 from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.catalog.values import TableCommit
+from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests
 from seamark.metaserver.commit.publication import FILES_REPLACED, MANIFESTS_REWRITTEN
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
-from seamark.metaserver.commit.stock.attempt_manifests import AttemptManifests
-from seamark.metaserver.commit.stock.snapshot_commit import SnapshotCommit
 from seamark.metaserver.store.port import InstantFilter
 
 PROPERTY = "seamark.commit.rebase"
@@ -76,13 +77,55 @@ _KEPT = "manifests-kept"
 _UNDONE_MAX = 100
 
 
-class Rebased(msgspec.Struct, frozen=True):
-    updates: list[dict[str, Any]]
-    """Replace the client's updates."""
-    files: list[tuple[str, bytes]]
+class RevisedUpdates(msgspec.Struct, frozen=True):
+    """Updates that replace those of the engine."""
+
+    updates: tuple[Update, ...]
+    files: tuple[tuple[str, bytes], ...]
     """The manifest list and manifests, by location; written before anything refers to them."""
     listed: tuple[ManifestFile, ...] = ()
-    """The manifests of the rebased snapshot."""
+    """The manifests of a rebased snapshot."""
+
+
+class SnapshotCommit(msgspec.Struct, frozen=True):
+    """A request to add one snapshot to one branch."""
+
+    snapshot: SnapshotInput
+    branch: str
+
+    @property
+    def is_append(self) -> bool:
+        return (self.snapshot.summary or {}).get("operation") == "append"
+
+
+def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCommit | None:
+    """Return the snapshot of a commit that a rebase can move.
+
+    Returns:
+        None unless the commit adds exactly one snapshot to a branch, and all requirements but that on the branch hold.
+    """
+    by_action = {update.action: update for update in table.updates}
+    added, moved = by_action.get(AddSnapshot.action), by_action.get(SetSnapshotRef.action)
+    if len(table.updates) != 2 or not isinstance(added, AddSnapshot) or not isinstance(moved, SetSnapshotRef):
+        return None
+    snapshot = added.snapshot
+    on_branch: list[AssertRefSnapshotId] = []
+    others: list[Requirement] = []
+    for requirement in table.requirements:
+        if isinstance(requirement, AssertRefSnapshotId) and requirement.ref == moved.ref_name:
+            on_branch.append(requirement)
+        else:
+            others.append(requirement)
+    try:
+        check_requirements(base, others)
+    except CommitConflict:
+        return None
+    if len(on_branch) != 1 or moved.type.lower() != "branch" or moved.snapshot_id != snapshot.snapshot_id:
+        return None
+    expected_id = on_branch[0].snapshot_id
+    if expected_id is not None and expected_id != snapshot.parent_snapshot_id:
+        return None
+    return SnapshotCommit(snapshot, moved.ref_name)
 
 
 class CannotRebase(Exception):
@@ -90,47 +133,63 @@ class CannotRebase(Exception):
 
 
 async def rebase(
-    parts: CatalogContext,
-    manifests: AttemptManifests,
+    context: CatalogContext,
+    manifests: CommitManifests,
     uuid: str,
     folder: str,
     base: TableMetadata,
     commit: SnapshotCommit,
     *,
-    single: bool,
-) -> Rebased | None:
-    """The snapshot on the head of its branch in `base`, with a manifest list to write in `folder`. None if not
-    possible. `single`: the commit changes one table."""
+    is_single: bool,
+) -> RevisedUpdates | None:
+    """Move a snapshot onto the head of its branch.
+
+    Args:
+        context: The parts of the catalog.
+        manifests: What the commit has read.
+        uuid: The table's UUID.
+        folder: The folder of the new manifest list.
+        base: The table's current metadata.
+        commit: The snapshot, which is based on an older head.
+        is_single: Whether the commit changes one table.
+
+    Returns:
+        None if the snapshot cannot be rebased.
+    """
     try:
-        work = _Rebase(parts, manifests, uuid, folder, base, commit)
-        overtaking = work.overtaking()
-        is_enabled = single and base.properties.get(PROPERTY, "").lower() == "append"
+        work = _Rebase(context, manifests, uuid, folder, base, commit)
+        overtaking = work.list_overtaking()
+        is_enabled = is_single and base.properties.get(PROPERTY, "").lower() == "append"
         only_replaced = overtaking is not None and all(map(is_replace, overtaking))
         if commit.is_append and (is_enabled or only_replaced):
             with contextlib.suppress(CannotRebase):
-                return await work.onto_head()
+                return await work.move_onto_head()
         if not only_replaced or not overtaking:
             return None
-        recorded = await _recorded(parts, uuid, overtaking)
+        recorded = await _read_recorded_updates(context, uuid, overtaking)
         if recorded == {MANIFESTS_REWRITTEN}:
-            return await work.over_rewrites()
+            return await work.move_over_rewrites()
         if recorded <= {MANIFESTS_REWRITTEN, FILES_REPLACED}:
-            return await work.over_replacements(overtaking)
+            return await work.undo_replacements(overtaking)
     except (CannotRebase, SeamarkError):
         # Also while the storage is unavailable: clients retry after a refusal, but may give up after another error.
         pass
     return None
 
 
-async def _recorded(parts: CatalogContext, uuid: str, snapshots: Sequence[Snapshot]) -> set[tuple[str, ...]]:
-    """The updates that this server has recorded for the snapshots; empty for an unknown one. A summary can be written
-    by any client."""
+async def _read_recorded_updates(
+    context: CatalogContext, uuid: str, snapshots: Sequence[Snapshot]
+) -> set[tuple[str, ...]]:
+    """Return the updates that this server has recorded for the snapshots; empty for an unknown one.
+
+    The summary of a snapshot does not prove them: any client can write it.
+    """
     where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
-    instants = await parts.store.instants(where, _INSTANTS_MAX)
-    known: dict[int | None, tuple[str, ...]] = {}
-    for each in instants:  # the newest first: after a removal, another snapshot may get the same id
-        known.setdefault(each.snapshot_id, tuple(each.summary.get("updates", ())))
-    return {known.get(snapshot.snapshot_id, ()) for snapshot in snapshots}
+    instants = await context.store.instants(where, _INSTANTS_MAX)
+    updates: dict[int | None, tuple[str, ...]] = {}
+    for instant in instants:  # the newest first: after a removal, another snapshot may get the same id
+        updates.setdefault(instant.snapshot_id, tuple(instant.summary.get("updates", ())))
+    return {updates.get(snapshot.snapshot_id, ()) for snapshot in snapshots}
 
 
 class _Lists(msgspec.Struct, frozen=True):
@@ -156,14 +215,14 @@ class _Lists(msgspec.Struct, frozen=True):
 class _Rebase:
     def __init__(
         self,
-        parts: CatalogContext,
-        manifests: AttemptManifests,
+        context: CatalogContext,
+        manifests: CommitManifests,
         uuid: str,
         folder: str,
         base: TableMetadata,
         commit: SnapshotCommit,
     ) -> None:
-        """CannotRebase when the snapshot or the branch's head has an unsupported form."""
+        """Raise CannotRebase when the snapshot or the branch's head has an unsupported form."""
         snapshot = commit.snapshot
         ref = base.refs.get(commit.branch)
         head = base.snapshot(ref.snapshot_id) if ref is not None and ref.is_branch else None
@@ -175,66 +234,75 @@ class _Rebase:
             raise CannotRebase("the table has a snapshot with this id")
         if snapshot.schema_id is not None and base.schema(snapshot.schema_id) is None:
             raise CannotRebase("the schema of the snapshot does not exist")
-        self._parts, self._uuid, self._base, self._commit = parts, uuid, base, commit
+        self._base, self._commit = base, commit
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
-        self._manifests = manifests.checked(self._check_paths, _DECODED_BYTES_MAX)
-        self._held = HeldFiles()
-        self._writer = SnapshotWriter(self._held, parts.clock, manifests.own, folder, snapshot.snapshot_id)
+        self._manifests = manifests.checked(uuid, _DECODED_BYTES_MAX)
+        self._files = HeldFiles()
+        own = manifests.unchecked.own
+        self._writer = SnapshotWriter(self._files, context.clock, own, folder, snapshot.snapshot_id)
 
-    async def onto_head(self) -> Rebased:
-        lists = await self._lists()
+    async def move_onto_head(self) -> RevisedUpdates:
+        """Apply an append to the head: list the client's new manifests and those of the head."""
+        lists = await self._read_lists()
         self._check_added(lists)
-        own, merged = await self._own_manifests(lists)
-        kept = [manifest for path, manifest in lists.head.items() if path not in merged]
-        return await self._listing([*own, *kept], len(kept))
+        own, merged = await self._select_own_manifests(lists)
+        others = [manifest for path, manifest in lists.head.items() if path not in merged]
+        return await self._write_list([*own, *others], len(others))
 
-    def overtaking(self) -> list[Snapshot] | None:
-        """The snapshots between the client's parent and the head, the newest first. None if the parent is not in the
-        history of the head."""
-        found: list[Snapshot] = []
+    def list_overtaking(self) -> list[Snapshot] | None:
+        """Return the snapshots between the client's parent and the head, the newest first.
+
+        Return None if the parent is not in the history of the head.
+        """
+        overtaking: list[Snapshot] = []
         snapshot: Snapshot | None = self._head
         while snapshot is not None and snapshot.snapshot_id != self._commit.snapshot.parent_snapshot_id:
-            found.append(snapshot)
+            overtaking.append(snapshot)
             parent_id = snapshot.parent_snapshot_id
             snapshot = None if parent_id is None else self._base.snapshot(parent_id)
-        return None if snapshot is None else found
+        return None if snapshot is None else overtaking
 
-    async def over_rewrites(self) -> Rebased:
-        """After snapshots that have only rewritten manifests: lists the client's manifests, and of the others those of
-        the head. If the client has replaced rewritten manifests, lists those of its parent of the same kind."""
-        lists = await self._lists()
+    async def move_over_rewrites(self) -> RevisedUpdates:
+        """Move the snapshot over snapshots that have only rewritten manifests.
+
+        The result lists the client's manifests, and of the others those of the head. If the client has replaced
+        rewritten manifests, the result lists those of its parent of the same kind.
+        """
+        lists = await self._read_lists()
         self._check_numbered(lists)
         dropped = {manifest.manifest_path for manifest in lists.dropped}
-        touched = {_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
-        kept = [
+        touched = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
+        others = [
             manifest
             for path, manifest in lists.head.items()
-            if path not in dropped and (path in lists.parent or _kind(manifest) not in touched)
+            if path not in dropped and (path in lists.parent or _get_kind(manifest) not in touched)
         ]
-        kept += [
+        others += [
             manifest
             for path, manifest in lists.parent.items()
-            if path in lists.own and path not in lists.head and _kind(manifest) in touched
+            if path in lists.own and path not in lists.head and _get_kind(manifest) in touched
         ]
-        added = [self._renumbered(manifest) for manifest in lists.added]
-        return await self._listing([*added, *kept], len(kept))
+        added = [self._renumber(manifest) for manifest in lists.added]
+        return await self._write_list([*added, *others], len(others))
 
-    async def over_replacements(self, undone: Sequence[Snapshot]) -> Rebased:
-        """After snapshots that have only replaced files by others with the same rows: lists the client's manifests and
-        those of its parent, so that these snapshots are undone. Their parent has not expired, so its files exist.
+    async def undo_replacements(self, undone: Sequence[Snapshot]) -> RevisedUpdates:
+        """Undo snapshots that have only replaced files by others with the same rows.
+
+        The result lists the client's manifests and those of its parent. The parent has not expired, so its files exist.
 
         They leave the history of the branch, as after a rollback. If they stayed in it, the expiration of other engines
         would delete the old files with them (Iceberg's incremental clean-up takes the files that a snapshot of the
         history removed for unused), and an engine that has deleted rows of the new files by position would not find
-        that these files are gone: no snapshot of the history states that."""
-        lists = await self._lists()
+        that these files are gone: no snapshot of the history states that.
+        """
+        lists = await self._read_lists()
         self._check_numbered(lists)
-        kept = [manifest for path, manifest in lists.parent.items() if path in lists.own]
-        added = [self._renumbered(manifest) for manifest in lists.added]
+        others = [manifest for path, manifest in lists.parent.items() if path in lists.own]
+        added = [self._renumber(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
-        return await self._listing([*added, *kept], len(kept), parent, undone)
+        return await self._write_list([*added, *others], len(others), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
         """Checks that the added manifests take their numbers from this snapshot, and that the rows of the parent's have
@@ -255,13 +323,13 @@ class _Rebase:
         ):
             raise CannotRebase("rows have got row ids since")
 
-    async def _listing(
+    async def _write_list(
         self,
         manifests: list[ManifestFile],
-        kept: int,
+        others_count: int,
         parent: Snapshot | None = None,
         undone: Sequence[Snapshot] = (),
-    ) -> Rebased:
+    ) -> RevisedUpdates:
         """The snapshot with a new manifest list. `kept`: manifests that are not the client's. `parent`: the snapshot
         whose files the client's change is applied to; None: the head. `undone`: snapshots since."""
         parent = parent or self._head
@@ -271,13 +339,13 @@ class _Rebase:
         listed = tuple(manifests)
         location = await self._writer.manifest_list(listed, self._base, parent.snapshot_id, self._sequence_number)
         summary = self._commit.snapshot.summary or {}
-        summary = rebased_summary(summary, parent.summary_map(), kept)
+        summary = rebase_summary(summary, parent.summary_map(), others_count)
         if undone:
             summary[REPLACEMENTS_UNDONE] = ",".join(str(snapshot.snapshot_id) for snapshot in undone[:_UNDONE_MAX])
-        updates = self._updates(parent, location, summary, next_row_id - self._base.next_row_id)
-        return Rebased(updates, self._held.files, listed)
+        updates = self._build_updates(parent, location, summary, next_row_id - self._base.next_row_id)
+        return RevisedUpdates(updates, tuple(self._files.files), listed)
 
-    async def _lists(self) -> _Lists:
+    async def _read_lists(self) -> _Lists:
         snapshot = self._commit.snapshot
         parent: Snapshot | None = None
         if snapshot.parent_snapshot_id is not None:
@@ -285,18 +353,12 @@ class _Rebase:
             if parent is None:
                 raise CannotRebase("the parent has expired")
         published = self._manifests.published
-        own = await _listed(self._manifests.own, snapshot)
-        head = await _listed(published, self._head)
+        own = await _read_list(self._manifests.own, snapshot)
+        head = await _read_list(published, self._head)
         before: dict[str, ManifestFile] = {}
         if parent is not None:
-            before = head if parent is self._head else await _listed(published, parent)
+            before = head if parent is self._head else await _read_list(published, parent)
         return _Lists(before, own, head)
-
-    async def _check_paths(self, paths: Iterable[str]) -> None:
-        """CannotRebase for files of another table: the server would copy their entries to this table. Writers can
-        overwrite the lists that name them."""
-        if await foreign(self._parts, self._uuid, paths):
-            raise CannotRebase("a file is in a location of another table")
 
     def _check_added(self, lists: _Lists) -> None:
         """Checks that the added manifests contain only data files of this snapshot, as many as the summary states."""
@@ -320,7 +382,7 @@ class _Rebase:
         if count != str(sum(manifest.added_files_count or 0 for manifest in lists.added)):
             raise CannotRebase("the summary and the manifest list state different numbers of files")
 
-    async def _own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
+    async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
         """The manifests of the files that the client added, and the paths of the manifests of the head that they
         replace.
 
@@ -333,21 +395,21 @@ class _Rebase:
         entries = await self._read(self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added])
         for entry in (entry for each in entries for entry in each if entry.status == ADDED):
             numbers = (entry.snapshot_id, entry.sequence_number, entry.file_sequence_number)
-            if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _row_id(entry) is not None:
+            if numbers != (snapshot_id, _NO_NUMBER, _NO_NUMBER) or _get_row_id(entry) is not None:
                 raise CannotRebase("an entry has sequence numbers that the client chose")
         there = all(manifest.manifest_path in lists.head for manifest in dropped)
         former = [lists.head[each.manifest_path] for each in dropped] if there else dropped
         merged = await self._read(self._manifests.published, former)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
-        if _identities(existing) != _identities(entry for each in merged for entry in each):
+        if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
             raise CannotRebase("the merged entries differ from those of the parent")
-        keeps_merge = there and _row_ids(existing) == _row_ids(entry for each in merged for entry in each)
+        keeps_merge = there and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         for manifest, listed in zip(added, entries, strict=True):
             if keeps_merge or not manifest.existing_files_count:
-                own.append(self._renumbered(manifest))
+                own.append(self._renumber(manifest))
             elif manifest.added_files_count:
-                written = [_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
+                written = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
                 spec_id = manifest.partition_spec_id
                 stored = await self._writer.manifest(written, self._base, spec_id, DATA_MANIFEST)
                 own.append(stored.described(snapshot_id, self._sequence_number))
@@ -364,7 +426,7 @@ class _Rebase:
             decoded.append(entries)
         return decoded
 
-    def _renumbered(self, manifest: ManifestFile) -> ManifestFile:
+    def _renumber(self, manifest: ManifestFile) -> ManifestFile:
         """The client's manifest with the sequence number of the new snapshot; entries without numbers inherit it."""
         own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
@@ -374,31 +436,28 @@ class _Rebase:
             first_row_id=None,
         )
 
-    def _updates(
+    def _build_updates(
         self, parent: Snapshot, manifest_list: str, summary: dict[str, str], added_rows: int
-    ) -> list[dict[str, Any]]:
-        snapshot, ref = self._commit.snapshot, self._ref
+    ) -> tuple[Update, ...]:
+        snapshot = self._commit.snapshot
         # The snapshot log is later than the head when the branch was rolled back.
-        logged = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
-        rebased = {
-            **self._commit.fields,
-            "parent-snapshot-id": parent.snapshot_id,
-            "sequence-number": self._sequence_number,
-            "timestamp-ms": max(snapshot.timestamp_ms, self._head.timestamp_ms, *logged),
-            "manifest-list": manifest_list,
-            "summary": summary,
-        }
+        logged_ms = [entry.timestamp_ms for entry in self._base.snapshot_log[-1:]]
+        rebased = structs.replace(
+            snapshot,
+            parent_snapshot_id=parent.snapshot_id,
+            sequence_number=self._sequence_number,
+            timestamp_ms=max(snapshot.timestamp_ms, self._head.timestamp_ms, *logged_ms),
+            manifest_list=manifest_list,
+            summary=summary,
+        )
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
-            rebased |= {"first-row-id": self._base.next_row_id, "added-rows": added_rows}
+            rebased = structs.replace(rebased, first_row_id=self._base.next_row_id, added_rows=added_rows)
         # The branch keeps its current retention: the client sent the retention that it had read.
-        moved = msgspec.to_builtins(structs.replace(ref, snapshot_id=snapshot.snapshot_id))
-        return [
-            {"action": "add-snapshot", "snapshot": rebased},
-            {"action": "set-snapshot-ref", "ref-name": self._commit.branch, **moved},
-        ]
+        ref = structs.replace(self._ref, snapshot_id=snapshot.snapshot_id)
+        return AddSnapshot(rebased), SetSnapshotRef.to_ref(self._commit.branch, ref)
 
 
-async def _listed(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
+async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
     if snapshot.manifest_list is None or snapshot.key_id is not None:
         raise CannotRebase("a snapshot has no manifest list")
     listed = await manifests.listed_at(snapshot.manifest_list)
@@ -408,27 +467,27 @@ async def _listed(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> d
     return by_path
 
 
-def _kind(manifest: ManifestFile) -> tuple[int, int]:
+def _get_kind(manifest: ManifestFile) -> tuple[int, int]:
     """Manifests of different kinds are rewritten apart."""
     return manifest.partition_spec_id, manifest.content
 
 
-def _added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
+def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
     """It inherits its sequence numbers."""
     return structs.replace(entry, snapshot_id=snapshot_id, sequence_number=None, file_sequence_number=None)
 
 
-def _row_id(entry: ManifestEntry) -> int | None:
+def _get_row_id(entry: ManifestEntry) -> int | None:
     """The entry's explicit row id; None when it is not assigned yet."""
     own = entry.file.first_row_id
     return None if own is None or own < 0 else own
 
 
-def _row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
-    return {entry.file.file_path: _row_id(entry) for entry in entries}
+def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
+    return {entry.file.file_path: _get_row_id(entry) for entry in entries}
 
 
-def _identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
+def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
     """Counts the files by all fields that a merge must not change, except row ids."""
     return Counter(
         (
@@ -443,7 +502,7 @@ def _identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
     )
 
 
-def rebased_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
+def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
     """The client's summary with totals derived from the head's; a total that the head lacks is removed."""
     rebased = dict(summary)
     for total, (added, removed) in _TOTALS.items():

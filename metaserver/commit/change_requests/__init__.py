@@ -1,0 +1,1 @@
+"""Changes as writers send them, and their refusal."""

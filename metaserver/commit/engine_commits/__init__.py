@@ -1,0 +1,1 @@
+"""Commits by updates and requirements, as the libraries of engines send them."""

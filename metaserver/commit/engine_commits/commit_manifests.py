@@ -1,0 +1,94 @@
+"""The manifests and manifest lists that one commit of an engine reads: those of the table, and those of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cached_property, partial
+from typing import NamedTuple
+
+from seamark.formats.runtime.errors import Forbidden
+from seamark.metaserver.catalog.ownership.own_files import foreign
+from seamark.metaserver.catalog.parts import CatalogContext
+from seamark.metaserver.commit.snapshots.manifests import Manifests
+from seamark.metaserver.objects.port import ObjectStore
+
+_SHARE = 4
+"""The part of `commit_memory_bytes` for the manifests of tables, and for those of each commit."""
+
+
+class ManifestReaders(NamedTuple):
+    """Readers of manifests for one table.
+
+    `published` reads those of snapshots that the table has. `own` reads those of the snapshots that the engine adds.
+    """
+
+    published: Manifests
+    own: Manifests
+
+
+class FilesReadOnce:
+    """Reads each file from the storage once, as far as memory allows. Belongs to one commit."""
+
+    def __init__(self, objects: ObjectStore, limit_bytes: int) -> None:
+        self._objects = objects
+        self._left_bytes = limit_bytes
+        self._files: dict[str, bytes] = {}
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        """Return the whole file; raise the errors of `ObjectStore.read`."""
+        data = self._files.get(location)
+        if data is None:
+            data = await self._objects.read(location, limit_bytes=limit_bytes)
+            if len(data) <= self._left_bytes:
+                self._left_bytes -= len(data)
+                self._files[location] = data
+        return data
+
+
+class CommitManifests:
+    """What the attempts of one commit have read.
+
+    The manifests of the engine are cached for this commit only: after a refusal the engine may write other manifests to
+    the same locations.
+    """
+
+    def __init__(self, context: CatalogContext, published: Manifests) -> None:
+        self._context = context
+        self._published = published
+        self._allowed_folders: dict[str, set[str]] = {}
+
+    @cached_property
+    def files(self) -> FilesReadOnce:
+        return FilesReadOnce(self._context.objects, self._context.settings.commit_memory_bytes // _SHARE)
+
+    @cached_property
+    def _own(self) -> Manifests:
+        return Manifests.of(self.files, self._context.settings, _SHARE)
+
+    @property
+    def unchecked(self) -> ManifestReaders:
+        """Readers of any file, for a caller that has checked that the table may name the files."""
+        return ManifestReaders(self._published, self._own)
+
+    def checked(self, uuid: str, limit_bytes: int) -> ManifestReaders:
+        """Return readers that raise Forbidden for a file in a location of another table than `uuid`.
+
+        Each of the two may decode manifests of `limit_bytes`. The database is asked once for each folder.
+        """
+        check = partial(self._check_paths, uuid)
+        return ManifestReaders(self._published.checked(check, limit_bytes), self._own.checked(check, limit_bytes))
+
+    async def _check_paths(self, uuid: str, paths: Iterable[str]) -> None:
+        allowed = self._allowed_folders.setdefault(uuid, set())
+        by_folder = {path.rpartition("/")[0]: path for path in paths}
+        unchecked = {folder: path for folder, path in by_folder.items() if folder not in allowed}
+        if not unchecked:
+            return
+        if await foreign(self._context, uuid, unchecked.values()):
+            raise Forbidden("a file is in a location of another table")
+        allowed |= unchecked.keys()
+
+
+def open_published_manifests(context: CatalogContext) -> Manifests:
+    """Return the reader of the tables' manifests that all commits of engines share."""
+    return Manifests.of(context.objects, context.settings, _SHARE)

@@ -1,0 +1,414 @@
+"""Commits of engines: the updates and requirements of the REST specification, for one table or several.
+
+A commit is optimistic. It applies the updates to the current metadata and publishes the result; after a lost race it
+tries again. A commit that adds a snapshot and was applied before gets the first outcome again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.requirements import (
+    AssertUuid,
+    Requirement,
+    check_requirements,
+    read_requirements,
+)
+from seamark.formats.iceberg.metadata.updates import AddSnapshot, AssignUuid, Update, apply_updates
+from seamark.formats.protocol.wire import check_changeable, check_name, check_new_name, show
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    CommitConflict,
+    NoSuchTable,
+    NotFound,
+    RequestError,
+    SeamarkError,
+)
+from seamark.metaserver.catalog.catalog import Catalog
+from seamark.metaserver.catalog.large_requests import indexed
+from seamark.metaserver.catalog.ownership.own_files import check_added
+from seamark.metaserver.catalog.pointers import (
+    check_metadata_folder,
+    check_name_free,
+    check_uuid,
+    is_derived,
+    table_uuid,
+    uuid_of,
+)
+from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange, TableCommit, read_table_commit
+from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, open_published_manifests
+from seamark.metaserver.commit.engine_commits.manifest_corrections import ManifestCorrections
+from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates, find_snapshot_commit, rebase
+from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, pointer_moved
+from seamark.metaserver.commit.removed_files import check_snapshots_stored
+from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
+from seamark.metaserver.store.operations import Operation
+from seamark.metaserver.store.port import LostRace
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    """The parts of a commit that all of its attempts share."""
+
+    caller: Caller
+    tables: Sequence[TableCommit]
+    is_single: bool
+    """Whether the idempotent answer is that of the table, not an empty 204."""
+    requested_ms: int
+    fingerprint: str | None
+    manifests: CommitManifests
+
+
+class AlreadyCommitted(Exception):
+    """This commit was applied before. Carries its outcome, which is empty for a transaction."""
+
+    def __init__(self, outcome: list[LoadedTable]) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+
+class EngineCommits:
+    """Commits the updates of engines. One for each server."""
+
+    def __init__(self, catalog: Catalog, publisher: Publisher) -> None:
+        self._context = catalog.parts
+        self._tables = catalog.tables
+        self._plans = catalog.plan_tables
+        self._published = open_published_manifests(catalog.parts)
+        self._corrections = ManifestCorrections(catalog.parts.clock)
+        self.publisher = publisher
+
+    async def commit_table(
+        self,
+        caller: Caller,
+        namespace: NamespacePath,
+        name: str,
+        requirements: list[dict[str, Any]],
+        updates: list[dict[str, Any]],
+    ) -> LoadedTable:
+        """Commit updates of one table, as `commit`."""
+        change = TableChange(namespace, check_name(name, "table name"), requirements, updates)
+        return (await self.commit(caller, [change], is_single=True))[0]
+
+    async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
+        """Commit updates of several tables, as `commit`. All pointers move in one transaction of the store."""
+        if not changes:
+            raise BadRequest("table-changes is empty; it needs at least one change")
+        for change in changes:
+            check_changeable(check_name(change.name, "table name"))
+        await self.commit(caller, changes, is_single=False)
+
+    async def load_committed(
+        self, namespace: NamespacePath, name: str, requirements: list[dict[str, Any]]
+    ) -> LoadedTable:
+        """Return the current table, for a commit that succeeded and whose metadata file was deleted since.
+
+        Raises:
+            CommitUnknown: The name refers to no table, or to another than `requirements` demand.
+        """
+        uuids = {uuid.lower() for uuid in _list_required_uuids(read_requirements(requirements))}
+        try:
+            loaded = await self._tables.load(namespace, name)
+        except NotFound:
+            pass
+        else:
+            assert loaded.entry is not None
+            if uuids <= {loaded.entry.uuid.lower()}:
+                return loaded
+        raise pointer_moved(namespace, name)
+
+    async def commit(self, caller: Caller, changes: Sequence[TableChange], *, is_single: bool) -> list[LoadedTable]:
+        """Commit all changes or none.
+
+        Args:
+            caller: The principal that commits.
+            changes: The updates and requirements of each table.
+            is_single: Whether the idempotent answer is that of the table, not an empty 204.
+
+        Raises:
+            NoSuchTable: A table does not exist, and its commit does not create it.
+            AlreadyExists: A name to create is taken.
+            BadRequest: The updates are malformed or cannot be applied.
+            CommitConflict: A requirement fails, or the commit has lost every race.
+            CommitUnknown: The outcome is unknown.
+        """
+        # All commits sort in the same order, so that no two transactions deadlock on rows.
+        changes = sorted(changes, key=lambda change: (change.namespace, change.name))
+        names = [(change.namespace, change.name) for change in changes]
+        if len(set(names)) != len(names):
+            repeated = next(name for name, following in itertools.pairwise(names) if name == following)
+            raise BadRequest(f"The transaction has two changes for {show(*repeated)}; merge them")
+        context = self._context
+        parse = partial(_parse, changes)
+        tables, identity = await context.large.run_by_size(caller.who, caller.request_bytes, parse)
+        if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
+            await self._plans.before_commit(tables)
+        manifests = CommitManifests(context, self._published)
+        commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests)
+        for table in tables:
+            if table.added_snapshots:
+                await self._preload(commit, table)
+        async with self.publisher.lock_all(names):
+            try:
+                async with self.publisher.races() as races:
+                    outcome = await self._attempt(commit, races)
+            except AlreadyCommitted as repeat:
+                return repeat.outcome
+            except CommitConflict:
+                for table in tables:
+                    await self._record_refusal(caller, table)
+                raise
+        for table, loaded in zip(tables, outcome, strict=True):
+            self._end_priority(caller, table, loaded)
+        return outcome
+
+    async def _preload(self, commit: _Commit, table: TableCommit) -> None:
+        """Read new manifests before the lock, unless the commit is refused as the table is now."""
+        with contextlib.suppress(SeamarkError):
+            entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+            if entry is not None:
+                base = await self._context.documents.table(entry.metadata_location)
+                check_requirements(base, table.requirements)
+                await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
+
+    async def _attempt(self, commit: _Commit, races: Races) -> list[LoadedTable]:
+        """Try the commit until it is published or refused."""
+        retries, conflicts = self._context.settings.commit_retries, 0
+        while True:
+            try:
+                prepared = [await self._prepare(commit, table) for table in commit.tables]
+                try:
+                    return await self.publisher.publish_all(prepared, self._build_record(commit, prepared))
+                except LostRace:
+                    if not await races.record_loss({each.uuid for each in prepared}):
+                        raise
+                except CommitConflict:
+                    conflicts += 1
+                    if conflicts > retries:
+                        raise
+                    await self._context.back_off(conflicts)
+            except (CommitConflict, RequestError):
+                await self._raise_if_committed(commit)
+                raise
+
+    async def _record_refusal(self, caller: Caller, table: TableCommit) -> None:
+        """Count the refusal of a client that reads, computes and commits, which gets priority over faster writers."""
+        priority = self.publisher.engine_priority
+        if priority is None or not table.added_snapshots:
+            return
+        with contextlib.suppress(SeamarkError):
+            entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+            if entry is not None:
+                priority.record_refusal(table.namespace, table.name, entry.uuid, _identify_writer(caller, table))
+
+    def _end_priority(self, caller: Caller, table: TableCommit, loaded: LoadedTable) -> None:
+        priority = self.publisher.engine_priority
+        if priority is not None and loaded.entry is not None and table.added_snapshots:
+            priority.end_priority(table.namespace, table.name, loaded.entry.uuid, _identify_writer(caller, table))
+
+    def _build_record(self, commit: _Commit, prepared: Sequence[PreparedCommit]) -> list[Operation]:
+        """Return the operation that records the answer for the request's idempotency key, if it has one."""
+        if not commit.is_single:
+            return self._context.remember(commit.caller, status=204)
+        location = prepared[0].location
+        if not location:  # nothing has changed
+            assert prepared[0].entry is not None
+            location = prepared[0].entry.metadata_location
+        return self._context.remember(commit.caller, status=200, metadata_location=location)
+
+    async def _prepare(self, commit: _Commit, table: TableCommit) -> PreparedCommit:
+        """Apply the updates of one table to its current metadata, and prepare what the publication writes."""
+        context, caller, full_name = self._context, commit.caller, (table.namespace, table.name)
+        entry, base = await self._load_base(table)
+        rebased: RevisedUpdates | None = None
+        updates = table.updates
+        try:
+            check = partial(check_requirements, base, table.requirements)
+            await context.large.run_by_size(caller.who, caller.request_bytes, check)
+            metadata = await self._apply(commit, base, updates)
+        except CommitConflict:
+            if base is not None:
+                uuid = uuid_of(entry, base)
+                await check_added(context, caller, uuid, base, base, table, commit.manifests.files)
+            rebased = await self._rebase(commit, table, entry, base)
+            if rebased is None:
+                raise
+            updates = rebased.updates
+            metadata = await self._apply(commit, base, updates)
+        if base is None:
+            await self._check_new_uuid(metadata)
+        events = [_describe(commit, updates)]
+        files = rebased.files if rebased else ()
+        prepared = await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
+        if rebased is None and (table.added_snapshots or table.statistics_paths):
+            uuid = uuid_of(entry, metadata)
+            await check_added(context, caller, uuid, base, metadata, table, commit.manifests.files)
+        if metadata is base or not table.added_snapshots:
+            return prepared
+        if base is not None:
+            readers, uuid = commit.manifests.unchecked, uuid_of(entry, base)
+            await check_snapshots_stored(context, *readers, uuid, base, table.added_snapshots)
+        corrected = await self._correct(commit, entry, base, metadata, updates, rebased)
+        if corrected is None:
+            return prepared
+        metadata, files = await self._apply(commit, base, corrected.updates), corrected.files
+        return await self.publisher.prepare(caller, full_name, entry, base, metadata, events=events, files=files)
+
+    async def _load_base(self, table: TableCommit) -> tuple[Entry | None, TableMetadata | None]:
+        """Return the table's pointer and metadata; None twice for a table to create.
+
+        Raises:
+            NoSuchTable: The table does not exist, and the commit does not create it.
+            AlreadyExists: A view has the name to create.
+        """
+        entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+        if entry is not None:
+            base = await self._context.documents.table(entry.metadata_location)
+            check_uuid(entry, base)
+            return entry, base
+        if not table.is_create:
+            raise NoSuchTable(f"Table does not exist: {show(table.namespace, table.name)}")
+        check_new_name(table.name, "table name")
+        await check_name_free(self._context, table.namespace, table.name)
+        return None, None
+
+    async def _check_new_uuid(self, metadata: TableMetadata) -> None:
+        uuid = table_uuid(metadata)
+        if is_derived(uuid):
+            raise BadRequest(f"The UUID {metadata.table_uuid} has version 5; choose a random UUID (version 4)")
+        if await self._context.is_uuid_taken(uuid):
+            raise BadRequest(f"A table with the UUID {metadata.table_uuid} exists already; stage the table again")
+
+    async def _correct(
+        self,
+        commit: _Commit,
+        entry: Entry | None,
+        base: TableMetadata | None,
+        metadata: TableMetadata,
+        updates: Sequence[Update],
+        rebased: RevisedUpdates | None,
+    ) -> RevisedUpdates | None:
+        """Return the commit with other manifests where those of the engine would harm readers, or None."""
+        of = metadata if base is None else base
+        uuid, folder = uuid_of(entry, of), check_metadata_folder(self._context, of.location, of.properties)
+        return await self._corrections.correct(commit.manifests, uuid, folder, base, metadata, updates, rebased)
+
+    async def _apply(self, commit: _Commit, base: TableMetadata | None, updates: Sequence[Update]) -> TableMetadata:
+        caller, clock = commit.caller, self._context.clock
+        now_ms, new_uuid = clock.now_ms(), str(clock.uuid4())
+
+        def apply() -> TableMetadata:
+            return indexed(apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
+
+        return await self._context.large.run_by_size(caller.who, caller.request_bytes, apply)
+
+    async def _rebase(
+        self, commit: _Commit, table: TableCommit, entry: Entry | None, base: TableMetadata | None
+    ) -> RevisedUpdates | None:
+        """Rebase a refused snapshot onto the new head, if that is possible (`rebase.py`)."""
+        snapshot_commit = find_snapshot_commit(base, table) if base is not None else None
+        if base is None or snapshot_commit is None:
+            return None
+        # The refusal may mean that the snapshot was applied already; its snapshot may even have expired since.
+        await self._raise_if_committed(commit)
+        folder = check_metadata_folder(self._context, base.location, base.properties)
+        uuid, is_single = uuid_of(entry, base), commit.is_single
+        return await rebase(self._context, commit.manifests, uuid, folder, base, snapshot_commit, is_single=is_single)
+
+    async def _raise_if_committed(self, commit: _Commit) -> None:
+        """Look for an earlier commit of the same content, whose reply was lost.
+
+        After a 4xx the client would delete files that are live.
+
+        Raises:
+            AlreadyCommitted: With the first outcome.
+        """
+        if commit.fingerprint is None:
+            return
+        table = next(table for table in commit.tables if table.added_snapshots)
+        # The UUIDs in the commit count, too: the table may have been renamed or dropped since.
+        uuids = [*_list_required_uuids(table.requirements)[:1], *_list_assigned_uuids(table)[:1]]
+        uuids += [uuid.lower() for uuid in uuids]
+        entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+        if entry is not None:
+            uuids.append(entry.uuid)
+        for uuid in dict.fromkeys(uuids):
+            instant = await self._context.store.instant_by_fingerprint(uuid, commit.fingerprint)
+            if instant is not None:  # the transaction is atomic, so one table proves it for all
+                raise AlreadyCommitted([await self._load_outcome(table, instant)] if commit.is_single else [])
+
+    async def _load_outcome(self, table: TableCommit, instant: Instant) -> LoadedTable:
+        """Return the outcome of the first commit.
+
+        Raises:
+            CommitUnknown: The name no longer refers to that table.
+        """
+        documents = self._context.documents
+        entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
+        if entry is None or entry.uuid != instant.uuid:
+            raise pointer_moved(table.namespace, table.name)
+        then = msgspec.structs.replace(entry, metadata_location=instant.metadata_location or entry.metadata_location)
+        try:
+            metadata = await documents.table(then.metadata_location)
+        except NotFound:  # dropped from the metadata log; the current metadata contains the commit
+            then, metadata = entry, await documents.table(entry.metadata_location)
+        return LoadedTable(entry=then, metadata=metadata)
+
+
+def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | None]:
+    """Return the typed commits and their fingerprint."""
+    tables = [read_table_commit(change) for change in changes]
+    adds_snapshot = any(table.added_snapshots for table in tables)
+    return tables, fingerprint(changes) if adds_snapshot else None
+
+
+def fingerprint(changes: Sequence[TableChange]) -> str:
+    """Return the identity of a commit that can be applied only once, because it adds a snapshot.
+
+    Snapshot ids are unique. The identity covers the JSON as sent, with fields that the specification does not have,
+    and without the case of actions.
+    """
+    updates = [[_lower_action(update) for update in change.updates] for change in changes]
+    content: Any = updates[0]
+    if len(changes) > 1:
+        content = [(change.namespace, change.name, lowered) for change, lowered in zip(changes, updates, strict=True)]
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
+
+
+def _lower_action(update: dict[str, Any]) -> dict[str, Any]:
+    return {**update, "action": update["action"].lower()}
+
+
+def _describe(commit: _Commit, updates: Sequence[Update]) -> CommitEvent:
+    """Return what the timeline records about the updates of one table."""
+    added = [update.snapshot for update in updates if isinstance(update, AddSnapshot)]
+    return CommitEvent(
+        caller=commit.caller,
+        requested_ms=commit.requested_ms,
+        snapshot_id=added[-1].snapshot_id if added else None,
+        summary=(added[-1].summary or {}) if added else {},
+        updates=tuple(update.action for update in updates),
+        fingerprint=commit.fingerprint,
+    )
+
+
+def _identify_writer(caller: Caller, table: TableCommit) -> str:
+    """Return the principal and the kind of its snapshots: an append does not end the priority of an overwrite."""
+    summaries = [snapshot.summary for snapshot in table.added_snapshots if snapshot.summary is not None]
+    operations = {summary.get("operation") for summary in summaries}
+    return f"{caller.who} {'append' if operations <= {'append'} else 'overwrite'}"
+
+
+def _list_required_uuids(requirements: Iterable[Requirement]) -> list[str]:
+    return [requirement.uuid for requirement in requirements if isinstance(requirement, AssertUuid)]
+
+
+def _list_assigned_uuids(table: TableCommit) -> list[str]:
+    return [update.uuid for update in table.updates if isinstance(update, AssignUuid)]

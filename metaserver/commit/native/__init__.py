@@ -1,1 +1,0 @@
-"""Commits by changes: files added and removed, several changes in one publication."""

@@ -1,1 +1,0 @@
-"""Commits by updates and requirements, as stock engines send them."""
