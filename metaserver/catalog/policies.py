@@ -13,22 +13,11 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.decoding import from_json
+from seamark.formats.services.services import inherited_prefixes
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
-PREFIXES = (
-    "seamark.cache.preload",
-    "seamark.clustering.",
-    "seamark.column-ttl.",
-    "seamark.compaction.",
-    "seamark.expiration.",
-    "seamark.orphan-files.",
-    "seamark.services.",
-    "seamark.statistics.",
-    "seamark.manifests.",
-    "seamark.bucket-splitting.",
-    "history.expire.",
-)
+PREFIXES = ("seamark.cache.preload", "seamark.services.", *inherited_prefixes())
 """Prefixes of the properties that a namespace may have for its tables."""
 
 SETTERS = "seamark.policy.set-by"

@@ -10,12 +10,16 @@ from collections.abc import Mapping
 
 import msgspec
 
+from seamark.formats.services.services import SERVICES
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.catalog.policies import PREFIXES, SETTERS, setters_of
 from seamark.metaserver.catalog.values import Caller
 
-_RECORDED = (*PREFIXES, "seamark.index.")
+_RECORDED = (
+    *PREFIXES,
+    *(prefix for service in SERVICES.values() for prefix in service.property_prefixes if not service.is_inherited),
+)
 
 
 def with_setters(caller: Caller, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:

@@ -17,9 +17,9 @@ from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.objects.credentials import key_properties
 from seamark.metaserver.objects.locations import parse_location
 from seamark.metaserver.objects.vending import store_address
+from seamark.metaserver.services.job import Job, JobFailed
 from seamark.metaserver.services.launching.launchers import JobLogin
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
-from seamark.metaserver.services.service import Job, JobFailed
 from seamark.metaserver.settings.settings import Settings
 
 PROBE_S = 60.0

@@ -15,7 +15,7 @@ from seamark.connector.sql import spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.metaserver.cli.main import cli
 from seamark.metaserver.cli.maintenance import launching
-from seamark.metaserver.services.service import JobFailed
+from seamark.metaserver.services.job import JobFailed
 from tests.services.process import free_port
 
 JDK = "install a JDK 17 or newer"
