@@ -37,8 +37,8 @@ from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.write.replacements import BatchRunner
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.api.http.observability.logs import configure_logging
+from seamark.metaserver.services.job import JobProgress, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
-from seamark.metaserver.services.service import JobProgress, Report
 from seamark.metaserver.settings.settings import Settings
 
 _NICE = 15

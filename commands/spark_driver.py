@@ -12,9 +12,9 @@ import msgspec
 
 from seamark.commands.job_worker import run
 from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.services.job import JobProgress
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobRequest
 from seamark.metaserver.services.launching.spark_submit import ALIVE, ANSWER, PROGRESS, REQUEST
-from seamark.metaserver.services.service import JobProgress
 
 
 def main() -> None:

@@ -16,15 +16,15 @@ from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.metaserver.catalog.pointers import created_entry
 from seamark.metaserver.services.budgets import wait_s, with_budget
-from seamark.metaserver.services.jobs import JobQueue
-from seamark.metaserver.services.proposals import (
+from seamark.metaserver.services.job_queue import JobQueue
+from seamark.metaserver.services.proposer import NEVER, JobProposer
+from seamark.metaserver.services.proposers import (
     Compaction,
     Indexing,
     OrphanFileRemoval,
     SnapshotExpiration,
     TableClustering,
 )
-from seamark.metaserver.services.service import NEVER, Service
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
@@ -104,12 +104,9 @@ class _Watch:
     def __init__(self, server: Running) -> None:
         parts, settings = server.parts, server.parts.settings
         self._clock = parts.clock
-        self._services: list[Service] = [
-            Indexing(),
-            TableClustering(default=settings.services_clustering),
-            Compaction(default=settings.services_compaction, clusters=settings.services_clustering),
-            SnapshotExpiration(parts.clock, default=settings.services_expiration),
-            OrphanFileRemoval(default=settings.services_orphan_files),
+        self._services: list[JobProposer] = [
+            proposer(settings, parts.clock)
+            for proposer in (Indexing, TableClustering, Compaction, SnapshotExpiration, OrphanFileRemoval)
         ]
         self._queue = JobQueue(parts.clock.monotonic, limit=10 * TABLES)
         self._watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)

@@ -25,7 +25,7 @@ from bench.writing.session import SPARK
 from bench.writing.upkeep import IN_SPARK, IN_TRINO
 from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.server_jobs import rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.spark.session import connect
 from seamark.connector.write.appends import append

@@ -19,8 +19,7 @@ from bench.report import OURS
 from bench.writing.starts import compact_with_start
 from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.jobs.expiration import expire
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from tests.services.trino import Trino
 

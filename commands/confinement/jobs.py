@@ -27,13 +27,13 @@ from seamark.formats.iceberg.metadata.clustering import joins_of
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.protocol.wire import ACCESS_CHECK
+from seamark.formats.services.services import SERVICES
 from seamark.metaserver.services.launching.launchers import JobRequest
 
 PATHS = ("write.data.path", "write.metadata.path", "write.object-storage.path", "write.folder-storage.path")
 """Properties that name folders of a table beside its location."""
 _ALLOWED = "seamark.allowed-locations"
 """Folders whose files the table may name, although they are not its own; only an admin of the catalog sets it."""
-_JOINING = "clustering"
 _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 4, 38
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _PORTS = {"http": 80, "https": 443}
@@ -100,8 +100,8 @@ def _folders_of(client: SeamarkClient, request: JobRequest, loaded: LoadedTable)
 
 
 def _joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
-    """The tables that a clustering reads."""
-    if request.service != _JOINING:
+    """The other tables that a job reads, such as a clustering by columns of joined tables."""
+    if request.service not in SERVICES or not SERVICES[request.service].reads_joined_tables:
         return ()
     policy = effective_properties(client, (*request.namespace, request.table))
     return [join.table for join in joins_of({**policy, **metadata.properties}).values()]

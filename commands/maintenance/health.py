@@ -14,18 +14,7 @@ import click
 from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size
 from seamark.connector.client.indexes import Index, IndexClient
-
-_COMMANDS = {
-    "bucket-splitting": "split-buckets",
-    "clustering": "cluster",
-    "column-ttl": "column-ttl",
-    "compaction": "compact",
-    "expiration": "expire",
-    "indexing": "index",
-    "manifests": "manifests",
-    "statistics": "statistics",
-}
-"""The subcommand of `seamark run` for each table service."""
+from seamark.formats.services.services import INDEXING, SERVICES
 
 
 @click.command()
@@ -68,19 +57,19 @@ def _of_index(index: Index) -> dict[str, Any]:
         "problem": f"index {index.name}",
         "detail": f"{show_count(index.lag_files, 'data file', 'are')} not indexed",
         "cost": "queries read those of them that column statistics do not prune",
-        "service": "indexing",
+        "service": INDEXING.name,
         "enabled": True,
     }
 
 
 def _remedy(table: str, problem: dict[str, Any]) -> str:
     """What corrects the problem, and when."""
-    service = problem.get("service")
+    service = SERVICES.get(problem.get("service", ""))
     if service is None:
         return ""
-    command = f"seamark run {_COMMANDS[service]} {table}"
+    command = f"seamark run {service.command} {table}"
     if not problem.get("enabled"):
-        return f"{command}, or set seamark.{service}.enabled"
+        return command if service.switch is None else f"{command}, or set {service.switch}"
     minutes = math.ceil(problem.get("after_s", 0) / 60)
     when = f"in {minutes // 60} h {minutes % 60} min, when its window begins" if minutes else "after the next commit"
     return f"the server does it {when}, or: {command}"

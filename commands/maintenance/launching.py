@@ -19,9 +19,9 @@ from seamark.connector.client.names import split_table
 from seamark.connector.spark.java import missing_java
 from seamark.connector.write.replacements import RewriteReport
 from seamark.formats.protocol.wire import RECHECK_AFTER
+from seamark.metaserver.services.job import Job, JobFailed
 from seamark.metaserver.services.launching.launchers import CLUSTER, LOCAL, JobLogin
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, submit_program
-from seamark.metaserver.services.service import Job, JobFailed
 
 PROCESS = "process"
 _LOCAL_MASTER = "local[*]"

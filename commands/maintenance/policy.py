@@ -21,25 +21,8 @@ from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
-from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
-from seamark.formats.iceberg.metadata.clustering import JOINS as CLUSTERING_JOINS
-from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
-from seamark.formats.iceberg.metadata.column_ttl import TIME_COLUMN
-from seamark.formats.iceberg.metadata.statistics import COLUMNS as STATISTICS_COLUMNS
 from seamark.metaserver.catalog.policies import PREFIXES
-from seamark.metaserver.services.budgets import WINDOW
-from seamark.metaserver.services.policy import check_policy, is_policy_property, similar_properties
-
-_EMPTY = {
-    CLUSTERING_COLUMNS: "none",
-    CLUSTERING_JOINS: "none",
-    TTL_COLUMNS: "none",
-    TIME_COLUMN: "none",
-    STATISTICS_COLUMNS: "all",
-    WINDOW: "any time",
-}
-"""What an empty value of a property means, where it is not "no limit"."""
-
+from seamark.metaserver.services.policy import PROPERTIES, check_policy, is_policy_property, similar_properties
 
 _SET_BY_NAMESPACE = click.option(
     "--namespace", "of_namespace", is_flag=True, help="NAME is a namespace: change it for all its tables."
@@ -197,7 +180,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"
-    value = entry["value"] or _EMPTY.get(entry["name"], "no limit")
+    value = entry["value"] or _empty_text(entry["name"])
     if entry.get("ignored"):
         value += f" (ignored: {entry['ignored']})"
     elif (
@@ -206,3 +189,8 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     ):
         value += f" ({wrong.partition('; ')[2] or wrong})"  # engines write any value
     return entry["name"], value, source
+
+
+def _empty_text(name: str) -> str:
+    """What an empty value of a property means. A newer server may have properties that this client does not know."""
+    return PROPERTIES[name].empty if name in PROPERTIES else "no limit"

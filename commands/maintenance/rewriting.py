@@ -18,6 +18,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.write.replacements import RewriteReport
 from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.services.service import TableService
 
 Option = Callable[[Any], Any]
 
@@ -44,18 +45,28 @@ def running(refusal: str) -> Iterator[None]:
 
 def rewriting_command(
     group: click.Group,
-    name: str,
+    command_of: TableService | str,
     *options: Option,
     refusal: str,
     verb: str,
-    on_spark: str | None = None,
     dry_run_help: str = "Show which files would be replaced; commit nothing.",
 ) -> Callable[[Callable[..., RewriteReport]], click.Command]:
-    """Adds a command to the group, from a function that rewrites a table and takes client, table, `dry_run` and its
-    own `options`.
+    """Add a command to the group, from a function that rewrites a table.
 
-    `refusal`: with "{table}", how a failure is reported. `verb`: what the command does to files. `on_spark`: the table
-    service that does the same on Spark; without, the command runs in this process only."""
+    The function takes the client, the table, `dry_run` and its own options.
+
+    Args:
+        group: The group.
+        command_of: The table service whose command it is, or the name of a command of no service. The command of a
+            service that runs on Spark has options for it.
+        options: The options of the function.
+        refusal: How a failure is reported, with "{table}".
+        verb: What the command does to files.
+        dry_run_help: The help of the option `--dry-run`.
+    """
+    service = None if isinstance(command_of, str) else command_of
+    name = command_of if isinstance(command_of, str) else command_of.command
+    on_spark = service.name if service is not None and service.runs_on_spark else None
 
     def decorate(work: Callable[..., RewriteReport]) -> click.Command:
         @wraps(work)
@@ -68,16 +79,18 @@ def rewriting_command(
             on: str = PROCESS,
             master: str | None = None,
             submit_options: str = "",
-            **given: Any,
+            **arguments: Any,
         ) -> None:
             with running(refusal.format(table=table)):
                 if on_spark is None or on == PROCESS or dry_run:
                     # A dry run changes nothing, so other jobs may go on.
                     job = f"seamark run {name}"
                     with nullcontext() if dry_run else rewrite_lease(client, table, job=job, wait_s=wait_s):
-                        report = work(client, table, dry_run=dry_run, **given)
+                        report = work(client, table, dry_run=dry_run, **arguments)
                 else:
-                    report = run_on_spark(client, on_spark, table, on, master, submit_options, wait_s=wait_s, **given)
+                    report = run_on_spark(
+                        client, on_spark, table, on, master, submit_options, wait_s=wait_s, **arguments
+                    )
             print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
             if report.errors:
                 raise click.ClickException(

@@ -20,17 +20,29 @@ from seamark.connector.client.names import split_table
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.column_ttl import expire_columns
-from seamark.connector.jobs.expiration import ExpirationTotals, expire
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
-from seamark.connector.jobs.jobs import run_indexing
-from seamark.connector.jobs.manifests import rewrite_manifests
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.jobs import JOBS
+from seamark.connector.jobs.server_jobs import ExpirationTotals, expire, remove_orphan_files, rewrite_manifests
 from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.replacements import RewriteReport
+from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.services.service import TableService
+from seamark.formats.services.services import (
+    BUCKET_SPLITTING,
+    CLUSTERING,
+    COLUMN_TTL,
+    COMPACTION,
+    EXPIRATION,
+    INDEXING,
+    MANIFESTS,
+    ORPHAN_FILES,
+    SERVICES,
+    STATISTICS,
+)
 
 _WHERE = click.option(
     "--where", metavar="SQL", help="Only the partitions that this condition selects, as day < DATE '2026-01-01'."
@@ -57,7 +69,7 @@ def run() -> None:
     """Runs a maintenance job on a table."""
 
 
-@rewriting_command(run, "compact", refusal="{table} is not compacted", verb="compact", on_spark="compaction")
+@rewriting_command(run, COMPACTION, refusal="{table} is not compacted", verb="compact")
 def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Merges small data files of TABLE and applies its delete files.
 
@@ -93,7 +105,7 @@ def drop_columns_command(
 
 @rewriting_command(
     run,
-    "column-ttl",
+    COLUMN_TTL,
     refusal="The expired columns of {table} are not dropped",
     verb="drop",
     dry_run_help="Show how many bytes would be freed; commit nothing.",
@@ -133,7 +145,7 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
     print_result(result, text if result.files_before else "No file needs a change.", as_json=as_json)
 
 
-@rewriting_command(run, "cluster", _FULL, refusal="{table} is not clustered", verb="cluster", on_spark="clustering")
+@rewriting_command(run, CLUSTERING, _FULL, refusal="{table} is not clustered", verb="cluster")
 def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: bool) -> RewriteReport:
     """Sorts new rows of TABLE into files by its clustering columns.
 
@@ -143,7 +155,7 @@ def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: boo
     return cluster_incrementally(client, table, full=full, dry_run=dry_run)
 
 
-@rewriting_command(run, "split-buckets", refusal="The buckets of {table} are not split", verb="split")
+@rewriting_command(run, BUCKET_SPLITTING, refusal="The buckets of {table} are not split", verb="split")
 def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
     """Splits data files of TABLE that were written before its number of buckets grew.
 
@@ -152,7 +164,7 @@ def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> 
     return split_buckets(client, table, dry_run=dry_run)
 
 
-@run.command("statistics")
+@run.command(STATISTICS.command)
 @click.argument("table")
 @click.option("--full", is_flag=True, help="Read all files, also those that earlier statistics count.")
 @click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
@@ -177,7 +189,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
     )
 
 
-@run.command("manifests")
+@run.command(MANIFESTS.command)
 @click.argument("table")
 @click.option(
     "--min-count",
@@ -218,7 +230,7 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
     return "\n".join(lines)
 
 
-@run.command("expire")
+@run.command(EXPIRATION.command)
 @click.argument("table")
 @click.option(
     "--older-than",
@@ -271,7 +283,7 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
     return text
 
 
-@run.command("orphan-files")
+@run.command(ORPHAN_FILES.command)
 @click.argument("table")
 @click.option(
     "--older-than",
@@ -310,22 +322,44 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
         )
 
 
-@run.command("index")
-@click.argument("table")
-@server_command
-def index_command(client: IndexClient, table: str, as_json: bool) -> None:
-    """Builds, merges and audits the indexes of TABLE."""
-    with interruptible():
-        try:
-            totals = run_indexing(client, split_table(table))
-        except RuntimeError as error:
-            raise click.ClickException(str(error)) from None
-    text = ", ".join(f"{name} {count}" for name, count in totals.items())
-    print_result(totals, text or f"The indexes of {table} are complete.", as_json=as_json)
-
-
 def _time_before(duration: str | None) -> int | None:
     """In milliseconds since the epoch."""
     if duration is None:
         return None
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))
+
+
+def _add_job_command(service: TableService, help_text: str, idle_text: str) -> None:
+    """Add the command that runs the job of a service as the server does, without further options.
+
+    Args:
+        service: The service.
+        help_text: The help of the command.
+        idle_text: What the command prints if there was nothing to do, with "{table}".
+    """
+
+    def run_job(client: IndexClient, table: str, as_json: bool, **arguments: Any) -> None:
+        with interruptible():
+            try:
+                totals = JOBS[service.name](client, split_table(table), **arguments)
+            except RuntimeError as error:
+                raise click.ClickException(str(error)) from None
+        if service.rewrites_files and totals.keys() == {RECHECK_AFTER}:
+            raise click.ClickException(f"Another job rewrites files of {table} now; try again later")
+        text = ", ".join(f"{name} {count}" for name, count in totals.items())
+        print_result(totals, text or idle_text.format(table=table), as_json=as_json)
+
+    command: Any = server_command(run_job)
+    if service.rewrites_files:
+        command = wait_option(command)
+    run.command(service.command, help=help_text)(click.argument("table")(command))
+
+
+_add_job_command(INDEXING, "Builds, merges and audits the indexes of TABLE.", "The indexes of {table} are complete.")
+for _service in SERVICES.values():
+    if _service.command not in run.commands:
+        _add_job_command(
+            _service,
+            f"Runs the table service {_service.name} on TABLE once: it {_service.summary}.",
+            f"The table service {_service.name} has nothing to do on {{table}}.",
+        )

@@ -13,31 +13,23 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.decoding import from_json
+from seamark.formats.services.services import SERVICES, inherited_prefixes
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
-PREFIXES = (
-    "seamark.cache.preload",
-    "seamark.clustering.",
-    "seamark.column-ttl.",
-    "seamark.compaction.",
-    "seamark.expiration.",
-    "seamark.orphan-files.",
-    "seamark.services.",
-    "seamark.statistics.",
-    "seamark.manifests.",
-    "seamark.bucket-splitting.",
-    "history.expire.",
-)
+PREFIXES = ("seamark.cache.preload", "seamark.services.", *inherited_prefixes())
 """Prefixes of the properties that a namespace may have for its tables."""
 
 SETTERS = "seamark.policy.set-by"
 """A JSON object of who set each property of the policy, which the server keeps (`record_setters`)."""
 
 
-_RECORDED = (*PREFIXES, "seamark.index.")
+_RECORDED = (
+    *PREFIXES,
+    *(prefix for service in SERVICES.values() for prefix in service.property_prefixes if not service.is_inherited),
+)
 """Prefixes of the properties whose setters are recorded."""
 
 

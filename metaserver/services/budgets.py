@@ -1,7 +1,7 @@
 """When jobs of a table may run, and which come first: the properties `seamark.services.window` and `.priority`.
 
-A window is a time of day in UTC, such as 22:00-06:00, or several separated by commas. Indexes are built at any time,
-because queries miss them at once.
+A window is a time of day in UTC, such as 22:00-06:00, or several separated by commas. Jobs of a service that ignores
+windows (`TableService.ignores_windows`) run at any time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from seamark.metaserver.services.service import Job
+from seamark.formats.services.services import SERVICES
+from seamark.metaserver.services.job import Job
 
 WINDOW, PRIORITY = "seamark.services.window", "seamark.services.priority"
 NORMAL = "normal"
 PRIORITIES = {"high": -10, NORMAL: 0, "low": 10}
-"""What is added to the priority of a job; services have 1 to 9."""
-_ALWAYS = frozenset(("indexing",))
+"""The number that is added to the priority of a job; services have 5 to 11."""
 _WINDOW = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-4]):([0-5]\d)")
 _DAY = 24 * 60
 _WINDOWS_MAX = 24
@@ -27,8 +27,8 @@ Window = tuple[int, int]
 
 
 def parse_windows(text: str) -> tuple[Window, ...] | None:
-    """None for an invalid text; empty for one without windows."""
-    found: list[Window] = []
+    """Return the windows of a property; empty for a text without windows, None for an invalid text."""
+    windows: list[Window] = []
     parts = [part.strip() for part in text.split(",") if part.strip()]
     for part in parts:
         match = _WINDOW.fullmatch(part)
@@ -38,12 +38,12 @@ def parse_windows(text: str) -> tuple[Window, ...] | None:
         first, end = 60 * hour + minute, 60 * end_hour + end_minute
         if end > _DAY or first == end:
             return None
-        found.append((first, end if end > first else end + _DAY))
-    return tuple(found)
+        windows.append((first, end if end > first else end + _DAY))
+    return tuple(windows)
 
 
 def wait_s(windows: str, now_ms: int) -> float:
-    """Seconds until the next window begins; 0 within one, and without a valid one."""
+    """Return the seconds until the next window begins; 0 within a window, and without a valid one."""
     parsed = parse_windows(windows)
     if not parsed:
         return 0.0
@@ -57,9 +57,13 @@ def wait_s(windows: str, now_ms: int) -> float:
 
 
 def with_budget(job: Job, properties: Mapping[str, str]) -> Job:
-    """The job as the table's properties want it; invalid values are ignored."""
-    window = "" if job.service in _ALWAYS else properties.get(WINDOW, "")
+    """Return the job with the window and the priority of the table's properties. Invalid values are ignored."""
+    window = "" if _ignores_windows(job.service) else properties.get(WINDOW, "")
     change = PRIORITIES.get(properties.get(PRIORITY, NORMAL), 0)
     if not window and not change:
         return job
     return msgspec.structs.replace(job, window=window, priority=job.priority + change)
+
+
+def _ignores_windows(service: str) -> bool:
+    return service in SERVICES and SERVICES[service].ignores_windows

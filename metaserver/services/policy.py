@@ -2,79 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
-from seamark.formats.iceberg.metadata import (
-    clustering,
-    column_ttl,
-    compaction,
-    manifest_policy,
-    service_switches,
-    statistics,
-)
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.services.service import Requirement, ServiceProperty
+from seamark.formats.services.services import SERVICES
 from seamark.metaserver.catalog.policies import PREFIXES, Policies
-from seamark.metaserver.commit.expiration.orphan_files import AGE, AGE_DEFAULT_MS
-from seamark.metaserver.commit.expiration.policy import MAX_AGE, MAX_AGE_DEFAULT_MS, MAX_REF_AGE, MIN_SNAPSHOTS
 from seamark.metaserver.services import budgets
 from seamark.metaserver.services.launching import launchers
 from seamark.metaserver.settings.settings import Settings
 
-_NAME_SHOWN = 200
-_DEFAULTS: dict[str, str | Callable[[Settings], bool]] = {
-    service_switches.COMPACTION_ENABLED: lambda settings: settings.services_compaction,
-    compaction.MIN_FILES: str(compaction.MIN_FILES_DEFAULT),
-    service_switches.CLUSTERING_ENABLED: lambda settings: settings.services_clustering,
-    clustering.COLUMNS: "",
-    clustering.CURVE: clustering.HILBERT,
-    clustering.JOINS: "",
-    service_switches.COLUMN_TTL_ENABLED: lambda settings: settings.services_column_ttl,
-    column_ttl.COLUMNS: "",
-    column_ttl.TIME_COLUMN: "",
-    service_switches.EXPIRATION_ENABLED: lambda settings: settings.services_expiration,
-    MAX_AGE: str(MAX_AGE_DEFAULT_MS),
-    MIN_SNAPSHOTS: "1",
-    MAX_REF_AGE: "",
-    service_switches.ORPHAN_FILES_ENABLED: lambda settings: settings.services_orphan_files,
-    AGE: str(AGE_DEFAULT_MS),
-    launchers.PROPERTY: launchers.AUTO,
-    budgets.PRIORITY: budgets.NORMAL,
-    budgets.WINDOW: "",
-    service_switches.STATISTICS_ENABLED: lambda settings: settings.services_statistics,
-    statistics.COLUMNS: "",
-    statistics.CHANGED_PERCENT: str(statistics.CHANGED_PERCENT_DEFAULT),
-    service_switches.MANIFESTS_ENABLED: lambda settings: settings.services_manifests,
-    manifest_policy.MIN_COUNT: str(manifest_policy.MIN_COUNT_DEFAULT),
-    service_switches.BUCKET_SPLITTING_ENABLED: lambda settings: settings.services_bucket_splitting,
+_NAME_SHOWN_CHARACTERS = 200
+
+
+def _is_one_of(name: str, choices: tuple[str, ...]) -> Requirement:
+    return lambda properties: None if properties[name] in choices else f"one of {', '.join(choices)}"
+
+
+def _is_window(properties: Mapping[str, str]) -> str | None:
+    windows = budgets.parse_windows(properties[budgets.WINDOW])
+    return None if windows else "a time of day in UTC, such as 22:00-06:00, or several"
+
+
+_SCHEDULING = (
+    ServiceProperty(launchers.PROPERTY, launchers.AUTO, _is_one_of(launchers.PROPERTY, launchers.CHOICES)),
+    ServiceProperty(budgets.PRIORITY, budgets.NORMAL, _is_one_of(budgets.PRIORITY, tuple(budgets.PRIORITIES))),
+    ServiceProperty(budgets.WINDOW, "", _is_window, "any time"),
+)
+"""The properties that all services follow."""
+PROPERTIES: dict[str, ServiceProperty] = {
+    declared.name: declared
+    for properties in (*(service.policy() for service in SERVICES.values()), _SCHEDULING)
+    for declared in properties
 }
-"""The default of each property, or the setting that is its default. Empty: no limit, or no columns."""
+"""The properties of a policy, by name."""
+_SERVICE_BY_SWITCH = {service.switch: service for service in SERVICES.values() if service.switch is not None}
 
 
 def is_policy_property(name: str) -> bool:
-    """Whether the name is that of a property of the table services, or begins like one. The properties of the gateway's
-    cache belong to no service."""
+    """Return whether the name is that of a property of the table services, or begins like one.
+
+    The properties of the gateway's cache belong to no service.
+    """
     return name.startswith(PREFIXES) and not name.startswith("seamark.cache.")
 
 
 def similar_properties(name: str) -> str:
-    """Properties of a policy with a similar name, most similar first, joined by "or"; empty if there are none."""
-    return " or ".join(near_names(name, _DEFAULTS, most=2))
+    """Return properties of a policy with a similar name, most similar first, joined by "or"; empty without any."""
+    return " or ".join(near_names(name, PROPERTIES, most=2))
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """What is wrong with the properties of a policy, if something is: an unknown name, or a value of another type."""
+    """Return what is wrong with the properties of a policy: an unknown name, or an invalid value. None if nothing
+    is."""
     for name, value in properties.items():
-        default = _DEFAULTS.get(name)
-        if default is None:
+        declared = PROPERTIES.get(name)
+        if declared is None:
             near = similar_properties(name)
-            known = f"did you mean {near}?" if near else f"the properties of a policy are {', '.join(_DEFAULTS)}"
-            return f"{name[:_NAME_SHOWN]!r} is unknown; {known}"
+            hint = f"did you mean {near}?" if near else f"the properties of a policy are {', '.join(PROPERTIES)}"
+            return f"{name[:_NAME_SHOWN_CHARACTERS]!r} is unknown; {hint}"
         try:
-            required = _required(name, value, default, properties)
+            required = declared.requirement(properties)
         except BadRequest as error:
             return error.message
         if required:
@@ -82,37 +74,12 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
     return None
 
 
-def _required(
-    name: str, value: str, default: str | Callable[[Settings], bool], properties: Mapping[str, str]
-) -> str | None:
-    """What the value must be, if it is not that. BadRequest for values that have their own parser."""
-    match name:
-        case clustering.COLUMNS | clustering.CURVE | clustering.JOINS:
-            clustering.joins_of(properties)
-            clustering.ClusteringLayout.of({clustering.COLUMNS: "c", name: value})
-        case column_ttl.COLUMNS:
-            column_ttl.TtlPolicy.of(properties)
-        case statistics.COLUMNS | statistics.CHANGED_PERCENT:
-            statistics.StatisticsPolicy.of({name: value})
-        case column_ttl.TIME_COLUMN:
-            return None if value.strip() else "the name of a column"
-        case launchers.PROPERTY:
-            return None if value in launchers.CHOICES else f"one of {', '.join(launchers.CHOICES)}"
-        case budgets.PRIORITY:
-            return None if value in budgets.PRIORITIES else f"one of {', '.join(budgets.PRIORITIES)}"
-        case budgets.WINDOW:
-            return None if budgets.parse_windows(value) else "a time of day in UTC, such as 22:00-06:00, or several"
-        case _ if isinstance(default, str):
-            is_number = value.isdecimal() and len(value) <= 19 and 0 < int(value) < 1 << 63
-            return None if is_number else "a whole number above 0"
-        case _:
-            return None if value in ("true", "false") else "true or false"
-    return None
-
-
 class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
-    """`source`: table, namespace, setting or default. `namespace`: the levels of the namespace that has the property.
-    `ignored`: why the server ignores the value, if it does."""
+    """A property with the value in effect.
+
+    `source`: table, namespace, setting or default. `namespace`: the levels of the namespace that has the property.
+    `ignored`: why the server ignores the value, if it does.
+    """
 
     name: str
     value: str
@@ -129,21 +96,23 @@ class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def policy_of(metadata: TableMetadata, inherited: Policies, settings: Settings) -> TablePolicy:
-    """The values in effect; values that the services ignore are returned unchanged."""
+    """Return the values in effect for a table; values that the services ignore are returned unchanged."""
 
-    def find(name: str) -> PolicyProperty:
+    def find(declared: ServiceProperty) -> PolicyProperty:
+        name = declared.name
         if name in metadata.properties:
             return PolicyProperty(name, metadata.properties[name], "table")
         if name in inherited:
             return PolicyProperty(name, inherited[name].value, "namespace", inherited[name].namespace)
-        default = _DEFAULTS[name]
-        if isinstance(default, str):
-            return PolicyProperty(name, default, "default")
-        return PolicyProperty(name, str(default(settings)).lower(), "setting")
+        if name in _SERVICE_BY_SWITCH:
+            return PolicyProperty(name, str(settings.runs_by_default(_SERVICE_BY_SWITCH[name])).lower(), "setting")
+        return PolicyProperty(name, declared.default, "default")
 
-    def explained(found: PolicyProperty) -> PolicyProperty:
-        if found.name != launchers.PROPERTY:
-            return found
-        return msgspec.structs.replace(found, ignored=launchers.why_ignored(found.value, settings.services_launchers))
+    def explain(policy: PolicyProperty) -> PolicyProperty:
+        if policy.name != launchers.PROPERTY:
+            return policy
+        return msgspec.structs.replace(policy, ignored=launchers.why_ignored(policy.value, settings.services_launchers))
 
-    return TablePolicy(settings.services_workers > 0, tuple(explained(find(name)) for name in _DEFAULTS))
+    return TablePolicy(
+        settings.services_workers > 0, tuple(explain(find(declared)) for declared in PROPERTIES.values())
+    )

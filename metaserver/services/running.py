@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import msgspec
 
 from seamark.formats.runtime.decoding import from_json
-from seamark.metaserver.services.jobs import JobQueue
-from seamark.metaserver.services.service import Job, JobProgress, Report
+from seamark.metaserver.services.job import Job, JobProgress, Report
+from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.store.lease import SERVICES
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore

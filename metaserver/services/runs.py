@@ -7,7 +7,7 @@ from typing import Any
 
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services.job import Job
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import RecordInstant
 from seamark.metaserver.store.port import InstantFilter, PointerStore

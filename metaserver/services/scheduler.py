@@ -2,7 +2,7 @@
 
 The replica that holds the lease follows the timeline, looks at all tables in turn, queues the jobs that the services
 propose, and runs them in worker processes. A replica that loses the lease stops its jobs. If two overlap for a moment,
-both may run the same job, which is harmless (`service.py`).
+both may run the same job, which is harmless (`proposer.py`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import SeamarkError
+from seamark.formats.services.services import SERVICES, steering_prefixes
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.runtime.background import report
 from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.services.budgets import wait_s, with_budget
-from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.job import Job, JobFailed, JobRunner
+from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.launching.access_probe import NO_ANSWER, PROBE_S
+from seamark.metaserver.services.proposer import NEVER, JobProposer
 from seamark.metaserver.services.running import JobsState, RunningJob, RunningJobs, ServicesStatus, encode_state
 from seamark.metaserver.services.runs import RunLog
-from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobRunner, Service
 from seamark.metaserver.services.watch import SWEEP_S, TableWatch
 from seamark.metaserver.store.lease import Lease, LeaseLost
 from seamark.metaserver.store.model import Entry
@@ -37,21 +39,8 @@ from seamark.metaserver.timeline.timeline import Timeline
 IDLE_S = 60.0
 """A worker without a job for this long is stopped, which frees its memory."""
 _RETRY_S = 5.0
-REWRITES = frozenset(("bucket-splitting", "clustering", "column-ttl", "compaction"))
-"""Services that rewrite data files: one at a time for a table, or two would rewrite the same files."""
-_PROPERTIES = {
-    "bucket-splitting": ("seamark.bucket-splitting.", "seamark.compaction."),
-    "clustering": ("seamark.clustering.", "seamark.compaction."),
-    "column-ttl": ("seamark.column-ttl.",),
-    "compaction": ("seamark.compaction.", "seamark.clustering."),
-    "expiration": ("seamark.expiration.", "history.expire."),
-    "indexing": ("seamark.index.",),
-    "manifests": ("seamark.manifests.",),
-    "orphan-files": ("seamark.orphan-files.",),
-    "statistics": ("seamark.statistics.",),
-}
-"""Prefixes of the properties that cause the jobs of a service, or steer them."""
-_PROPERTIES_OF_ALL = ("seamark.services.",)
+_PREFIX_OF_ALL_SERVICES = "seamark.services."
+"""The prefix of the properties that steer the jobs of every service."""
 _REFUSED_S = 300.0
 """Time until the next look at all tables if some jobs found no place in the queue."""
 _log = structlog.get_logger("seamark.services")
@@ -76,7 +65,7 @@ class Scheduler:
 
     def __init__(
         self,
-        services: Sequence[Service],
+        proposers: Sequence[JobProposer],
         launchers: Sequence[JobRunner],
         watch: TableWatch,
         timeline: Timeline,
@@ -97,7 +86,7 @@ class Scheduler:
         self._rights = rights
         self._queue_limit = queue_limit
         self._running = RunningJobs()
-        self._services = services
+        self._proposers = proposers
         self._launchers = launchers
         self._watch = watch
         self._timeline = timeline
@@ -184,11 +173,11 @@ class Scheduler:
         def look(entry: Entry, metadata: TableMetadata) -> float:
             nonlocal refused
             recheck_after_s = NEVER
-            for service in self._services:
-                recheck_after_s = min(recheck_after_s, service.recheck_after_s(metadata))
-                job = service.propose(entry, metadata)
+            for proposer in self._proposers:
+                recheck_after_s = min(recheck_after_s, proposer.recheck_after_s(metadata))
+                job = proposer.propose(entry, metadata)
                 if job is None:
-                    queue.discard((service.name, entry.uuid))
+                    queue.discard((proposer.name, entry.uuid))
                     continue
                 job = with_budget(job, metadata.properties)
                 if not queue.put(job, delay_s=wait_s(job.window, self._clock.now_ms())):
@@ -225,8 +214,8 @@ class Scheduler:
             self._report_running(())
 
     def _report_lag(self, lags: Mapping[str, float], failing: Mapping[str, int]) -> None:
-        for service in self._services:
-            self._observer.jobs_lag(service.name, lags.get(service.name, 0.0), failing.get(service.name, 0))
+        for proposer in self._proposers:
+            self._observer.jobs_lag(proposer.name, lags.get(proposer.name, 0.0), failing.get(proposer.name, 0))
 
     def _report_running(self, jobs: Iterable[RunningJob]) -> None:
         counts: Counter[str] = Counter()
@@ -236,8 +225,8 @@ class Scheduler:
             counts[job.service] += 1
             done[job.service] += job.progress.bytes_done
             total[job.service] += job.progress.bytes_total
-        for service in self._services:
-            name = service.name
+        for proposer in self._proposers:
+            name = proposer.name
             self._observer.jobs_running(name, counts[name], done[name], total[name])
 
     async def _run_jobs(self, queue: JobQueue, launcher: JobRunner) -> None:
@@ -261,21 +250,24 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Why the setters of its policy may not have the job run; None if they may. The job has a token of the server,
-        and a setter may have lost the right to change the table."""
-        found = await self._watch.find(job.namespace, job.table)
-        for name, who in ({} if found is None else await self._watch.setters(found[0])).items():
-            if not name.startswith(_PROPERTIES.get(job.service, ()) + _PROPERTIES_OF_ALL):
+        """Return why the setters of its policy may not have the job run; None if they may. The job has a token of the
+        server, and a setter may have lost the right to change the table."""
+        table = await self._watch.find(job.namespace, job.table)
+        prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
+        for name, who in ({} if table is None else await self._watch.setters(table[0])).items():
+            if not name.startswith(prefixes):
                 continue
             if (why := await self._rights.why_lost(who, Role.WRITER, job.namespace)) is not None:
                 return f"{who} set {name} and may not write the table now: {why}; remove the property and set it again"
         return None
 
     async def _is_needed(self, job: Job) -> bool:
-        found = await self._watch.find(job.namespace, job.table)
-        if found is None or found[0].uuid != job.uuid:
+        table = await self._watch.find(job.namespace, job.table)
+        if table is None or table[0].uuid != job.uuid:
             return False
-        return any(service.name == job.service and service.propose(*found) is not None for service in self._services)
+        return any(
+            proposer.name == job.service and proposer.propose(*table) is not None for proposer in self._proposers
+        )
 
     async def _run_job(self, queue: JobQueue, launcher: JobRunner, job: Job) -> None:
         if not await self._is_needed(job):  # the table was dropped or renamed, or its policy has changed
@@ -284,8 +276,8 @@ class Scheduler:
             return
         forbidden = await self._why_forbidden(job)
         # Nothing is awaited from here to the start of the job, so that no other job of the table starts meanwhile.
-        if job.service in REWRITES and any(
-            other.uuid == job.uuid and other.service in REWRITES for other in self._running
+        if _rewrites_files(job.service) and any(
+            other.uuid == job.uuid and _rewrites_files(other.service) for other in self._running
         ):
             queue.finish(job, failed=False)
             queue.put(job, delay_s=_RETRY_S)
@@ -316,3 +308,9 @@ class Scheduler:
         else:
             log.info("job completed", seconds=round(seconds, 3), **totals)
         await self._runs.record(job, where, began_ms, totals, error)
+
+
+def _rewrites_files(service: str) -> bool:
+    """Return whether jobs of a service rewrite data files: one at a time for a table, or two would rewrite the same
+    files."""
+    return service in SERVICES and SERVICES[service].rewrites_files

@@ -13,6 +13,7 @@ from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.objects.storages import job_keys, storages_of
 from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.services.job import JOB_S_MAX, Launcher
 from seamark.metaserver.services.launching.access_probe import access_probe
 from seamark.metaserver.services.launching.launchers import (
     CLUSTER,
@@ -24,21 +25,10 @@ from seamark.metaserver.services.launching.launchers import (
 )
 from seamark.metaserver.services.launching.spark_submit import SparkSubmit, local_limits
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
-from seamark.metaserver.services.proposals import (
-    BucketSplitting,
-    ColumnTtl,
-    Compaction,
-    Indexing,
-    ManifestRewriting,
-    OrphanFileRemoval,
-    SnapshotExpiration,
-    TableClustering,
-    TableStatistics,
-)
+from seamark.metaserver.services.proposers import make_proposers
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import JobObserver, Scheduler
-from seamark.metaserver.services.service import JOB_S_MAX, Launcher
 from seamark.metaserver.services.watch import Load, TableWatch
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.lease import SERVICES, Lease
@@ -64,10 +54,24 @@ async def open_scheduler(
     observer: JobObserver,
     status: ServicesStatus,
 ) -> AsyncIterator[Scheduler | None]:
-    """The scheduler, which its user runs; None when the settings permit no jobs. `url`: that of this server, which
-    presents `certificate`. `status` receives why no jobs run.
+    """Open the scheduler, which the caller runs; None when the settings permit no jobs.
 
-    ConfigError if a launcher that the settings permit is not installed."""
+    Args:
+        settings: The settings of the server.
+        store: The pointer store, with the lease of the table services.
+        timeline: The timeline, which the scheduler follows and where it records runs.
+        load: Reads a metadata file.
+        tokens: Issues the tokens of jobs.
+        clock: The clock.
+        holder: Identifies this worker among all on the store.
+        url: The URL of this server.
+        certificate: The certificate that this server presents.
+        observer: Receives the metrics of jobs.
+        status: Receives the reason if no jobs run.
+
+    Raises:
+        ConfigError: A launcher that the settings permit is not installed.
+    """
     if settings.services_workers == 0:
         yield None
         return
@@ -103,17 +107,7 @@ async def open_scheduler(
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
     yield Scheduler(
-        [
-            Indexing(),
-            TableClustering(default=settings.services_clustering),
-            ColumnTtl(clock, default=settings.services_column_ttl),
-            Compaction(default=settings.services_compaction, clusters=settings.services_clustering),
-            BucketSplitting(default=settings.services_bucket_splitting),
-            TableStatistics(default=settings.services_statistics),
-            ManifestRewriting(default=settings.services_manifests),
-            SnapshotExpiration(clock, default=settings.services_expiration),
-            OrphanFileRemoval(default=settings.services_orphan_files),
-        ],
+        make_proposers(settings, clock),
         launchers,
         watch,
         timeline,
@@ -129,7 +123,7 @@ async def open_scheduler(
 
 
 def _launcher(settings: Settings, login: JobLogin, environment: Mapping[str, str]) -> LauncherChoice:
-    """For one job at a time."""
+    """Return the launchers that run one job at a time."""
     memory_bytes = settings.services_memory_bytes
     launchers: dict[str, Launcher] = {WORKER: WorkerProcess(login, memory_bytes=memory_bytes, environment=environment)}
     options = settings.services_spark_options

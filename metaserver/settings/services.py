@@ -5,10 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from seamark.formats.services.service import TableService
+from seamark.formats.services.services import SERVICES
 
 LAUNCHERS = ("worker", "local", "cluster")
 """Where jobs can run (`services/launching/`)."""
+_Class = TypeVar("_Class")
 
 
 def setting(
@@ -27,8 +31,18 @@ def setting(
     return dataclasses.field(default=default, repr=not secret, metadata={**metadata, "least": least, "most": most})
 
 
+def _add_switches(settings: type[_Class]) -> type[_Class]:
+    """Add the setting of each table service that has one to a class, after its own, for `dataclass` to read."""
+    for service in SERVICES.values():
+        if service.setting is not None:
+            settings.__annotations__[service.setting] = bool
+            setattr(settings, service.setting, setting(service.enabled_by_default, service.setting_help))
+    return settings
+
+
 @dataclass(frozen=True, kw_only=True)
-class ServiceSettings:
+@_add_switches
+class _SwitchSettings:
     services_workers: int = setting(
         1,
         "Worker processes that maintain tables: indexes and, where a policy enables it, data files. 0: none, for a "
@@ -36,40 +50,14 @@ class ServiceSettings:
         least=0,
         most=64,
     )
-    services_compaction: bool = setting(
-        False,
-        "Compact tables without the property seamark.compaction.enabled: merge small data files, apply deletes.",
-    )
-    services_clustering: bool = setting(
-        True,
-        "Cluster tables that have the property seamark.clustering.columns, and not seamark.clustering.enabled.",
-    )
-    services_column_ttl: bool = setting(
-        True,
-        "Remove expired columns from old partitions of tables that have the property seamark.column-ttl.columns, and "
-        "not seamark.column-ttl.enabled.",
-    )
-    services_expiration: bool = setting(
-        False,
-        "Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
-        "history.expire.*, and delete the files that no other snapshot needs.",
-    )
-    services_orphan_files: bool = setting(
-        False,
-        "Remove orphan files, which no snapshot names, of tables without the property seamark.orphan-files.enabled.",
-    )
-    services_statistics: bool = setting(
-        False,
-        "Keep statistics of tables without the property seamark.statistics.enabled: distinct values of columns, and "
-        "totals of partitions.",
-    )
-    services_manifests: bool = setting(
-        False, "Rewrite the manifests of tables without the property seamark.manifests.enabled, when there are many."
-    )
-    services_bucket_splitting: bool = setting(
-        False,
-        "Split files of earlier bucket counts, of tables without the property seamark.bucket-splitting.enabled.",
-    )
+
+    def runs_by_default(self, service: TableService) -> bool:
+        """Return whether a table service works on tables without its switch."""
+        return service.setting is None or bool(getattr(self, service.setting))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSettings(_SwitchSettings):
     services_url: str = setting(
         "",
         "URL by which worker processes reach this server; with https, its certificate must cover the host. Empty: the "

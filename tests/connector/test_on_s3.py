@@ -20,7 +20,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import drop_columns
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import remove_orphan_files
 from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import DropColumns, MergeFiles, StatementJob
 from seamark.connector.parquet.copy.source import BLOCK_BYTES, SourceFile

@@ -1,8 +1,9 @@
 """Writes the reference pages that are lists of what the code has: `python -m tests.docs.reference` in the checkout.
 
 docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from Iceberg's
-specification and our router. A test compares them with what is committed. What only a person can say about an item
-stands in the dictionaries below; an item without a line there fails the test.
+specification and our router, and the list in docs/how-to/table-services.md from the declarations of services. A test
+compares them with what is committed. What only a person can say about an item stands in the dictionaries below; an item
+without a line there fails the test.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from aiohttp import web
 
 from seamark.commands.main import cli
 from seamark.formats.runtime import errors
+from seamark.formats.services.services import SERVICES
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.dispatch import served_endpoints
 from seamark.metaserver.api.http.keys import SETTINGS
@@ -207,12 +209,32 @@ def operations_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+SERVICES_PAGE = REPO / "docs" / "how-to" / "table-services.md"
+BEGIN, END = "<!-- services: begin (python -m tests.docs.reference) -->", "<!-- services: end -->"
+
+
+def services_table() -> str:
+    """The declared table services as a table."""
+    lines = ["| service | command | what it does | when |", "|---|---|---|---|"]
+    for service in SERVICES.values():
+        name = f"[`{service.name}`]({service.page})" if service.page else f"`{service.name}`"
+        lines.append(f"| {name} | `seamark run {service.command}` | {service.summary} | {service.condition} |")
+    return "\n".join(lines) + "\n"
+
+
+def services_page() -> str:
+    """The page on table services, with the table that is generated."""
+    head, rest = SERVICES_PAGE.read_text().split(BEGIN)
+    return f"{head}{BEGIN}\n{services_table()}{END}{rest.split(END)[1]}"
+
+
 PAGES = {"cli.md": cli_page, "errors.md": errors_page, "rest-operations.md": operations_page}
 
 
 def write(folder: Path) -> None:
     for name, page in PAGES.items():
         (folder / name).write_text(page())
+    SERVICES_PAGE.write_text(services_page())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from seamark.metaserver.timeline.webhooks import InstantAnswer, cloud_event
 from tests.api.rest.standard import operations
 from tests.docs.pages import REPO, Page
-from tests.docs.reference import PAGES, REFERENCE, served_operations
+from tests.docs.reference import PAGES, REFERENCE, SERVICES_PAGE, served_operations, services_page
 from tests.rck.kit import DISABLED_BY_THE_KIT
 
 INSTANT = Instant(
@@ -37,6 +37,10 @@ INSTANT = Instant(
 @pytest.mark.parametrize("name", PAGES)
 def test_a_generated_page_is_what_the_code_says(name: str) -> None:
     assert (REFERENCE / name).read_text() == PAGES[name](), "run `python -m tests.docs.reference`"
+
+
+def test_the_list_of_table_services_is_what_the_code_declares() -> None:
+    assert SERVICES_PAGE.read_text() == services_page(), "run `python -m tests.docs.reference`"
 
 
 def test_every_table_of_the_database_is_explained() -> None:

@@ -13,10 +13,8 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.rewrite_lease import rewrite_lease
 from seamark.connector.jobs.bucket_splitting import split_buckets
 from seamark.connector.jobs.clustering import cluster_incrementally
-from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
-from seamark.connector.jobs.manifests import rewrite_manifests
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import expire, remove_orphan_files, rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.compaction import CompactionPolicy, compact
 

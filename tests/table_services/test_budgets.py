@@ -7,7 +7,7 @@ import random
 import pytest
 
 from seamark.metaserver.services.budgets import parse_windows, wait_s, with_budget
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services.job import Job
 
 DAY_S = 86_400
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from seamark.metaserver.services import jobs
-from seamark.metaserver.services.jobs import BACKOFF_MAX_S, BACKOFF_S, JobQueue
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services import job_queue
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.services.job_queue import BACKOFF_MAX_S, BACKOFF_S, JobQueue
 
 QUEUE = 20_000
 
@@ -169,8 +169,8 @@ async def test_work_of_the_queue_grows_little_with_its_length(monkeypatch: pytes
         steps["pop"] += 1
         return heapq.heappop(heap)
 
-    monkeypatch.setattr(jobs, "heappush", push)
-    monkeypatch.setattr(jobs, "heappop", pop)
+    monkeypatch.setattr(job_queue, "heappush", push)
+    monkeypatch.setattr(job_queue, "heappop", pop)
     queue = JobQueue(Now(), limit=50_000)
     tables = 10_000
     for _ in range(3):  # the second and third look find each job in the queue

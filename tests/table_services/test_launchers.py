@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.launching.launchers import (
     AUTO,
     CLUSTER,
@@ -30,7 +31,6 @@ from seamark.metaserver.services.launching.launchers import (
     why_ignored,
 )
 from seamark.metaserver.services.launching.spark_submit import ALIVE, MODULE, REQUEST, SparkSubmit, local_limits
-from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Report
 from tests.services.command import SEAMARK
 from tests.waits import PATIENCE_S, block_until
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.catalog.values import Caller, CreateTable
-from seamark.metaserver.services.proposals import Indexing
+from seamark.metaserver.services.proposers import Indexing
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import RemoveGrant
 from seamark.metaserver.store.port import InstantFilter
@@ -38,14 +39,15 @@ async def test_a_job_does_not_run_for_a_setter_whose_rights_were_withdrawn(tmp_p
         for caller, namespace in ((otto if on_namespace else wendy, "hers"), (otto, "his")):
             request = CreateTable(name=f"of_{namespace}", schema=SCHEMA, properties=index)
             await parts.catalog.tables.create(caller, ("db", namespace), request)
+        services: Any = [Indexing(parts.settings, parts.clock)]
         recorder = Recorder()
         rights = StandingRights(parts.store, parts.clock, replace(parts.settings, auth="token"))
-        async with scheduled(server, recorder, services=[Indexing()], rights=rights):  # type: ignore[list-item]
+        async with scheduled(server, recorder, services=services, rights=rights):
             await until(lambda: len(recorder.ran) >= 2)
         assert sorted(recorder.ran) == ["of_hers", "of_his"]
         await parts.store.transact([RemoveGrant(WENDY)])
         recorder = Recorder()
-        async with scheduled(server, recorder, services=[Indexing()], rights=rights):  # type: ignore[list-item]
+        async with scheduled(server, recorder, services=services, rights=rights):
             await until(lambda: "failed" in recorder.outcomes and recorder.ran)
         assert set(recorder.ran) == {"of_his"}
         runs = await parts.store.instants(InstantFilter(action=MAINTENANCE), 10)

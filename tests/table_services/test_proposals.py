@@ -9,8 +9,9 @@ import pytest
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
-from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.services.proposals import (
+from seamark.formats.runtime.clock import Clock, SystemClock
+from seamark.metaserver.services.proposer import JobProposer
+from seamark.metaserver.services.proposers import (
     BucketSplitting,
     Compaction,
     Indexing,
@@ -20,12 +21,19 @@ from seamark.metaserver.services.proposals import (
     TableClustering,
     TableStatistics,
 )
+from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind
 from tests.catalog.rig import SCHEMA
 from tests.server.rig import LateClock
 
 ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-111111111111", "file:///t/metadata/1.json")
 ON = {"seamark.compaction.enabled": "true"}
+
+
+def proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
+    """The server's half of a service. `by_default`: which services run on tables without their switch."""
+    settings = Settings(**{f"services_{name}": enabled for name, enabled in by_default.items()})
+    return kind(settings, clock or SystemClock())
 
 
 def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> TableMetadata:
@@ -62,12 +70,12 @@ def a_table(properties: dict[str, str], version: int = 2, **totals: int) -> Tabl
     ],
 )
 def test_compaction_is_proposed_where_it_may_find_work(table: TableMetadata, proposed: bool) -> None:
-    assert (Compaction(default=False, clusters=True).propose(ENTRY, table) is not None) == proposed
+    assert (proposer(Compaction, compaction=False, clustering=True).propose(ENTRY, table) is not None) == proposed
 
 
 def test_the_property_of_a_table_outweighs_the_setting() -> None:
     totals = {"total_data_files": 9, "total_files_size": 9}
-    service = Compaction(default=True, clusters=True)
+    service = proposer(Compaction, compaction=True, clustering=True)
     assert service.propose(ENTRY, a_table({}, **totals)) is not None
     assert service.propose(ENTRY, a_table({"seamark.compaction.enabled": "false"}, **totals)) is None
 
@@ -75,30 +83,33 @@ def test_the_property_of_a_table_outweighs_the_setting() -> None:
 def test_a_table_with_clustering_columns_is_clustered_and_not_compacted() -> None:
     columns = {**ON, "seamark.clustering.columns": "id"}
     totals = {"total_data_files": 9, "total_files_size": 9}
-    compaction, clustering = Compaction(default=True, clusters=True), TableClustering(default=True)
+    compaction, clustering = (
+        proposer(Compaction, compaction=True, clustering=True),
+        proposer(TableClustering, clustering=True),
+    )
     assert compaction.propose(ENTRY, a_table(columns, **totals)) is None
     assert clustering.propose(ENTRY, a_table(columns, **totals)) is not None
     off = {**columns, "seamark.clustering.enabled": "false"}
     assert compaction.propose(ENTRY, a_table(off, **totals)) is not None
     assert clustering.propose(ENTRY, a_table(off, **totals)) is None
-    assert TableClustering(default=False).propose(ENTRY, a_table(columns, **totals)) is None
+    assert proposer(TableClustering, clustering=False).propose(ENTRY, a_table(columns, **totals)) is None
     assert clustering.propose(ENTRY, a_table(ON, **totals)) is None
     assert clustering.propose(ENTRY, a_table(columns, version=1, **totals)) is None
 
 
 def test_plans_of_large_tables_are_rarer() -> None:
-    service = Compaction(default=True, clusters=True)
+    service = proposer(Compaction, compaction=True, clustering=True)
     job = service.propose(ENTRY, a_table({}, total_data_files=1_000_000, total_files_size=9))
     assert job is not None
     assert job.pause_s == 1000
 
 
 def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
-    assert Indexing().propose(ENTRY, a_table({"seamark.index.i": "bloom(id)"})) is not None
+    assert proposer(Indexing).propose(ENTRY, a_table({"seamark.index.i": "bloom(id)"})) is not None
     paused = '{"kind": "bloom", "columns": ["id"], "state": "paused"}'
-    assert Indexing().propose(ENTRY, a_table({"seamark.index.i": paused})) is None
-    assert Indexing().propose(ENTRY, a_table({"seamark.index.i": "nonsense"})) is None
-    assert Indexing().propose(ENTRY, a_table({})) is None
+    assert proposer(Indexing).propose(ENTRY, a_table({"seamark.index.i": paused})) is None
+    assert proposer(Indexing).propose(ENTRY, a_table({"seamark.index.i": "nonsense"})) is None
+    assert proposer(Indexing).propose(ENTRY, a_table({})) is None
 
 
 def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> TableMetadata:
@@ -137,7 +148,7 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
 def test_an_expiration_is_proposed_where_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
     clock = LateClock()
     clock.ahead_ms = 20 * DAY_MS - SystemClock().now_ms()
-    assert (SnapshotExpiration(clock, default=False).propose(ENTRY, table) is not None) == proposed
+    assert (proposer(SnapshotExpiration, clock, expiration=False).propose(ENTRY, table) is not None) == proposed
 
 
 @pytest.mark.parametrize(
@@ -155,7 +166,7 @@ def test_an_expiration_is_proposed_where_it_may_find_old_snapshots(table: TableM
 def test_a_removal_of_orphan_files_is_proposed_where_it_is_enabled_and_possible(
     properties: dict[str, str], default: bool, proposed: bool
 ) -> None:
-    job = OrphanFileRemoval(default=default).propose(ENTRY, a_table(properties))
+    job = proposer(OrphanFileRemoval, orphan_files=default).propose(ENTRY, a_table(properties))
     assert (job is not None) == proposed
     assert job is None or job.pause_s == 24 * 3600
 
@@ -175,7 +186,7 @@ def test_a_removal_of_orphan_files_is_proposed_where_it_is_enabled_and_possible(
 def test_a_rewrite_of_manifests_is_proposed_after_a_change(
     properties: dict[str, str], totals: dict[str, Any], default: bool, proposed: bool
 ) -> None:
-    job = ManifestRewriting(default=default).propose(ENTRY, a_table(properties, **totals))
+    job = proposer(ManifestRewriting, manifests=default).propose(ENTRY, a_table(properties, **totals))
     assert (job is not None) == proposed
     assert job is None or (job.pause_s, job.idle_pause_s) == (600, 60)
 
@@ -234,8 +245,8 @@ SAME = {"operation": "replace", "added_records": 100, "deleted_records": 100, "t
 def test_statistics_are_proposed_when_they_are_missing_or_much_has_changed(
     table: TableMetadata, proposed: bool
 ) -> None:
-    assert (TableStatistics(default=True).propose(ENTRY, table) is not None) == proposed
-    assert TableStatistics(default=False).propose(ENTRY, table) is None
+    assert (proposer(TableStatistics, statistics=True).propose(ENTRY, table) is not None) == proposed
+    assert proposer(TableStatistics, statistics=False).propose(ENTRY, table) is None
 
 
 @pytest.mark.parametrize(
@@ -254,5 +265,5 @@ def test_a_split_is_proposed_where_a_spec_has_fewer_buckets(specs: tuple[int, ..
     ]
     document |= {"default-spec-id": len(specs) - 1, "last-partition-id": 1000 + len(specs)}
     table = decode_table(msgspec.json.encode(document), "t")
-    assert (BucketSplitting(default=True).propose(ENTRY, table) is not None) == proposed
-    assert BucketSplitting(default=False).propose(ENTRY, table) is None
+    assert (proposer(BucketSplitting, bucket_splitting=True).propose(ENTRY, table) is not None) == proposed
+    assert proposer(BucketSplitting, bucket_splitting=False).propose(ENTRY, table) is None

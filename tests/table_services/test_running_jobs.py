@@ -9,9 +9,9 @@ import pytest
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.services.jobs import JobQueue
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.running import NAMESPACES_LISTED, WAITING_LISTED, JobsState, RunningJobs
-from seamark.metaserver.services.service import Job
 from seamark.metaserver.store.lease import SERVICES, Lease
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store

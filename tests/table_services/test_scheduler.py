@@ -16,12 +16,14 @@ from seamark.commands.main import cli
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.services.services import SERVICES
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.server import new_holder
-from seamark.metaserver.services import jobs, scheduler, watch
+from seamark.metaserver.services import job_queue, scheduler, watch
+from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Report
+from seamark.metaserver.services.proposer import NEVER
 from seamark.metaserver.services.runs import RunLog
 from seamark.metaserver.services.scheduler import Scheduler
-from seamark.metaserver.services.service import NEVER, Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
@@ -207,7 +209,7 @@ async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(
 
 
 async def test_a_failed_job_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.05)
+    monkeypatch.setattr(job_queue, "BACKOFF_S", 0.05)
     async with running(tmp_path) as server:
         await create(server, "a", "t")
         recorder = Recorder(failures=2)
@@ -239,7 +241,7 @@ async def test_services_that_rewrite_files_of_a_table_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler, "_RETRY_S", 0.05)
-    names = sorted(scheduler.REWRITES)
+    names = sorted(service.name for service in SERVICES.values() if service.rewrites_files)
     async with running(tmp_path, services_workers=0) as server:
         await create(server, "db", "t")
         recorder = Recorder(takes_s=0.05)
@@ -266,7 +268,7 @@ async def test_one_replica_leads_and_another_takes_over_when_it_is_gone(tmp_path
 
 async def test_a_job_that_is_no_longer_wanted_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The policy has changed, the table was dropped, or another has its name: also a failed job is not repeated."""
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.3)
+    monkeypatch.setattr(job_queue, "BACKOFF_S", 0.3)
     async with running(tmp_path) as server:
         await create(server, "a", "disabled", "dropped", "replaced", "wanted")
         recorder = Recorder(failures=4)
@@ -310,7 +312,7 @@ async def test_what_one_table_breaks_does_not_stop_the_others(tmp_path: Path, mo
                 raise RecursionError
             return {RECHECK_AFTER: "soon", "event": 1} if job.table == "an-answer" else found
 
-    monkeypatch.setattr(jobs, "BACKOFF_S", 0.01)
+    monkeypatch.setattr(job_queue, "BACKOFF_S", 0.01)
     async with running(tmp_path) as server:
         await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
         recorder = TakenOver()

@@ -33,8 +33,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.errors import BadRequest, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
-from seamark.connector.jobs.expiration import expire
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append

@@ -14,8 +14,9 @@ from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.policies import load_policies, with_policies
-from seamark.metaserver.services.health import TableHealth, health_of, problems_of_services
+from seamark.metaserver.services.health import measure_health, problems_of_services
 from seamark.metaserver.services.policy import TablePolicy, policy_of
+from seamark.metaserver.services.proposer import TableHealth
 from seamark.metaserver.services.running import (
     RunningJob,
     ServicesState,
@@ -97,8 +98,9 @@ async def load_table_health(call: Call) -> TableHealth:
     view = await view_of(call, metadata, metadata.current_snapshot_id)
     policies = await load_policies(call.app[CATALOG].parts.store, call.namespace)
     metadata = with_policies(metadata, policies)
-    settings, now_ms = call.app[SETTINGS], call.app[CLOCK].now_ms()
-    health = await asyncio.to_thread(partial(health_of, metadata, view, settings, now_ms))
+    settings, clock = call.app[SETTINGS], call.app[CLOCK]
+    now_ms = clock.now_ms()
+    health = await asyncio.to_thread(partial(measure_health, metadata, view, settings, clock, now_ms))
     state = state_of_services(await load_jobs(call.app[STORE], now_ms), call.app[STATUS])
     failed = await failed_runs(call.app[TIMELINE], metadata.table_uuid, now_ms - FAILED_MS)
     problems = problems_of_services(metadata, health, state, failed)

@@ -32,6 +32,7 @@ import structlog
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_long, metadata_folder
+from seamark.formats.iceberg.metadata.retention import MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS
 from seamark.formats.protocol.wire import CLOCK_FOLDER, FORMER_INDEX_FOLDER, FORMER_PLANS_FOLDER, fold_path, show
 from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.formats.storage.locations import parse_location
@@ -53,7 +54,6 @@ from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 
 ACTION = "orphan-files"
-AGE, AGE_DEFAULT_MS = "seamark.orphan-files.min-age-ms", 3 * 24 * 3_600_000
 AGE_LEAST_MS = 24 * 3_600_000
 """A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
 UPLOADS_MAX = 1000
@@ -120,9 +120,9 @@ class _Listing(NamedTuple):
 
 def least_age_ms(metadata: TableMetadata) -> int:
     """By the table's property. BadRequest for an invalid value, or one below `AGE_LEAST_MS`."""
-    age_ms = as_long(metadata.properties, AGE, AGE_DEFAULT_MS)
+    age_ms = as_long(metadata.properties, MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS)
     if age_ms < AGE_LEAST_MS:
-        raise BadRequest(f"The property {AGE} is {age_ms}; it must be at least {AGE_LEAST_MS}, one day")
+        raise BadRequest(f"The property {MIN_ORPHAN_AGE} is {age_ms}; it must be at least {AGE_LEAST_MS}, one day")
     return age_ms
 
 

@@ -17,13 +17,16 @@ import msgspec
 from seamark.formats.iceberg.metadata.compaction import undone_lately
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_int, as_long
+from seamark.formats.iceberg.metadata.retention import (
+    MAX_REF_AGE,
+    MAX_SNAPSHOT_AGE,
+    MAX_SNAPSHOT_AGE_DEFAULT_MS,
+    MIN_SNAPSHOTS,
+)
 from seamark.formats.iceberg.metadata.snapshot import MAIN, SnapshotRef
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.passed_time import PassedTime
 
-MAX_AGE, MAX_AGE_DEFAULT_MS = "history.expire.max-snapshot-age-ms", 5 * 24 * 3_600_000
-MIN_SNAPSHOTS = "history.expire.min-snapshots-to-keep"
-MAX_REF_AGE = "history.expire.max-ref-age-ms"
 _FOREVER = (1 << 63) - 1
 READS_MAX = 2_000_000
 """Snapshots that are read for all branches: a second or two. Branches share those that are kept for their age."""
@@ -50,7 +53,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         time by which ages count, if it is not that of the clock."""
         properties = metadata.properties
         if older_than_ms is None:
-            age_ms = as_long(properties, MAX_AGE, MAX_AGE_DEFAULT_MS)
+            age_ms = as_long(properties, MAX_SNAPSHOT_AGE, MAX_SNAPSHOT_AGE_DEFAULT_MS)
             older_than_ms = (passed or PassedTime(now_ms, now_ms)).ago(age_ms)
         if retain_last is None:
             retain_last = as_int(properties, MIN_SNAPSHOTS, 1)

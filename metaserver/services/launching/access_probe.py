@@ -15,9 +15,9 @@ from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.objects.storages import SERVER_STORAGES, storage_of
+from seamark.metaserver.services.job import Job, JobFailed
 from seamark.metaserver.services.launching.launchers import JobLogin
 from seamark.metaserver.services.launching.worker_process import WorkerProcess, job_variables
-from seamark.metaserver.services.service import Job, JobFailed
 from seamark.metaserver.settings.settings import Settings
 
 PROBE_S = 60.0

@@ -21,7 +21,8 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.services.service import Job, JobFailed, JobProgress, Launcher, Report
+from seamark.formats.services.services import SERVICES
+from seamark.metaserver.services.job import Job, JobFailed, JobProgress, Launcher, Report
 from seamark.metaserver.settings.services import LAUNCHERS
 from seamark.metaserver.store.model import NamespacePath
 
@@ -29,8 +30,6 @@ PROPERTY = "seamark.services.launcher"
 AUTO = "auto"
 WORKER, LOCAL, CLUSTER = LAUNCHERS
 CHOICES = (AUTO, *LAUNCHERS)
-ON_SPARK = frozenset(("clustering", "compaction"))
-"""The services whose jobs can run on Spark."""
 
 
 class JobRequest(msgspec.Struct, frozen=True):
@@ -127,7 +126,7 @@ class LauncherChoice:
         self._spark_bytes = spark_bytes
 
     def name_of(self, job: Job) -> str:
-        if job.service not in ON_SPARK:
+        if job.service not in SERVICES or not SERVICES[job.service].runs_on_spark:
             return WORKER
         if job.launcher in self._launchers:
             return job.launcher

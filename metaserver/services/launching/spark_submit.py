@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from seamark.formats.runtime.decoding import from_json
+from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, JobProgress, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
-from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, JobProgress, Report
 
 REQUEST, ANSWER, PROGRESS, ALIVE = "request.json", "answer.json", "progress.json", "alive"
 MODULE = "seamark.commands.spark_driver"

@@ -19,8 +19,8 @@ import msgspec
 
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.objects.storage import ServerStorage
+from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
-from seamark.metaserver.services.service import JOB_S_MAX, Job, JobFailed, Report
 
 MODULE = "seamark.commands.job_worker"
 _ANSWER_BYTES_MAX = 1 << 20

@@ -19,8 +19,7 @@ from pyiceberg.exceptions import BadRequestError
 
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.jobs.expiration import expire
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from seamark.formats.iceberg.metadata.metadata import TableMetadata

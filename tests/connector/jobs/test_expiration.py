@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from seamark.connector.client.errors import BadRequest, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
-from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.server_jobs import expire
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact

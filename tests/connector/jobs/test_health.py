@@ -14,8 +14,8 @@ from pyiceberg.transforms import IdentityTransform
 from seamark.commands.main import cli
 from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.jobs.server_jobs import expire
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import catalog_at

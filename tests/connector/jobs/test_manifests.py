@@ -25,7 +25,7 @@ from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_manifests
-from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.server_jobs import rewrite_manifests
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact

@@ -19,9 +19,8 @@ from pyiceberg.table import Table
 from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest, NotFound
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_indexing, run_orphan_files
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import effective_properties, load_policy
-from seamark.connector.jobs.expiration import expire
+from seamark.connector.jobs.server_jobs import expire
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import compact
 from seamark.formats.protocol.wire import LEVELS_MAX
 from seamark.metaserver.catalog.policies import INHERITED_MAX, PREFIXES, Policies, add_policies
 from seamark.metaserver.services.policy import check_policy
-from seamark.metaserver.services.service import NEVER
+from seamark.metaserver.services.proposer import NEVER
 from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import CreateNamespace

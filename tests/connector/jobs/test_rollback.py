@@ -17,9 +17,8 @@ from pyiceberg.table import Table
 from seamark.connector.client.errors import BadRequest, Conflict
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT, At
-from seamark.connector.jobs.expiration import expire
-from seamark.connector.jobs.manifests import rewrite_manifests
 from seamark.connector.jobs.rollback import undo_job
+from seamark.connector.jobs.server_jobs import expire, rewrite_manifests
 from seamark.connector.read.scans import scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append

@@ -16,7 +16,7 @@ import pytest
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import remove_orphan_files
 from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import (
     DropColumns,

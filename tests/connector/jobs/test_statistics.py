@@ -19,9 +19,8 @@ from pyiceberg.types import IntegerType, LongType, NestedField
 from seamark.connector.client.errors import Conflict
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs import statistics
-from seamark.connector.jobs.expiration import expire
 from seamark.connector.jobs.jobs import run_statistics
-from seamark.connector.jobs.orphan_files import remove_orphan_files
+from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append

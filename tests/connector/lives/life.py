@@ -21,7 +21,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_indexing
-from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.server_jobs import rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.read.scans import scan
 from seamark.connector.sql.session import SqlSession

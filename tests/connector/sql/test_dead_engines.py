@@ -15,7 +15,7 @@ from seamark.connector.client.errors import Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql import spark_engine
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
-from seamark.metaserver.services.service import JobFailed
+from seamark.metaserver.services.job import JobFailed
 from tests.services.process import free_port
 
 JDK = "install a JDK 17 or newer"

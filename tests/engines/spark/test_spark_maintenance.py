@@ -16,8 +16,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.jobs.expiration import expire
-from seamark.connector.jobs.manifests import rewrite_manifests
+from seamark.connector.jobs.server_jobs import expire, rewrite_manifests
 from seamark.connector.jobs.statistics import compute_statistics
 from seamark.spark import sql
 from tests.engines.tables import SparkTables

@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush, nsmallest
 
 import msgspec
 
-from seamark.metaserver.services.service import Job
+from seamark.metaserver.services.job import Job
 from seamark.metaserver.store.model import NamespacePath
 
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0

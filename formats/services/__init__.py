@@ -1,0 +1,1 @@
+"""Table services: what the server and the clients both know about each."""

@@ -1,0 +1,123 @@
+"""A table service: one object with everything that the other modules need to know about it.
+
+A service is a `TableService` in `services.py`, and two behaviours that are registered by its name. The server proposes
+its jobs and reports the problems that it corrects (`metaserver/services/proposers.py`). A client runs its jobs
+(`connector/jobs/jobs.py`). The server never imports a client, so each side has its half. Settings, policies, rights,
+launchers, commands and the documentation read the declaration and contain no names of services.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Requirement = Callable[[Mapping[str, str]], str | None]
+"""Returns what the value of a property must be, if it is something else; None for a valid value. It receives the
+properties of the policy that are checked together, and raises `BadRequest` where the property has a parser."""
+
+
+@dataclass(frozen=True)
+class ServiceProperty:
+    """A table property that a table service follows."""
+
+    name: str
+    default: str
+    """The value that holds without the property. Empty: no limit, or no columns."""
+    requirement: Requirement
+    empty: str = "no limit"
+    """What an empty value means, as `seamark policy` shows it."""
+
+
+def is_whole_number(name: str) -> Requirement:
+    """Return the requirement that the property `name` is a positive integer of 64 bits."""
+
+    def require(properties: Mapping[str, str]) -> str | None:
+        value = properties[name]
+        is_valid = value.isdecimal() and len(value) <= 19 and 0 < int(value) < 1 << 63
+        return None if is_valid else "a whole number above 0"
+
+    return require
+
+
+def is_boolean(name: str) -> Requirement:
+    """Return the requirement that the property `name` is true or false."""
+
+    def require(properties: Mapping[str, str]) -> str | None:
+        return None if properties[name] in ("true", "false") else "true or false"
+
+    return require
+
+
+def is_parsed_by(parse: Callable[[Mapping[str, str]], object]) -> Requirement:
+    """Return the requirement that `parse` accepts the properties. It raises `BadRequest` for others."""
+
+    def require(properties: Mapping[str, str]) -> None:
+        parse(properties)
+
+    return require
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableService:
+    """The declaration of a table service, which the server and the clients share."""
+
+    name: str
+    """A noun in lower case with hyphens, as in stored jobs, metrics and logs. It never changes."""
+    command: str
+    """The subcommand of `seamark run` that runs one job."""
+    summary: str
+    """What the service does: a verb and its object, for the documentation and the help of the command."""
+    condition: str = "the table's policy enables it"
+    """When the service works on a table, for the documentation."""
+    page: str = ""
+    """The page of the documentation that describes what the service maintains, from `docs/how-to/`."""
+    priority: int = 5
+    """Jobs with a lower number run first. A number below that of another service has a reason, which its declaration
+    states."""
+
+    enabled_by_default: bool | None = False
+    """The default of the setting that enables the service for tables without its switch. None: the service has neither
+    a switch nor a setting."""
+    setting_help: str = ""
+    """The description of this setting."""
+    properties: tuple[ServiceProperty, ...] = ()
+    """The properties that the service follows, except its switch."""
+    prefixes: tuple[str, ...] = ()
+    """Prefixes of the properties of the service. Empty: `seamark.<name>.`."""
+    is_inherited: bool = True
+    """Whether the properties of a namespace hold for its tables."""
+    steered_by: tuple[str, ...] = ()
+    """Names of the other services whose properties also steer its jobs. Who set them needs the right to
+    change the table."""
+
+    rewrites_files: bool = False
+    """Whether a job rewrites data files. One such job of a table runs at a time, under the table's rewrite lease,
+    because two would rewrite the same files."""
+    runs_on_spark: bool = False
+    """Whether a job may run on Spark. It then accepts the argument `runner`."""
+    ignores_windows: bool = False
+    """Whether jobs run at any time, also outside of the table's windows."""
+    reads_joined_tables: bool = False
+    """Whether a job reads the tables that `seamark.clustering.joins` names."""
+
+    @property
+    def switch(self) -> str | None:
+        """The table property that enables the service, if it has one."""
+        return None if self.enabled_by_default is None else f"seamark.{self.name}.enabled"
+
+    @property
+    def setting(self) -> str | None:
+        """The setting that enables the service for tables without the switch, if it has one."""
+        return None if self.enabled_by_default is None else f"services_{self.name.replace('-', '_')}"
+
+    @property
+    def property_prefixes(self) -> tuple[str, ...]:
+        """The prefixes of all properties of the service."""
+        return self.prefixes or (f"seamark.{self.name}.",)
+
+    def policy(self) -> tuple[ServiceProperty, ...]:
+        """Return the properties of the service, the switch first. The setting decides about the default of the
+        switch."""
+        if self.switch is None:
+            return self.properties
+        return (ServiceProperty(self.switch, "", is_boolean(self.switch)), *self.properties)

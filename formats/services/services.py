@@ -1,0 +1,212 @@
+"""The table services by name: the order of settings, policies and the documentation. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seamark.formats.iceberg.metadata import clustering, column_ttl, compaction, manifest_policy, retention, statistics
+from seamark.formats.services.service import (
+    Requirement,
+    ServiceProperty,
+    TableService,
+    is_parsed_by,
+    is_whole_number,
+)
+
+
+def _fits_layout(name: str) -> Requirement:
+    """Return the requirement of one property of a clustering, which may be checked without the others."""
+
+    def require(properties: Mapping[str, str]) -> None:
+        clustering.joins_of(properties)
+        clustering.ClusteringLayout.of({clustering.COLUMNS: "c", name: properties[name]})
+
+    return require
+
+
+def _fits_statistics(name: str) -> Requirement:
+    """Return the requirement of one property of the statistics, which may be checked without the other."""
+
+    def require(properties: Mapping[str, str]) -> None:
+        statistics.StatisticsPolicy.of({name: properties[name]})
+
+    return require
+
+
+def _names_column(properties: Mapping[str, str]) -> str | None:
+    return None if properties[column_ttl.TIME_COLUMN].strip() else "the name of a column"
+
+
+INDEXING = TableService(
+    name="indexing",
+    command="index",
+    summary="builds, merges and audits indexes",
+    condition="the table has an enabled index",
+    page="indexes.md",
+    enabled_by_default=None,
+    prefixes=("seamark.index.",),
+    is_inherited=False,
+    ignores_windows=True,  # queries miss an index at once
+)
+
+COMPACTION = TableService(
+    name="compaction",
+    command="compact",
+    summary="merges small data files, applies delete files",
+    priority=7,  # after indexes, which queries miss more
+    setting_help="Compact tables without the property seamark.compaction.enabled: merge small data files, apply "
+    "deletes.",
+    properties=(
+        ServiceProperty(compaction.MIN_FILES, str(compaction.MIN_FILES_DEFAULT), is_whole_number(compaction.MIN_FILES)),
+    ),
+    steered_by=("clustering",),
+    rewrites_files=True,
+    runs_on_spark=True,
+)
+
+CLUSTERING = TableService(
+    name="clustering",
+    command="cluster",
+    summary="sorts new rows into files by the clustering columns",
+    condition="the table has the property `seamark.clustering.columns`",
+    priority=8,  # after indexing: a missing index slows queries more than unclustered rows
+    enabled_by_default=True,
+    setting_help="Cluster tables that have the property seamark.clustering.columns, and not "
+    "seamark.clustering.enabled.",
+    properties=(
+        ServiceProperty(clustering.COLUMNS, "", _fits_layout(clustering.COLUMNS), "none"),
+        ServiceProperty(clustering.CURVE, clustering.HILBERT, _fits_layout(clustering.CURVE)),
+        ServiceProperty(clustering.JOINS, "", _fits_layout(clustering.JOINS), "none"),
+    ),
+    steered_by=("compaction",),
+    rewrites_files=True,
+    runs_on_spark=True,
+    reads_joined_tables=True,
+)
+
+COLUMN_TTL = TableService(
+    name="column-ttl",
+    command="column-ttl",
+    summary="removes expired columns from old partitions",
+    condition="the table has the property `seamark.column-ttl.columns`",
+    page="merge-files-and-drop-columns.md#drop-columns-by-their-age",
+    priority=6,  # before compaction, which would rewrite the expired columns as well
+    enabled_by_default=True,
+    setting_help="Remove expired columns from old partitions of tables that have the property "
+    "seamark.column-ttl.columns, and not seamark.column-ttl.enabled.",
+    properties=(
+        ServiceProperty(column_ttl.COLUMNS, "", is_parsed_by(column_ttl.TtlPolicy.of), "none"),
+        ServiceProperty(column_ttl.TIME_COLUMN, "", _names_column, "none"),
+    ),
+    rewrites_files=True,
+)
+
+EXPIRATION = TableService(
+    name="expiration",
+    command="expire",
+    summary="removes old snapshots, and the files that no other snapshot needs",
+    priority=9,  # after compaction, which makes files unused
+    setting_help="Expire snapshots of tables without the property seamark.expiration.enabled, by their properties "
+    "history.expire.*, and delete the files that no other snapshot needs.",
+    properties=(
+        ServiceProperty(
+            retention.MAX_SNAPSHOT_AGE,
+            str(retention.MAX_SNAPSHOT_AGE_DEFAULT_MS),
+            is_whole_number(retention.MAX_SNAPSHOT_AGE),
+        ),
+        ServiceProperty(retention.MIN_SNAPSHOTS, "1", is_whole_number(retention.MIN_SNAPSHOTS)),
+        ServiceProperty(retention.MAX_REF_AGE, "", is_whole_number(retention.MAX_REF_AGE)),
+    ),
+    prefixes=("seamark.expiration.", "history.expire."),
+)
+
+ORPHAN_FILES = TableService(
+    name="orphan-files",
+    command="orphan-files",
+    summary="removes files that no snapshot names, once a day after a change",
+    priority=10,  # after all services that may leave files
+    setting_help="Remove orphan files, which no snapshot names, of tables without the property "
+    "seamark.orphan-files.enabled.",
+    properties=(
+        ServiceProperty(
+            retention.MIN_ORPHAN_AGE,
+            str(retention.MIN_ORPHAN_AGE_DEFAULT_MS),
+            is_whole_number(retention.MIN_ORPHAN_AGE),
+        ),
+    ),
+)
+
+STATISTICS = TableService(
+    name="statistics",
+    command="statistics",
+    summary="computes distinct values of columns, and totals of partitions",
+    priority=11,  # after the services that replace files: a replacement needs new statistics only once
+    setting_help="Keep statistics of tables without the property seamark.statistics.enabled: distinct values of "
+    "columns, and totals of partitions.",
+    properties=(
+        ServiceProperty(statistics.COLUMNS, "", _fits_statistics(statistics.COLUMNS), "all"),
+        ServiceProperty(
+            statistics.CHANGED_PERCENT,
+            str(statistics.CHANGED_PERCENT_DEFAULT),
+            _fits_statistics(statistics.CHANGED_PERCENT),
+        ),
+    ),
+)
+
+MANIFESTS = TableService(
+    name="manifests",
+    command="manifests",
+    summary="lists the files in fewer manifests, sorted by partition",
+    priority=8,  # after compaction, which makes entries unneeded
+    setting_help="Rewrite the manifests of tables without the property seamark.manifests.enabled, when there are many.",
+    properties=(
+        ServiceProperty(
+            manifest_policy.MIN_COUNT,
+            str(manifest_policy.MIN_COUNT_DEFAULT),
+            is_whole_number(manifest_policy.MIN_COUNT),
+        ),
+    ),
+)
+
+BUCKET_SPLITTING = TableService(
+    name="bucket-splitting",
+    command="split-buckets",
+    summary="splits files that were written before the number of buckets grew",
+    page="buckets.md",
+    priority=6,  # before compaction, which would merge the files first
+    setting_help="Split files of earlier bucket counts, of tables without the property "
+    "seamark.bucket-splitting.enabled.",
+    steered_by=("compaction",),
+    rewrites_files=True,
+)
+
+SERVICES: dict[str, TableService] = {
+    service.name: service
+    for service in (
+        INDEXING,
+        COMPACTION,
+        CLUSTERING,
+        COLUMN_TTL,
+        EXPIRATION,
+        ORPHAN_FILES,
+        STATISTICS,
+        MANIFESTS,
+        BUCKET_SPLITTING,
+    )
+}
+
+
+def inherited_prefixes() -> tuple[str, ...]:
+    """Return the prefixes of the properties that a namespace may have for its tables."""
+    return tuple(
+        prefix for service in SERVICES.values() if service.is_inherited for prefix in service.property_prefixes
+    )
+
+
+def steering_prefixes(name: str) -> tuple[str, ...]:
+    """Return the prefixes of the properties that cause or steer the jobs of a service; empty for an unknown name."""
+    if name not in SERVICES:
+        return ()
+    service = SERVICES[name]
+    names = (service.name, *service.steered_by)
+    return tuple(prefix for other in names for prefix in SERVICES[other].property_prefixes)

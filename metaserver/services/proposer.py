@@ -1,0 +1,135 @@
+"""The server's half of a table service: it proposes jobs for a table, and reports the problems that they correct.
+
+A job may be killed at any time and may run twice: it works through the HTTP interface like any client, and each of its
+commits is atomic. So the queue needs no storage: a new leader looks at every table and proposes the jobs again.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.services.service import TableService
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Entry
+
+NEVER = math.inf
+RECHECK_S = 3600.0
+"""Time between two looks of a service that depends on more than the table's metadata."""
+_REWRITE_PAUSE_MIN_S, _FILES_PLANNED_PER_S = 60.0, 1000
+
+
+class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that is wrong with a table.
+
+    `service`: the table service that corrects it. `enabled`: whether the server runs that for this table; None without
+    a service. `after_s`: seconds until the table's window begins, for a service that waits for it.
+    """
+
+    problem: str
+    detail: str
+    cost: str
+    service: str | None = None
+    enabled: bool | None = None
+    after_s: float = 0.0
+
+
+class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
+    """What the current snapshot of a table measures, and the problems. Sizes in bytes.
+
+    `deleted_records`: by the totals of the snapshot; a row that two delete files name counts twice.
+    """
+
+    snapshot_id: int | None
+    format_version: int
+    files: int
+    records: int
+    size_in_bytes: int
+    target_file_size_in_bytes: int
+    small_files: int
+    files_if_compacted: int
+    delete_files: int
+    deleted_records: int
+    manifests: int
+    metadata_size_in_bytes: int
+    snapshots: int
+    expired_snapshots: int
+    problems: tuple[Problem, ...]
+
+
+class TableState(NamedTuple):
+    """A table whose problems are looked for."""
+
+    metadata: TableMetadata
+    view: TableView
+    health: TableHealth
+    """The measures; it has no problems yet."""
+    now_ms: int
+    why_not_expired: str = ""
+    """Why the expired snapshots cannot be determined; empty if they are counted."""
+
+
+class JobProposer(ABC):
+    """The server's half of the table service `service`."""
+
+    service: ClassVar[TableService]
+
+    def __init__(self, settings: Settings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        return self.service.name
+
+    @abstractmethod
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """Return the job that the current state of the table may need, or None. Pure and cheap: it runs for every
+        change of every table."""
+
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Return the seconds after which `propose` may answer otherwise although the table has not changed, or after
+        which its answer is due again; NEVER if that depends on changes alone."""
+        return NEVER
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield the problems of a table that jobs of the service correct, and its properties that are invalid."""
+        return iter(())
+
+    def is_on(self, metadata: TableMetadata) -> bool:
+        """Return whether the policy of the table enables the service."""
+        switch = self.service.switch
+        return switch is None or as_bool(metadata.properties, switch, self._settings.runs_by_default(self.service))
+
+    def make_job(self, entry: Entry, pause_s: float = 1.0, **details: Any) -> Job:
+        """Return a job of the service. `details`: further fields of `Job`."""
+        return Job(
+            self.service.name, entry.namespace, entry.name, entry.uuid, self.service.priority, pause_s, **details
+        )
+
+    def make_problem(self, state: TableState, problem: str, detail: str, cost: str) -> Problem:
+        """Return a problem that a job of the service corrects."""
+        enabled = self._settings.services_workers > 0 and self.is_on(state.metadata)
+        return Problem(problem, detail, cost, self.service.name, enabled)
+
+
+class RewriteProposer(JobProposer):
+    """The server's half of a service that replaces data files or manifests, which it cannot in tables of format
+    version 1."""
+
+    def is_on(self, metadata: TableMetadata) -> bool:
+        return metadata.format_version > 1 and super().is_on(metadata)
+
+
+def rewrite_pause_s(files: int) -> float:
+    """Return the minimum time between two rewrites of a table by a service, because each plans the whole table."""
+    return max(_REWRITE_PAUSE_MIN_S, files / _FILES_PLANNED_PER_S)

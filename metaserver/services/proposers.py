@@ -1,0 +1,490 @@
+"""The server's half of each table service: when it proposes a job for a table, and which problems the job corrects."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.expressions.residuals import Residuals
+from seamark.formats.iceberg.metadata.bucket_counts import coarser_specs
+from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY, COLUMNS, ClusteringLayout, layer_of
+from seamark.formats.iceberg.metadata.column_ttl import COLUMNS as TTL_COLUMNS
+from seamark.formats.iceberg.metadata.column_ttl import TtlPolicy, TtlRule
+from seamark.formats.iceberg.metadata.compaction import (
+    COMPACTED_BY,
+    DELETED,
+    MIN_FILES,
+    MIN_FILES_DEFAULT,
+    small_below,
+)
+from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import (
+    TARGET_FILE_BYTES,
+    TARGET_FILE_BYTES_DEFAULT,
+    as_bool,
+    count_of,
+)
+from seamark.formats.iceberg.metadata.retention import MAX_REF_AGE
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.services.services import (
+    BUCKET_SPLITTING,
+    CLUSTERING,
+    COLUMN_TTL,
+    COMPACTION,
+    EXPIRATION,
+    INDEXING,
+    MANIFESTS,
+    ORPHAN_FILES,
+    SERVICES,
+    STATISTICS,
+)
+from seamark.metaserver.catalog.purge import is_collectable
+from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
+from seamark.metaserver.commit.expiration.policy import ExpirationPolicy
+from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
+from seamark.metaserver.planner.lookup.partitions import group_by_partition
+from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.services.launching.launchers import bytes_since, launcher_of
+from seamark.metaserver.services.proposer import (
+    NEVER,
+    RECHECK_S,
+    JobProposer,
+    Problem,
+    RewriteProposer,
+    TableState,
+    rewrite_pause_s,
+)
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Entry
+
+_FILES_PER_MANIFEST_MIN = 100
+"""With fewer data files per manifest, engines that plan by themselves open many manifests."""
+_MANY_MANIFESTS = 20
+
+
+class Indexing(JobProposer):
+    """Keeps indexes built, merged and audited.
+
+    It proposes a job for each table with enabled indexes. The job asks which files lack an index: that needs the
+    manifests, which this decision does not read. `seamark health` reports indexes beside the other problems.
+    """
+
+    service = INDEXING
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        return self.make_job(entry) if read_definitions(metadata).enabled else None
+
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Indexes are audited from time to time."""
+        return RECHECK_S if read_definitions(metadata).enabled else NEVER
+
+
+class Compaction(RewriteProposer):
+    """Merges small data files and applies delete files, except of tables that are clustered: clustering rewrites their
+    files."""
+
+    service = COMPACTION
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """By the totals of the current snapshot; the job plans the table and finds the files that are worth a
+        rewrite."""
+        snapshot, properties = metadata.current_snapshot, metadata.properties
+        if snapshot is None or not self.is_on(metadata) or self._is_clustered(metadata):
+            return None
+        totals, files = snapshot.summary_map(), _data_files(snapshot)
+        if not count_of(totals, "total-delete-files", 0):
+            target_bytes = count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
+            size_bytes = count_of(totals, "total-files-size", 0)
+            min_files = count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)
+            is_large = size_bytes >= small_below(metadata) * target_bytes * files  # on average
+            if files < min_files or is_large:
+                return None
+        size_bytes, launcher = bytes_since(metadata, COMPACTED_BY), launcher_of(properties)
+        return self.make_job(entry, rewrite_pause_s(files), size_bytes=size_bytes, launcher=launcher)
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield small files and deleted rows. A clustering keeps small layers, until there is as much new data."""
+        if self._is_clustered(state.metadata):
+            return
+        health = state.health
+        min_files = max(2, count_of(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT))
+        if health.files - health.files_if_compacted >= min_files - 1:
+            yield self.make_problem(
+                state,
+                "small files",
+                f"{health.small_files:,} of {health.files:,} data files are smaller than "
+                f"{small_below(state.metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
+                f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
+            )
+        yield from _deleted_rows(self, state)
+
+    def _is_clustered(self, metadata: TableMetadata) -> bool:
+        return is_clustered(metadata.properties, self._settings.runs_by_default(CLUSTERING))
+
+
+class TableClustering(RewriteProposer):
+    """Lays out new rows by the clustering columns of tables that have some."""
+
+    service = CLUSTERING
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """For each change of the files; the job plans the table and finds the files that are worth a rewrite."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or not self.is_on(metadata):
+            return None
+        size_bytes, launcher = bytes_since(metadata, CLUSTERED_BY), launcher_of(metadata.properties)
+        return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)), size_bytes=size_bytes, launcher=launcher)
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield files that are not clustered, and the deleted rows of clustered tables."""
+        metadata = state.metadata
+        yield from self._unclustered_files(state)
+        if is_clustered(metadata.properties, self._settings.runs_by_default(CLUSTERING)):
+            yield from _deleted_rows(self, state)
+
+    def _unclustered_files(self, state: TableState) -> Iterator[Problem]:
+        try:
+            layout = ClusteringLayout.of(state.metadata.properties)
+        except BadRequest as error:
+            yield Problem("invalid property", error.message, "no files are clustered")
+            return
+        if layout is None:
+            return
+        paths = lookup(state.view).texts("file_path").values()
+        layers = Counter(layer_of((path or b"").decode()) for path in paths)
+        files, unclustered = layers.total(), layers.pop(None, 0)
+        if unclustered < max(2, count_of(state.metadata.properties, MIN_FILES, MIN_FILES_DEFAULT)):
+            return
+        yield self.make_problem(
+            state,
+            "unclustered files",
+            f"{unclustered:,} of {files:,} data files are not clustered by {layout.text}; the others form "
+            f"{len(layers):,} layers",
+            "a query that filters on these columns opens all of them, and some files of each layer",
+        )
+
+    def is_on(self, metadata: TableMetadata) -> bool:
+        return super().is_on(metadata) and bool(metadata.properties.get(COLUMNS, "").strip())
+
+
+def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
+    """Return whether the service of clustering, and not that of compaction, rewrites the files of a table.
+
+    Args:
+        properties: The properties of the table, with those that it inherits.
+        by_default: Whether clustering runs on tables without its switch.
+    """
+    switch = CLUSTERING.switch
+    assert switch is not None
+    return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, switch, by_default)
+
+
+def _deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
+    """Yield that many rows of the table are deleted, which a rewrite by `proposer` corrects."""
+    health = state.health
+    if health.deleted_records >= DELETED * max(1, health.records):
+        yield proposer.make_problem(
+            state,
+            "deleted rows",
+            f"{health.delete_files:,} delete files delete about {health.deleted_records:,} of {health.records:,} rows",
+            "readers open the delete files, and read the deleted rows and drop them",
+        )
+
+
+class ColumnTtl(RewriteProposer):
+    """Removes the values of expired columns, for tables whose policy gives columns an age."""
+
+    service = COLUMN_TTL
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """Again and again, because partitions expire by time alone; the job finds those that have expired."""
+        if metadata.current_snapshot is None or not self.is_on(metadata):
+            return None
+        try:
+            policy = TtlPolicy.of(metadata.properties)
+            if policy is None or not policy.rules(metadata, self._clock.now_ms()):
+                return None
+        except BadRequest:  # a property is invalid; `seamark run column-ttl` says why
+            return None
+        return self.make_job(entry, _ttl_pause_s(policy))
+
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        if not self.is_on(metadata):
+            return NEVER
+        try:
+            policy = TtlPolicy.of(metadata.properties)
+        except BadRequest:
+            return NEVER
+        return NEVER if policy is None else _ttl_pause_s(policy)
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield that files of old partitions have values of expired columns."""
+        metadata = state.metadata
+        try:
+            policy = TtlPolicy.of(metadata.properties)
+            rules = [] if policy is None else policy.rules(metadata, state.now_ms)
+            expired_by_rule = [_find_expired_files(state.view, metadata, rule) for rule in rules]
+        except BadRequest as error:
+            yield Problem("invalid property", error.message, "no column expires")
+            return
+        files, size_bytes = np.zeros(0, dtype=np.int64), 0
+        for rule_files, rule_bytes in expired_by_rule:
+            files, size_bytes = np.union1d(files, rule_files), max(size_bytes, rule_bytes)
+        if len(files):
+            yield self.make_problem(
+                state,
+                "expired columns",
+                f"{len(files):,} data files of old partitions have values of columns that have expired",
+                f"their columns take at least {size_bytes:,} bytes of storage",
+            )
+
+
+def _ttl_pause_s(policy: TtlPolicy) -> float:
+    """Return a hundredth of the shortest age, from ten minutes to six hours: each job plans the old partitions."""
+    return min(max(min(policy.ages_h.values()) * 36.0, 600.0), 6 * 3600.0)
+
+
+def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
+    """Return the files in expired partitions that have values of the rule's columns, and the bytes of these columns.
+
+    Both are those that the metrics of manifests say; columns without metrics do not count.
+
+    Raises:
+        BadRequest: The rule names a column that the table does not have.
+    """
+    files, schema = lookup(view), metadata.current_schema
+    expression = bind(parse_expression(rule.where), schema, (), case_sensitive=True)
+    grouped = group_by_partition(files)
+    residuals: dict[int, Residuals] = {}
+    expired = np.zeros(len(grouped.partitions), dtype=np.bool_)
+    for number, partition in enumerate(grouped.partitions):
+        spec = metadata.spec(partition.spec_id)
+        if spec is not None:
+            residual = residuals.setdefault(partition.spec_id, Residuals(expression, spec))
+            expired[number] = residual({field.field_id: field.value for field in partition.fields}) == TRUE
+    is_expired, rows = expired[grouped.numbers], files.longs("record_count")
+    has_any_values, size_bytes = np.zeros(files.files, dtype=np.bool_), 0
+    for name in rule.columns:
+        column = schema.column_named(name)
+        if column is None:
+            raise BadRequest(f"{TTL_COLUMNS} names {name[:100]!r}, which is no column of the table")
+        for leaf in schema.index.by_id.values():
+            if isinstance(leaf.type, str) and column.id in {leaf.id, *(outer.id for outer in schema.ancestors(leaf))}:
+                stats = files.stats(RequestedColumn(leaf.id, leaf.type))
+                sizes = stats.counts("column_sizes")
+                has_values = is_expired & (sizes > 0) & (stats.counts("null_value_counts") != rows)
+                has_any_values |= has_values
+                size_bytes += int(sizes[has_values].sum())
+    return np.flatnonzero(has_any_values), size_bytes
+
+
+class SnapshotExpiration(JobProposer):
+    """Removes old snapshots, and the files that no other snapshot needs."""
+
+    service = EXPIRATION
+    _PAUSE_MIN_S, _PAUSE_MAX_S = 60.0, 3600.0
+    """Minimum time between two expirations of a table: a tenth of the age of snapshots, within these limits. Each reads
+    the manifests of the remaining snapshots."""
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """By the age of the oldest snapshot; the server determines what has expired when the job runs."""
+        if not (self.is_on(metadata) and is_collectable(metadata)):
+            return None
+        try:
+            now_ms = self._clock.now_ms()
+            policy = ExpirationPolicy.of(metadata, now_ms)
+        except BadRequest:  # the properties are invalid; an expiration by hand says why
+            return None
+        has_refs = any(
+            ref.max_snapshot_age_ms is not None or ref.max_ref_age_ms is not None for ref in metadata.refs.values()
+        )
+        if not has_refs and MAX_REF_AGE not in metadata.properties:
+            replaced_ms = [snapshot.timestamp_ms for snapshot in metadata.snapshots[1:2]]
+            if len(metadata.snapshots) <= policy.retain_last or replaced_ms[0] >= policy.older_than_ms:
+                return None
+        pause_s = max((now_ms - policy.older_than_ms) / 10_000, self._PAUSE_MIN_S)
+        return self.make_job(entry, min(pause_s, self._PAUSE_MAX_S))
+
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Snapshots become old enough."""
+        return RECHECK_S if self.is_on(metadata) else NEVER
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield expired snapshots."""
+        if state.why_not_expired:
+            yield Problem("invalid property", state.why_not_expired, "no snapshot expires")
+        if state.health.expired_snapshots:
+            yield self.make_problem(
+                state,
+                "expired snapshots",
+                f"{state.health.expired_snapshots:,} of {state.health.snapshots:,} snapshots have expired",
+                "they keep files that queries no longer need, and each query of an engine loads their list",
+            )
+
+
+class OrphanFileRemoval(JobProposer):
+    """Removes files in the folders of a table that no snapshot names."""
+
+    service = ORPHAN_FILES
+    _PAUSE_S = 24 * 3600.0
+    """Minimum time between two removals of a table: each lists all of its files."""
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """Once a day after a change; metadata does not list files that nothing names."""
+        if not (self.is_on(metadata) and is_collectable(metadata)):
+            return None
+        try:
+            least_age_ms(metadata)
+        except BadRequest:  # the property is invalid; a removal by hand says why
+            return None
+        return self.make_job(entry, self._PAUSE_S)
+
+    def recheck_after_s(self, metadata: TableMetadata) -> float:
+        """Files become old enough."""
+        return self._PAUSE_S if self.is_on(metadata) else NEVER
+
+
+class TableStatistics(JobProposer):
+    """Keeps the statistics of tables fresh."""
+
+    service = STATISTICS
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """By the summaries of the snapshots since the newest statistics."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or not self.is_on(metadata):
+            return None
+        try:
+            policy = StatisticsPolicy.of(metadata.properties)
+        except BadRequest:  # a property is invalid; `seamark run statistics` says why
+            return None
+        if not known_statistics(metadata, snapshot).is_stale(metadata, policy):
+            return None
+        return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield stale statistics of tables that have statistics, or whose policy enables them: most queries need
+        none."""
+        metadata, snapshot = state.metadata, state.metadata.current_snapshot
+        try:
+            policy = StatisticsPolicy.of(metadata.properties)
+        except BadRequest as error:
+            yield Problem("invalid property", error.message, "no statistics are computed")
+            return
+        newest = None if snapshot is None else known_statistics(metadata, snapshot)
+        if newest is None or not (self.is_on(metadata) or newest.file is not None):
+            return
+        if not newest.is_stale(metadata, policy):
+            return
+        detail = "no snapshot has the distinct values of all columns"
+        if newest.file is not None:
+            changed, commits = newest.added + newest.removed, len(newest.since)
+            detail = (
+                f"{changed:,} of {newest.rows:,} rows were added or removed in {commits:,} commits since the statistics"
+            )
+        yield self.make_problem(state, "stale statistics", detail, "engines order joins by them")
+
+
+class ManifestRewriting(RewriteProposer):
+    """Lists the files of a table in fewer manifests."""
+
+    service = MANIFESTS
+    _PAUSE_S = 600.0
+    """Minimum time between two rewrites of a table: each writes a large part of its manifests. After a look that found
+    too few, less: a table that is fed fast has hundreds ten minutes later."""
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """For each change since the last rewrite; metadata does not say how many manifests there are, but each lists at
+        least one file. The server reads the manifest list when the job runs."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or not self.is_on(metadata):
+            return None
+        summary = snapshot.summary_map()
+        name, value = MARK
+        files = _data_files(snapshot) + count_of(summary, "total-delete-files", 0)
+        # From 4 manifests on, a bad order of the entries is a reason too.
+        min_files = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
+        if summary.get(name) == value or files < min_files:
+            return None
+        return self.make_job(entry, self._PAUSE_S, idle_pause_s=min(self._PAUSE_S, rewrite_pause_s(files)))
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield that many manifests list few files each."""
+        health = state.health
+        if health.manifests >= _MANY_MANIFESTS and health.files < _FILES_PER_MANIFEST_MIN * health.manifests:
+            yield self.make_problem(
+                state,
+                "small manifests",
+                f"{health.manifests:,} manifests list {health.files:,} files",
+                "an engine that plans without the server opens each",
+            )
+
+
+class BucketSplitting(RewriteProposer):
+    """Splits files of earlier bucket counts."""
+
+    service = BUCKET_SPLITTING
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        """While the table has a spec with fewer buckets; the job plans the table and finds its files."""
+        snapshot = metadata.current_snapshot
+        if snapshot is None or not self.is_on(metadata) or not coarser_specs(metadata):
+            return None
+        return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        """Yield files of earlier bucket counts."""
+        coarse = coarser_specs(state.metadata)
+        files = lookup(state.view)
+        specs = files.by_segment([segment.block.spec_id for segment in files.segments])
+        shared = int(np.isin(specs, list(coarse)).sum()) if coarse else 0
+        if shared:
+            yield self.make_problem(
+                state,
+                "shared files",
+                f"{shared:,} of {len(specs):,} data files were written before the number of buckets grew",
+                "each belongs to several buckets: engines shuffle joins by the key, and an equality reads all of the "
+                "file",
+            )
+
+
+def _data_files(snapshot: Snapshot) -> int:
+    return count_of(snapshot.summary_map(), "total-data-files", 0)
+
+
+PROPOSERS: dict[str, type[JobProposer]] = {
+    proposer.service.name: proposer
+    for proposer in (
+        Indexing,
+        Compaction,
+        TableClustering,
+        ColumnTtl,
+        SnapshotExpiration,
+        OrphanFileRemoval,
+        TableStatistics,
+        ManifestRewriting,
+        BucketSplitting,
+    )
+}
+"""The server's half of each table service, by name."""
+
+
+def make_proposers(settings: Settings, clock: Clock) -> list[JobProposer]:
+    """Return the server's half of every declared table service, in the order of the declarations.
+
+    Raises:
+        KeyError: A declared service has no half here.
+    """
+    return [PROPOSERS[name](settings, clock) for name in SERVICES]

@@ -1,0 +1,56 @@
+"""Each declared table service has both halves and a command, and keeps the names that tables and settings store."""
+
+from __future__ import annotations
+
+import pytest
+
+from seamark.commands.maintenance.run import run
+from seamark.connector.jobs.jobs import JOBS
+from seamark.formats.protocol.wire import ACCESS_CHECK
+from seamark.formats.services.service import TableService
+from seamark.formats.services.services import SERVICES, inherited_prefixes, steering_prefixes
+from seamark.metaserver.services.policy import PROPERTIES
+from seamark.metaserver.services.proposers import PROPOSERS
+from seamark.metaserver.settings.settings import FIELDS
+
+STORED_NAMES = {
+    "indexing": ("index", None, None),
+    "compaction": ("compact", "seamark.compaction.enabled", "services_compaction"),
+    "clustering": ("cluster", "seamark.clustering.enabled", "services_clustering"),
+    "column-ttl": ("column-ttl", "seamark.column-ttl.enabled", "services_column_ttl"),
+    "expiration": ("expire", "seamark.expiration.enabled", "services_expiration"),
+    "orphan-files": ("orphan-files", "seamark.orphan-files.enabled", "services_orphan_files"),
+    "statistics": ("statistics", "seamark.statistics.enabled", "services_statistics"),
+    "manifests": ("manifests", "seamark.manifests.enabled", "services_manifests"),
+    "bucket-splitting": ("split-buckets", "seamark.bucket-splitting.enabled", "services_bucket_splitting"),
+}
+"""The command, the switch and the setting of each service. Tables, files of settings and scripts have them."""
+
+
+def test_each_service_has_both_halves_and_a_command() -> None:
+    assert PROPOSERS.keys() == SERVICES.keys()
+    assert JOBS.keys() - {ACCESS_CHECK} == SERVICES.keys()
+    assert {service.command for service in SERVICES.values()} <= run.commands.keys()
+    assert all(proposer.service is SERVICES[name] for name, proposer in PROPOSERS.items())
+
+
+def test_names_that_tables_and_settings_store_stay() -> None:
+    assert {name: (one.command, one.switch, one.setting) for name, one in SERVICES.items()} == STORED_NAMES
+
+
+@pytest.mark.parametrize("service", SERVICES.values(), ids=list(SERVICES))
+def test_properties_and_settings_of_a_service_follow_its_declaration(service: TableService) -> None:
+    assert service.setting is None or service.setting in FIELDS
+    assert service.setting is None or service.setting_help
+    for declared in service.policy():
+        assert declared.name.startswith(service.property_prefixes)
+        assert declared.name in PROPERTIES
+    assert set(service.steered_by) <= SERVICES.keys() - {service.name}
+
+
+def test_whose_properties_steer_a_job() -> None:
+    assert steering_prefixes("compaction") == ("seamark.compaction.", "seamark.clustering.")
+    assert steering_prefixes("expiration") == ("seamark.expiration.", "history.expire.")
+    assert steering_prefixes("indexing") == ("seamark.index.",)
+    assert "seamark.index." not in inherited_prefixes()
+    assert "history.expire." in inherited_prefixes()

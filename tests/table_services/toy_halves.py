@@ -1,0 +1,64 @@
+"""The two halves of the toy table service, and the worker process that knows it.
+
+The import registers the service. Settings and commands read the declarations when their modules are loaded, so a
+program registers the declaration before it imports this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from seamark.commands import job_worker
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.policies import change_table_properties
+from seamark.connector.jobs.jobs import Table, table_job
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.services.services import SERVICES
+from seamark.metaserver.services.job import Job
+from seamark.metaserver.services.launching import worker_process
+from seamark.metaserver.services.proposer import JobProposer, Problem, TableState
+from seamark.metaserver.services.proposers import PROPOSERS
+from seamark.metaserver.store.model import Entry
+from tests.table_services.toy_service import LABEL, LABELLING, MIN_FILES
+
+SERVICES[LABELLING.name] = LABELLING
+worker_process.MODULE = "tests.table_services.toy_halves"
+
+
+def wrong_label(metadata: TableMetadata) -> str | None:
+    """The number of data files, if the table has enough of them and another label."""
+    snapshot = metadata.current_snapshot
+    files = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-data-files", 0)
+    is_wrong = files >= count_of(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)
+    return str(files) if is_wrong else None
+
+
+class Labelling(JobProposer):
+    service = LABELLING
+
+    def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
+        return self.make_job(entry) if self.is_on(metadata) and wrong_label(metadata) else None
+
+    def find_problems(self, state: TableState) -> Iterator[Problem]:
+        if wrong_label(state.metadata):
+            yield self.make_problem(state, "wrong label", "the label is not the number of files", "readers are misled")
+
+
+PROPOSERS[LABELLING.name] = Labelling
+
+
+@table_job(LABELLING)
+def label_table(client: IndexClient, table: Table) -> dict[str, Any]:
+    loaded = client.load_table(table)
+    label = wrong_label(decode_table(loaded.metadata, loaded.location))
+    if label is None:
+        return {}
+    change_table_properties(client, table, {LABEL: label}, ())
+    return {"files": int(label)}
+
+
+if __name__ == "__main__":
+    job_worker.main()

@@ -1,0 +1,18 @@
+"""The declaration of a toy table service, as `formats/services/services.py` has those of the product."""
+
+from __future__ import annotations
+
+from seamark.formats.services.service import ServiceProperty, TableService, is_whole_number
+
+MIN_FILES = "seamark.labelling.min-files"
+LABEL = "toy.data-files"
+"""The table property that the service writes."""
+
+LABELLING = TableService(
+    name="labelling",
+    command="label",
+    summary="writes the number of data files into a table property",
+    priority=4,
+    setting_help="Label tables without the property seamark.labelling.enabled.",
+    properties=(ServiceProperty(MIN_FILES, "2", is_whole_number(MIN_FILES)),),
+)
