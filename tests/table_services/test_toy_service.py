@@ -22,13 +22,13 @@ from seamark.formats.services.services import SERVICES
 from tests.table_services.toy_service import LABELLING
 SERVICES[LABELLING.name] = LABELLING
 from tests.table_services import toy_halves
-from seamark.metaserver.cli.main import cli
+from seamark.commands.main import cli
 """
 SERVER = f"{PROGRAM}\nsys.argv[:2] = ['seamark']\ncli()"
 COMMANDS = f"""{PROGRAM}
 import json
 from click.testing import CliRunner
-from seamark.metaserver.cli.reference import settings_page
+from seamark.commands.reference import settings_page
 from tests.docs.reference import services_table
 
 def run(*words):
