@@ -22,7 +22,7 @@ help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
 	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
 	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
-	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
+	@echo "make lint      ruff, mypy, import-linter, tests/style;  make bench      the measurements"
 	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
 	@echo "make wheel     dist/seamark-*.whl, which needs no compiler to install"
 	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
@@ -123,20 +123,22 @@ lint: venv
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	$(PY) -m pytest -q -n 0 tests/style
 
-# Four processes for two cores: each waits for JVMs, servers and disks for much of its time.
+# Four processes for two cores: each waits for JVMs, servers and disks for much of its time. Rules of style are part of lint.
 WORKERS ?= 4
+PYTEST := $(PY) -m pytest --ignore=tests/style
 test: venv jars services $(if $(JAVA25_FOUND),trino)
-	$(PY) -m pytest -n $(WORKERS) -m "not slow" --durations=15 $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) -m "not slow" --durations=15 $(PYTEST_ARGS)
 
 test-fast: venv
-	$(PY) -m pytest -n 2 -m "not slow" --tier unit --durations=5 $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m "not slow" --tier unit --durations=5 $(PYTEST_ARGS)
 
 durations: PYTEST_ARGS += --keep-durations
 durations: test
 
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
-	TEST_EXPLORE=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	TEST_EXPLORE=1 $(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: demo-note
 demo-note:
