@@ -21,9 +21,10 @@ from seamark.connector.client.values import CURRENT, At
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.indexer import Indexer
 from seamark.connector.jobs.statistics import compute_statistics
+from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
-from tests.services.trino import BY_NAME, CATALOG, NEEDS_TRINO, Trino
+from tests.services.trino import BY_NAME, CATALOG, Trino
 from tests.services.trino_lake import REMOTE, TrinoLake
 
 pytestmark = NEEDS_TRINO

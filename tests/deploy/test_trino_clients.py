@@ -15,8 +15,9 @@ import sqlalchemy
 from seamark.metaserver.cli.installation.java import java_25_home
 from tests.deploy.shop import Shop, both, post, rows_of
 from tests.services.java import SHORT_LIVED
+from tests.services.needs import NEEDS_TRINO
 from tests.services.process import ServiceFailed
-from tests.services.trino import CATALOG, JARS, NEEDS_TRINO
+from tests.services.trino import CATALOG, JARS
 from tests.services.trino_lake import TrinoLake, self_signed
 from tests.services.trino_proxy import trino_proxy
 

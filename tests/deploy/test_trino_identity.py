@@ -18,7 +18,8 @@ from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.analysis.statements import Statements
 from tests.connector.sql.comparing import rows_of
 from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
-from tests.services.trino import CATALOG, NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
+from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
 
 pytestmark = NEEDS_TRINO

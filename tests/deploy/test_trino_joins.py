@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from tests.deploy.shop import Shop, both, post, rows_of
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 
 pytestmark = NEEDS_TRINO
 FILES = 16

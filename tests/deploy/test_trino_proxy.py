@@ -28,7 +28,7 @@ from tests.deploy.shop import (
     splits,
     until_cancelled,
 )
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO

@@ -18,8 +18,9 @@ import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
 from tests.deploy.shop import eventually, post, rows_of
+from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
-from tests.services.trino import NEEDS_TRINO, PLANS, Trino
+from tests.services.trino import PLANS, Trino
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 

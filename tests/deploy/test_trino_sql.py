@@ -22,7 +22,8 @@ from tests.connector.sql.comparing import rows_of
 from tests.connector.sql.mixed_predicates import MixedPredicates
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import first_seed
-from tests.services.trino import CATALOG, NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
+from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 

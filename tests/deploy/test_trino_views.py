@@ -15,7 +15,7 @@ import pytest
 import trino.exceptions
 
 from tests.deploy.shop import Shop, both, post, reads_plans, rows_of, told
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
