@@ -32,7 +32,7 @@ venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
 $(CACHE)/python.stamp:
 	@mkdir -p $(CACHE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
-	@echo "Creating .venv"
+	@test -x $(PY) || echo "Creating .venv"
 	@test -x $(PY) || $(PYTHON) -m venv .venv 2>/dev/null || \
 	  { $(APT) update -q && $(APT) install -q -y python3-venv && $(PYTHON) -m venv --clear .venv; }
 	@command -v cc >/dev/null && $(PY) -c '$(HEADERS)' || \

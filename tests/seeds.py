@@ -49,9 +49,9 @@ def examples(number: int, judged: int | None = None) -> int:
     return -(-number // 3) if judged is None else judged
 
 
-def quick(seeds: Iterable[int], judged: int) -> list[ParameterSet]:
-    """Parameters: the first `judged` seeds are in the fast tier."""
-    return [pytest.param(seed, marks=[] if place < judged else pytest.mark.slow) for place, seed in enumerate(seeds)]
+def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
+    """Return the values as parameters of a test, of which the first `fast` are in the fast tier."""
+    return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
 
 
 def settle() -> None:

@@ -142,6 +142,7 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     return name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lake", "version"),
     [
@@ -215,6 +216,7 @@ def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
     assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]
 
 
+@pytest.mark.slow
 def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: TrinoLake) -> None:
     lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
     rows = lake.rows

@@ -71,6 +71,7 @@ def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> 
     assert shop.proxy.statements("rewritten") == before + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", pytest.param("?explicitPrepare=false", marks=pytest.mark.slow)])
 def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop, options: str) -> None:
     """Its prepared statements are the server's: their texts come in headers, or in EXECUTE IMMEDIATE."""

@@ -38,6 +38,7 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
     make_benchmark_tables(tmp_path_factory.mktemp("benchmarks"), trino_lake)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
 @pytest.mark.parametrize("every", [7, *(pytest.param(one, marks=pytest.mark.slow) for one in (3, 1))])
 def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every: int) -> None:

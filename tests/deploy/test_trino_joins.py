@@ -213,6 +213,7 @@ def test_where_all_files_can_matter_all_are_read(star: Shop, sql: str) -> None:
     assert "star.sales=" not in told_of(star, sql)
 
 
+@pytest.mark.slow
 def test_a_table_that_changes_is_read_as_it_was_when_the_statement_was_planned(star: Shop) -> None:
     """Every item gets another colour all the time, and one file's items have each: were rows of the one snapshot
     joined to files that were chosen by another one, there would be none."""

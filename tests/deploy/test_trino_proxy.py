@@ -165,6 +165,7 @@ def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(shop: Shop) -
     rows_of(port, "DROP TABLE fresh")
 
 
+@pytest.mark.slow
 def test_the_past_has_the_names_that_it_had(shop: Shop) -> None:
     """Two columns that have changed their names since: a plan by the names of now would leave out the wrong files."""
     port = shop.proxy.port

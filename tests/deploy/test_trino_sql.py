@@ -131,6 +131,7 @@ def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
     check_worth(check(filled, proxy, first_seed() + part, 1000))
 
 
+@pytest.mark.slow
 def test_local_times_beside_zoned_times_are_times_of_the_session(filled: TrinoLake, proxy: TrinoProxy) -> None:
     """There is no 02:45 on this day in Berlin: beside a zoned time it is 03:45, after 03:20."""
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]

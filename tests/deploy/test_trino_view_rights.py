@@ -110,6 +110,7 @@ def test_a_row_filter_on_the_view_holds_of_its_plans(guarded: Shop) -> None:
     assert said == "planned"
 
 
+@pytest.mark.slow
 def test_the_name_of_a_plan_view_leads_nowhere_soon_after(guarded: Shop) -> None:
     """Also not for the user that it was made for, and whatever rules say of such names."""
     for view in ("hiding", "summary"):

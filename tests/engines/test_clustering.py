@@ -64,6 +64,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 # The same rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [
@@ -115,6 +116,7 @@ def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
 
 
+@pytest.mark.slow
 def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -> None:
     rig.sales("evolved")
     rig.sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
@@ -126,6 +128,7 @@ def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -
     assert rig.rows("evolved") == before
 
 
+@pytest.mark.slow
 def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> None:
     rig.sales("told")
     before = rig.rows("told")
@@ -141,6 +144,7 @@ def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> 
     assert rig.rows(f"told VERSION AS OF {then}") == before == rig.rows("told")
 
 
+@pytest.mark.slow
 def test_a_branch_is_clustered_by_itself(rig: Rig) -> None:
     rig.sales("branched")
     rig.sql("ALTER TABLE {db}.branched CREATE BRANCH other")
@@ -211,6 +215,7 @@ def test_attributes_two_tables_away_count(rig: Rig) -> None:
 # Others, and what goes wrong
 
 
+@pytest.mark.slow
 def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ TABLES = {
 
 
 # Of each version, but against Iceberg's own planner, are the cases of tests/planner/test_plan_writer.py.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [one if "version 3" in one else pytest.param(one, marks=pytest.mark.slow) for one in TABLES]
 )

@@ -29,6 +29,7 @@ def given(ids: list[int], value: int) -> pa.Table:
     return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "partitioned", "steps"),
     [

@@ -111,6 +111,7 @@ def test_a_database_that_goes_and_comes_back_loses_no_acknowledged_commit(
         notes.check(Client(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_in_the_middle_of_commits_lose_nothing(pair: Pair) -> None:
     client = Client(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200

@@ -38,6 +38,7 @@ from tests.planner.lakes.tables import (
     path_of,
     planning,
 )
+from tests.seeds import quick
 from tests.server.rig import running
 
 T = "/v1/namespaces/db/tables/t"
@@ -351,7 +352,7 @@ def damage(path: Path, how: Damage, rng: random.Random) -> None:
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("how", quick(DAMAGES, 2))
 async def test_cache_files_damaged_between_two_runs_are_made_anew(tmp_path: Path, how: Damage) -> None:
     table, manifests = filled(tmp_path / "t", days=2, per_day=6000)
     everything = list(range(12_000))

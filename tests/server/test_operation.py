@@ -277,6 +277,7 @@ async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path
         assert len(body["instants"]) == 4
 
 
+@pytest.mark.slow
 async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tmp_path: Path) -> None:
     async def cycle(number: int) -> None:
         async with running(tmp_path / str(number % 2), webhook_urls=("http://127.0.0.1:9/x",)) as server:

@@ -69,6 +69,7 @@ def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_noth
     assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
 
 
+@pytest.mark.slow
 def test_index_files_in_the_folder_of_earlier_versions_are_moved(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

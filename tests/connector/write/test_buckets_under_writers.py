@@ -185,7 +185,7 @@ def judge_plans(client: IndexClient, note: str) -> None:
     ("mode", "version", "properties"),
     [
         pytest.param(MODES[0], 2, {}, id="merge-on-read"),
-        pytest.param(MODES[1], 3, BY_ID, id="copy-on-write and a record index"),
+        pytest.param(MODES[1], 3, BY_ID, id="copy-on-write and a record index", marks=pytest.mark.slow),
         pytest.param(MODES[1], 2, {}, id="copy-on-write", marks=pytest.mark.slow),
         pytest.param(MODES[0], 3, BY_ID, id="vectors and a record index", marks=pytest.mark.slow),
     ],

@@ -137,6 +137,7 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "indexed"),
     [

@@ -24,6 +24,7 @@ from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
 from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
+from tests.seeds import quick
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
@@ -204,7 +205,7 @@ def at_once(client: IndexClient, works: Sequence[Any]) -> None:
         future.result()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_writers_of_different_buckets_never_wait_for_each_other(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
@@ -237,7 +238,7 @@ def file_keys(path: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_writers_of_one_bucket_come_one_by_one(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[1]", 1)], properties=BY_ID)
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))

@@ -97,8 +97,11 @@ ORDERS: dict[str, Any] = {
     "unsorted": (),
     "sorted": (("identity", 2, "desc", "nulls-last"), ("bucket[4]", 1, "asc", "nulls-first")),
 }
-LONG = {("little memory", "many partitions", "sorted"), ("few files open", "many partitions", "unsorted")}
-"""These write the most files. That each of their limits holds of many partitions is in the fast tier."""
+LONG = {
+    *(("little memory", "many partitions", order) for order in ORDERS),
+    ("few files open", "many partitions", "sorted"),
+}
+"""These write the most files. The fast tier has many partitions with the lowest limits, unsorted."""
 
 
 @pytest.mark.parametrize(

@@ -132,6 +132,7 @@ def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, versi
     assert outcomes["undone"], outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.slow)])
 def test_icebergs_clean_up_leaves_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
     """Of Spark's writers and of ours, each of which replaces vectors of the other."""

@@ -106,6 +106,7 @@ def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
     return done
 
 
+@pytest.mark.slow
 def test_what_people_write_leaves_old_files_out(rig: Rig) -> None:
     conditions = (
         *("d >= current_date - INTERVAL 7 DAYS", "d > date_sub(current_date(), 7)", "at > now() - INTERVAL 1 DAY"),

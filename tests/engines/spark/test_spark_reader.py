@@ -385,6 +385,7 @@ def test_a_stream_reads_each_appended_row_once_over_restarts(rig: Rig, tmp_path:
 # Bitmaps, and who reads
 
 
+@pytest.mark.slow
 def test_ours_reads_where_bitmaps_leave_few_pages_and_icebergs_where_not(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

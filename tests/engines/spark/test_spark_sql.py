@@ -396,6 +396,7 @@ def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
     assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
