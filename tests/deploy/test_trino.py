@@ -147,9 +147,9 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     ("lake", "version"),
     [
         (CATALOG, 3),
-        pytest.param(CATALOG, 2, marks=pytest.mark.slow),
-        pytest.param(REMOTE, 2, marks=pytest.mark.slow),
-        pytest.param(REMOTE, 3, marks=pytest.mark.slow),
+        (CATALOG, 2),
+        (REMOTE, 2),
+        (REMOTE, 3),
     ],
     indirect=["lake"],
 )

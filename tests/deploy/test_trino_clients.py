@@ -72,7 +72,7 @@ def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", ["", pytest.param("?explicitPrepare=false", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", ["", "?explicitPrepare=false"])
 def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop, options: str) -> None:
     """Its prepared statements are the server's: their texts come in headers, or in EXECUTE IMMEDIATE."""
     prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"

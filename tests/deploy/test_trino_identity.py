@@ -40,7 +40,7 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
-@pytest.mark.parametrize("every", [7, *(pytest.param(one, marks=pytest.mark.slow) for one in (3, 1))])
+@pytest.mark.parametrize("every", [7, 3, 1])
 def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every: int) -> None:
     """Every seventh query, every third, or all."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]

@@ -68,10 +68,10 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [
-        pytest.param(2, "", marks=pytest.mark.slow),
+        (2, ""),
         (3, "PARTITIONED BY (day, bucket(2, id))"),
-        pytest.param(2, "PARTITIONED BY (day, bucket(2, id))", marks=pytest.mark.slow),
-        pytest.param(3, "", marks=pytest.mark.slow),
+        (2, "PARTITIONED BY (day, bucket(2, id))"),
+        (3, ""),
     ],
 )
 def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, version: int, partitioned: str) -> None:
@@ -99,7 +99,8 @@ def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, v
     assert report.files == max(1, len(partitions))
 
 
-@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 3])
 def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int) -> None:
     table = f"deleted_{version}"
     rig.sales(table, version=version)

@@ -196,7 +196,7 @@ def test_a_branch_beside_an_index_is_deleted_from(stock: Stock) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exact", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("exact", [False, True])
 def test_files_are_written_again_with_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
     """The residual of a plan made Iceberg's readers skip row groups, whose rows the new files then lacked."""
     table = stock.table(f"groups_{exact}", exact=exact)

@@ -34,8 +34,8 @@ def given(ids: list[int], value: int) -> pa.Table:
     ("version", "partitioned", "steps"),
     [
         (3, "", 2),
-        pytest.param(3, "", 4, marks=pytest.mark.slow),
-        pytest.param(2, "PARTITIONED BY (bucket(4, id))", 4, marks=pytest.mark.slow),
+        (3, "", 4),
+        (2, "PARTITIONED BY (bucket(4, id))", 4),
     ],
 )
 def test_spark_reads_what_was_replaced_and_deleted_by_key(

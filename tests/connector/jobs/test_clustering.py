@@ -251,7 +251,8 @@ def test_attributes_of_a_joined_table_are_kept_clustered_as_both_tables_change(
         assert files_of(set(range(200, 220))) <= report.files_after / 20 + 2
 
 
-@pytest.mark.parametrize(("rounds", "times_max"), [(16, 4.5), pytest.param(40, 7, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "times_max"), [(16, 4.5), (40, 7)])
 def test_only_new_files_and_smaller_layers_are_rewritten(
     client: IndexClient, served: Served, rounds: int, times_max: float
 ) -> None:

@@ -148,7 +148,15 @@ def normal(row: Any) -> tuple[Any, ...]:
     return tuple(repr(one) if isinstance(one, float) else one for one in row)
 
 
-@pytest.mark.parametrize(("version", "partitioned", "seed"), [(2, False, 1), (2, True, 2), (3, False, 3), (3, True, 4)])
+@pytest.mark.parametrize(
+    ("version", "partitioned", "seed"),
+    [
+        pytest.param(2, False, 1, marks=pytest.mark.slow),
+        (2, True, 2),
+        (3, False, 3),
+        pytest.param(3, True, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_the_rows_of_random_tables_are_those_that_were_written_and_not_deleted(
     served: Served, client: SeamarkClient, version: int, partitioned: bool, seed: int
 ) -> None:

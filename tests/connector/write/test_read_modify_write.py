@@ -18,6 +18,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.served import Served
 from tests.connector.write.test_upserts import BY_ID, create, files_of, held, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.seeds import quick
 
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
@@ -103,7 +104,7 @@ def test_a_snapshot_that_is_not_of_the_history_is_refused(client: IndexClient) -
 
 
 @pytest.mark.parametrize("spec", [[], [("bucket[4]", 1)]], ids=["whole", "bucketed"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_concurrent_increments_of_counters_lose_none(
     client: IndexClient, mode: str, spec: list[tuple[str, int]]
 ) -> None:

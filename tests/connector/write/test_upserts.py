@@ -20,6 +20,7 @@ from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, delete, upsert
 from tests.connector.read import typed
 from tests.connector.served import Served
+from tests.seeds import quick
 
 COLUMNS = ("id", "land", "ts", "note")
 FIELDS: list[dict[str, Any]] = [
@@ -114,7 +115,7 @@ def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("indexed", quick([True, False], 1))
 def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     client: IndexClient, mode: str, indexed: bool
 ) -> None:
@@ -143,8 +144,8 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     [
         (COPY_ON_WRITE, False),
         (MERGE_ON_READ, True),
-        pytest.param(COPY_ON_WRITE, True, marks=pytest.mark.slow),
-        pytest.param(MERGE_ON_READ, False, marks=pytest.mark.slow),
+        (COPY_ON_WRITE, True),
+        (MERGE_ON_READ, False),
     ],
 )
 def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(

@@ -397,7 +397,7 @@ def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("ansi", ["false", "true"])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):

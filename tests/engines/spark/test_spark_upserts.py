@@ -212,7 +212,7 @@ def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
-    [pytest.param("PARTITIONED BY (bucket(2, id))", marks=pytest.mark.slow), "PARTITIONED BY (day, truncate(2, s))"],
+    ["PARTITIONED BY (bucket(2, id))", "PARTITIONED BY (day, truncate(2, s))"],
 )
 def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> None:
     table = f"everything_{len(spec)}"
