@@ -220,7 +220,7 @@ def test_a_client_may_have_it_left_alone(shop: Shop, headers: dict[str, str]) ->
     assert told.startswith("unchanged; ")
 
 
-def test_what_is_wrong_is_told_in_the_words_of_the_statement_that_came(shop: Shop) -> None:
+def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
     for sql in (
         "SELECT nothing FROM orders WHERE id = 1",
         "SELECT 1 / (id - 1) FROM orders WHERE id = 1",

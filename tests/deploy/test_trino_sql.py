@@ -204,7 +204,7 @@ def test_hand_made_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_t
     assert compared > 0.8 * len(hand_made.STATEMENTS)
 
 
-def test_what_is_large_or_unknown_to_duckdb_runs_on_trino(filled: TrinoLake) -> None:
+def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(filled: TrinoLake) -> None:
     url = f"http://tests@127.0.0.1:{filled.trino.port}?catalog={CATALOG}"
     engines = Engines(trino=url, large_bytes=10_000)
     with SqlSession(filled.seamark.base_url, engines=engines) as entry:

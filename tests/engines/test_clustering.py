@@ -217,9 +217,7 @@ def test_attributes_two_tables_away_count(rig: Rig) -> None:
 
 
 @pytest.mark.slow
-def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_appended_meanwhile_stay_and_a_delete_is_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("busy")
     meanwhile = ""
 
@@ -265,7 +263,7 @@ def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest
     assert rig.files("lossy") == stored
 
 
-def test_what_makes_no_sense_is_refused_before_anything_is_read(rig: Rig) -> None:
+def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)

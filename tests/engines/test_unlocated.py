@@ -98,7 +98,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
     ],
     ids=["version 1", "other partitions", "floating point"],
 )
-def test_what_cannot_be_said_by_equality_is_told_before_any_task_runs(
+def test_options_that_need_stored_rows_are_refused_before_a_task_runs(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, made: str, keys: list[str], said: str
 ) -> None:
     with Seamark(tmp_path_factory.mktemp("unsaid")) as server:

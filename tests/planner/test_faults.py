@@ -286,7 +286,7 @@ def _is_clean(answer: Answer, name: str) -> None:
 
 
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 60))])
-async def test_what_fails_while_storage_is_away_is_right_once_it_is_back(tmp_path: Path, seed: int) -> None:
+async def test_plans_that_failed_without_storage_are_right_once_it_is_back(tmp_path: Path, seed: int) -> None:
     table, _ = filled(tmp_path / "t", days=8)
     rng = random.Random(seed)
     rates = {Fault.BEFORE: 0.1, Fault.BROKEN: 0.03, Fault.LOST_REPLY: 0.05, Fault.SLOW: 0.2}

@@ -121,7 +121,7 @@ async def test_a_table_at_an_earlier_snapshot_is_planned_at_it(star: Star) -> No
     assert [one["plan"]["files"] for one in answer.json["tables"]] == [1]
 
 
-async def test_what_is_no_query_is_refused_with_the_reason(star: Star) -> None:
+async def test_statements_that_are_no_query_are_refused_with_the_reason(star: Star) -> None:
     for query, why, dialect in (
         ("SELECT FROM WHERE", "The query is not valid SQL: ", "trino"),
         ("", "it is empty", "trino"),

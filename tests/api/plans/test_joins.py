@@ -103,7 +103,7 @@ async def test_files_stay_that_may_hold_a_row_of_the_joined_table(star: Star) ->
     assert await star.kept(supplier("s_key > 5000")) == []
 
 
-async def test_what_became_of_each_join_is_told_parents_first(star: Star) -> None:
+async def test_the_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
     nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
     joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
     made = await star.plan(*joins)

@@ -130,7 +130,7 @@ async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(late
     assert set(await shown(late)) == {1}
 
 
-async def test_what_one_holder_withdraws_another_keeps(late: Late) -> None:
+async def test_a_plan_that_one_holder_withdraws_stays_for_another(late: Late) -> None:
     first, second = [(await made(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
     assert first != second
     assert (await made(late, holder="a"))["plan-snapshot-id"] == first

@@ -153,7 +153,7 @@ async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
     assert (made["snapshot-id"], made["files"], made["considered-files"], made["expires-at-ms"]) == (None, 0, 0, None)
 
 
-async def test_what_makes_no_sense_is_refused_by_its_name(late: Late) -> None:
+async def test_errors_name_the_invalid_part_of_a_request_for_a_plan_table(late: Late) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"predicate": "nosuch = 5"}, "nosuch"),
         ({"predicate": "id ="}, ""),

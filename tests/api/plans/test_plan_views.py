@@ -127,7 +127,7 @@ async def test_nothing_is_replaced_but_the_name_of_the_plans_table(late: Late, t
     assert "are not the name of db.t" in answer.error[2]
 
 
-async def test_what_makes_no_sense_is_refused(late: Late) -> None:
+async def test_invalid_requests_for_plan_views_are_refused(late: Late) -> None:
     await late.view(**{"view-version": version()})
     cases: list[tuple[dict[str, Any], int]] = [
         ({"predicate": "nothing = 5"}, 400),

@@ -62,7 +62,7 @@ def cut() -> None:
     raise Cut
 
 
-def test_what_is_missing_is_built_and_told_and_then_nothing_is_missing(client: IndexClient) -> None:
+def test_a_build_reports_the_missing_entries_that_it_makes(client: IndexClient) -> None:
     seen: list[Progress] = []
     workers = Watched()
     report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=seen.append)
@@ -84,7 +84,7 @@ def test_a_plan_leaves_out_what_the_index_rules_out(client: IndexClient) -> None
     assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
 
 
-def test_what_is_committed_meanwhile_is_caught_up_with(client: IndexClient) -> None:
+def test_a_build_catches_up_with_commits_made_meanwhile(client: IndexClient) -> None:
     def commit() -> None:
         append(client.url, "db.t", [[1000, 1001]])
 

@@ -82,7 +82,7 @@ def test_answers_come_as_json(url: str) -> None:
     assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
-def test_what_is_refused_is_told_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_index_command_are_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.client.repeats._BACKOFF_S", 0)
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),

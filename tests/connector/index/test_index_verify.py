@@ -71,7 +71,7 @@ def swap_blobs(one: Path, other: Path) -> None:
         Storage().write(path.as_uri(), parts)
 
 
-def test_what_is_right_is_told_to_be_right(client: IndexClient) -> None:
+def test_sound_index_files_are_reported_as_sound(client: IndexClient) -> None:
     code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
@@ -145,7 +145,7 @@ def test_an_index_file_that_is_gone_is_quarantined_as_the_server_finds_it_gone_t
     assert states(client, "bitmap")[path.name] == "quarantined"
 
 
-def test_what_cannot_be_read_here_is_wrong_and_not_quarantined(
+def test_a_file_that_cannot_be_read_is_reported_and_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Storage, location: str) -> memoryview:
@@ -175,7 +175,9 @@ def test_an_index_file_of_a_newer_version_is_told_and_left_alone(
     assert states(client, "bloom")[path.name] == "live"
 
 
-def test_what_others_replace_meanwhile_is_no_problem(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_others_replace_meanwhile_are_no_problem(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = client.index("db.t", "bloom").json["index-files"][0]["location"]
     report = client.quarantine_index_file
 
@@ -201,7 +203,9 @@ def test_the_same_seed_looks_at_the_same(client: IndexClient) -> None:
     assert found[0] == found[1] != ()
 
 
-def test_what_makes_no_sense_is_told(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused_with_their_exit_code(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(client.url, "db.empty")
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("verify", "db.t", "nope"), 1, "no index 'nope'"),

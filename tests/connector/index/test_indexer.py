@@ -231,7 +231,7 @@ class Failing(InProcessWorkers):
         return super().run(task, groups)
 
 
-def test_what_fails_is_left_alone_longer_each_time_and_holds_up_nothing(client: IndexClient) -> None:
+def test_an_index_that_fails_waits_longer_each_time_and_delays_no_other(client: IndexClient) -> None:
     table(client, "db.a", i=("bloom", "id"))
     table(client, "db.b", i=("bitmap", "country"))
     workers, clock = Failing("bloom"), Clocked()

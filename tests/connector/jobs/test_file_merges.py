@@ -176,7 +176,7 @@ def test_random_merges_and_drops_keep_all_else(client: IndexClient, served: Serv
             assert sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()) == sorted(before)
 
 
-def test_what_cannot_be_null_is_not_dropped(client: IndexClient, served: Served) -> None:
+def test_required_missing_and_partition_columns_are_not_dropped(client: IndexClient, served: Served) -> None:
     create(served, 2)
     append(client, "db.t", rows(random.Random(1), range(10)))
     for column, reason in (

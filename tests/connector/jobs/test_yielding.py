@@ -103,7 +103,7 @@ def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClie
 
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
-def test_what_is_left_of_a_rewrite_is_committed(
+def test_the_files_of_a_rewrite_without_a_conflict_are_committed(
     client: IndexClient, served: Served, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writers change random rows of random partitions while a compaction is under way: the partitions of which enough

@@ -157,7 +157,7 @@ def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
 
 
 @pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
-def test_what_a_predicate_holds_is_replaced(client: IndexClient, where: Any) -> None:
+def test_an_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
     append(client, "db.t", [rows(1, 2), rows(3, land="fr")])
     overwrite(client, "db.t", rows(9), where=where)
     assert seen(client) == {"de": [9], "fr": [3]}

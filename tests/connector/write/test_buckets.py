@@ -244,7 +244,7 @@ def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient) -> N
         assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
 
 
-def test_what_buckets_are_meant_has_to_be_clear(client: IndexClient) -> None:
+def test_a_resize_names_the_column_where_several_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
@@ -342,7 +342,7 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert sum(one["rows"] for one in told["sizes"]) == 1000
 
 
-def test_what_is_refused_is_told_in_one_line(client: IndexClient) -> None:
+def test_errors_of_the_buckets_command_are_one_line(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     create(client, "plain")
     cases: list[tuple[tuple[str, ...], int, str]] = [

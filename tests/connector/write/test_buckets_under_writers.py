@@ -215,7 +215,7 @@ def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_begun_before_a_resize_is_committed_as_it_is(
+def test_a_write_that_began_before_a_resize_is_committed_unchanged(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])

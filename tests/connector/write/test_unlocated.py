@@ -135,7 +135,7 @@ def test_void_fields_beside_those_of_the_key_do_not_matter(client: IndexClient) 
     assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
 
 
-def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served: Served) -> None:
+def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, served: Served) -> None:
     create(client, version=1)
     with pytest.raises(Unwritable, match="or equality deletes; upgrade it"):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY)
@@ -162,7 +162,7 @@ def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served:
     ],
     ids=["precombine", "columns", "copy-on-write"],
 )
-def test_what_would_need_the_stored_rows_is_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
+def test_options_that_need_the_stored_rows_are_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
     create(client)
     with pytest.raises(ValueError, match=said):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **wanted)
@@ -193,7 +193,7 @@ def test_who_has_located_rows_begins_again_where_they_are_gone(
     assert held(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
 
-def test_what_others_write_by_a_new_spec_meanwhile_is_replaced_too(
+def test_rows_written_meanwhile_by_a_new_partition_spec_are_replaced_too(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])

@@ -274,7 +274,7 @@ def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_changes_nothing_still_tells_what_was_found(client: IndexClient, mode: str) -> None:
+def test_an_upsert_that_changes_nothing_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
     before = client.load_table("db.t").location
@@ -373,7 +373,7 @@ def twice(name: str) -> pa.Table:
     return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
 
 
-def test_what_is_no_upsert_is_refused_and_leaves_nothing(client: IndexClient, served: Served) -> None:
+def test_an_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
     create(client)
     append(client, "db.t", rows((1, "de")))
     before = files_of(served)

@@ -158,7 +158,7 @@ def test_a_table_that_was_upgraded_meanwhile_is_changed_as_its_format_has_it_now
     assert len(files_of(served) - before) == report.files_written  # nothing is left of a first attempt
 
 
-def test_what_the_server_refuses_for_another_reason_is_tried_once(
+def test_a_request_that_the_server_refuses_for_another_reason_is_sent_once(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)

@@ -213,7 +213,7 @@ def test_filters_mean_what_spark_means_by_them(rig: Rig, table: str) -> None:
             assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
 
 
-def test_what_cannot_be_exact_is_left_to_spark(rig: Rig, table: str) -> None:
+def test_filters_that_cannot_be_exact_are_left_to_spark(rig: Rig, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
     for given in (
@@ -273,7 +273,7 @@ def plan_of(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
-def test_what_makes_no_sense_is_refused(rig: Rig) -> None:
+def test_invalid_read_options_are_refused(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.one (id bigint, text string) USING iceberg")
     for told, options in (
         ("no column 'nothing'", {"columns": "id,nothing"}),

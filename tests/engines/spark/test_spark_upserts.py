@@ -320,7 +320,7 @@ def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> N
         ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
-def test_what_makes_no_sense_is_told(rig: Rig, given: dict[str, Any], said: str) -> None:
+def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         write(rig.spark.range(3), "db.none", client=rig.client, **given)
 
