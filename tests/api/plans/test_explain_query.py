@@ -30,11 +30,6 @@ ROUTE = "/api/v1/explain-query"
 JOIN = "FROM {0}.fact f JOIN {0}.supplier s ON f.f_supplier = s.s_key"
 
 
-@pytest.fixture
-async def star(api: Api) -> Star:
-    return await made_star(api)
-
-
 async def ask(api: Api | Star, query: str, **body: Any) -> Answer:
     return await api("POST", ROUTE, {"query": query, **body})
 

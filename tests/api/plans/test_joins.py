@@ -64,11 +64,6 @@ class Star:
         return sorted(paths[one["file-path"]] for one in answer.json["kept"])
 
 
-@pytest.fixture
-async def star(api: Api) -> Star:
-    return await made_star(api)
-
-
 async def made_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)

@@ -7,8 +7,6 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
 from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served
@@ -16,12 +14,6 @@ from tests.planner.lakes.entries import listed, whole
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
 OTHERS = {"X-Seamark-Plans": "trino-2"}
-
-
-@pytest.fixture
-async def late(tmp_path: Path) -> Any:
-    async with served(tmp_path) as late:
-        yield late
 
 
 async def made(late: Late, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any) -> dict[str, Any]:

@@ -74,12 +74,6 @@ async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
         yield late
 
 
-@pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with served(tmp_path) as late:
-        yield late
-
-
 def plans(tmp_path: Path) -> list[Path]:
     """Files of plan tables, below the warehouse."""
     return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]

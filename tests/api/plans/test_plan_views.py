@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
     spark = {"type": "sql", "sql": "SELECT `id` FROM t", "dialect": "spark"}
     trino = {"type": "sql", "sql": text, "dialect": "trino"}
     return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
-
-
-@pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with served(tmp_path) as late:
-        yield late
 
 
 async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:

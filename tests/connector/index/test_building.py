@@ -24,6 +24,7 @@ from seamark.metaserver.cli.build import interruptible
 from seamark.metaserver.cli.main import cli
 from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 SMALL = GroupLimits(files=2)
 
@@ -253,10 +254,7 @@ def test_groups_keep_to_the_limits_and_lose_nothing() -> None:
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("index", *arguments, url=url)
 
 
 def test_the_command_builds_one_index_or_all(client: IndexClient) -> None:

@@ -15,6 +15,7 @@ from seamark.metaserver.cli.main import cli
 from tests.api.indexes.indexed import index_bytes, write
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
@@ -28,10 +29,7 @@ def url(served: Served) -> str:
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("index", *arguments, url=url)
 
 
 def build_half(url: str, name: str) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from seamark.connector.client.errors import Forbidden
 from seamark.connector.client.indexes import IndexClient
@@ -18,9 +17,9 @@ from seamark.connector.index.audits import audit_index
 from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
-from seamark.metaserver.cli.main import cli
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 COLUMNS = {"bloom": "id", "bitmap": "country", "record": "id"}
 
@@ -44,10 +43,7 @@ def client(served: Served) -> Iterator[IndexClient]:
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("index", *arguments, url=url)
 
 
 def index_paths(client: IndexClient, name: str) -> list[Path]:

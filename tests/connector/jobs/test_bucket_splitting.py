@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +22,7 @@ from seamark.connector.write import replacements
 from seamark.connector.write.appends import append, commit
 from seamark.connector.write.buckets import bucket_sizes, resize
 from seamark.connector.write.upserts import MODES, delete, upsert
+from tests.connector.jobs.test_manifests import lineage
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, read, rows
@@ -38,11 +38,6 @@ def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
     for row in held:
         found.setdefault(row["_file"], []).append(row["id"])
     return found
-
-
-def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    held = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in held.to_pylist())
 
 
 @pytest.mark.parametrize("spec", [BY_BUCKET, WITH_PART], ids=["bucket", "bucket and part"])

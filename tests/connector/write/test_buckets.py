@@ -8,7 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
@@ -18,8 +17,8 @@ from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
-from seamark.metaserver.cli.main import cli
 from tests.connector.write.test_upserts import create, held, rows
+from tests.support.commands import invoke_seamark
 
 
 def bucket(count: int, key: int) -> int:
@@ -317,10 +316,7 @@ def test_a_key_is_looked_for_in_its_old_bucket_and_its_new_one(client: IndexClie
 
 
 def seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["buckets", *arguments], env={"SEAMARK_URL": client.url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("buckets", *arguments, url=client.url)
 
 
 def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:

@@ -24,7 +24,7 @@ from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, held, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
 from tests.seeds import quick
@@ -148,7 +148,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
         upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key has no nulls"):
         delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
-    assert files_of(served) == set()
+    assert served.written_files() == set()
     none = pa.table({"y": pa.array([], pa.int32())})
     assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
 
@@ -201,17 +201,17 @@ def test_rows_written_meanwhile_by_a_new_partition_spec_are_replaced_too(
     fresh: set[Any] = set()
 
     def resized() -> None:
-        before = files_of(served)
+        before = served.written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        fresh.update(files_of(served) - before)
+        fresh.update(served.written_files() - before)
 
-    before = files_of(served)
+    before = served.written_files()
     meanwhile(monkeypatch, resized)
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(files_of(served) - before - fresh) == report.files_written  # nothing is left of the first attempt
+    assert len(served.written_files() - before - fresh) == report.files_written  # nothing is left of the first attempt
 
 
 def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(

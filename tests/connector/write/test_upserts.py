@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -65,11 +64,6 @@ def rows(*given: tuple[Any, ...]) -> pa.Table:
 def held(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
     found = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
     return [tuple(one.values()) for one in found]
-
-
-def files_of(served: Served) -> set[Path]:
-    """Data, delete and index files, whether or not somebody names them."""
-    return {one for one in served.home.rglob("*") if one.suffix in (".parquet", ".puffin") and "cache" not in one.parts}
 
 
 @pytest.mark.parametrize("indexed", [False, True])
@@ -226,7 +220,7 @@ def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, serve
 def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Served) -> None:
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "old"), (2, "old")))
-    for file in files_of(served):
+    for file in served.written_files():
         if "_seamark" in file.parts:
             data = bytearray(file.read_bytes())
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
@@ -242,7 +236,7 @@ def test_a_file_of_which_no_row_stays_is_not_read_to_write_it_anew(
 ) -> None:
     create(client, version=version, properties=BY_ID)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    (whole,) = (one for one in files_of(served) if one.suffix == ".parquet")
+    (whole,) = (one for one in served.written_files() if one.suffix == ".parquet")
     append(client, "db.t", rows((3, "a"), (4, "a")))
     whole.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
@@ -376,7 +370,7 @@ def twice(name: str) -> pa.Table:
 def test_an_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
     create(client)
     append(client, "db.t", rows((1, "de")))
-    before = files_of(served)
+    before = served.written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
@@ -396,7 +390,7 @@ def test_an_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, se
     for given, how, says in cases:
         with pytest.raises(Unwritable, match=says):
             upsert(client, "db.t", given, **how)
-        assert files_of(served) == before, says
+        assert served.written_files() == before, says
         assert held(client) == [(1, "de", None, None)], says
 
 
@@ -437,7 +431,7 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_change(
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
-    brought = [one for one in files_of(served) if "_seamark" in one.parts]
+    brought = [one for one in served.written_files() if "_seamark" in one.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
 
 
@@ -462,4 +456,4 @@ def test_nothing_to_do_makes_no_snapshot(client: IndexClient, served: Served) ->
     assert delete(client, "db.t", keys=[]) == Report()
     assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
     assert delete(client, "db.t", where="id = 5") == Report()
-    assert files_of(served) == set()
+    assert served.written_files() == set()

@@ -47,6 +47,7 @@ from seamark.connector.spark.session import connect, read
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.reader import PUSHDOWN
 from seamark.formats.iceberg.expressions.expression import TRUE
+from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -74,10 +75,6 @@ class Rig:
     def snapshots(self, table: str) -> list[int]:
         found = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         return [row[0] for row in found.collect()]
-
-
-def rows(frame: DataFrame) -> list[str]:
-    return sorted(repr(tuple(row)) for row in frame.collect())
 
 
 @pytest.fixture(scope="module")
