@@ -22,31 +22,36 @@ help:
 	@echo "make demo      a lookup before and after an index, then the Star Schema Benchmark in Spark, and in Trino with a JDK 25 (SCALE=0.1 KEEP=1 TRINO=0)"
 	@echo "make test      the tests, without the slow campaigns;  make test-all   all of them"
 	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
-	@echo "make lint      ruff, mypy, import-linter;               make bench      the measurements"
+	@echo "make lint      ruff, mypy, import-linter, tests/style;  make bench      the measurements"
 	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
 	@echo "make wheel     dist/seamark-*.whl, which needs no compiler to install"
 	@echo "make docs      the documentation site in .cache/site/html"
 	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
 
 venv: $(CACHE)/venv.stamp $(CACHE)/kernels.stamp
-$(CACHE)/venv.stamp: requirements.hashed.lock pyproject.toml
+# .venv without packages, and what compiles the kernels.
+$(CACHE)/python.stamp:
 	@mkdir -p $(CACHE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed (PYTHON=...)")'
-	@echo "Installing Python packages into .venv (1.5 GB, about a minute)"
+	@test -x $(PY) || echo "Creating .venv"
 	@test -x $(PY) || $(PYTHON) -m venv .venv 2>/dev/null || \
 	  { $(APT) update -q && $(APT) install -q -y python3-venv && $(PYTHON) -m venv --clear .venv; }
 	@command -v cc >/dev/null && $(PY) -c '$(HEADERS)' || \
 	  { $(APT) update -q && DEBIAN_FRONTEND=noninteractive $(APT) install -q -y --no-install-recommends gcc libc6-dev python3-dev; }
-	@if command -v uv >/dev/null; then \
-	  uv pip install -q --python $(PY) --require-hashes -r requirements.hashed.lock && \
-	  uv pip install -q --python $(PY) --no-build-isolation --no-deps -e . ; \
-	else \
-	  { $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --upgrade >/dev/null; } && \
-	  $(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.hashed.lock && \
-	  $(PY) -m pip install -qq --disable-pip-version-check --no-build-isolation --no-deps -e . ; \
-	fi
+	@command -v uv >/dev/null || $(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip --upgrade >/dev/null
 	@touch $@
-$(CACHE)/kernels.stamp: $(CACHE)/venv.stamp setup.py $(KERNELS)
+# All packages, for tests and lint; those of the demo's first act; and those that its other acts add.
+$(CACHE)/venv.stamp: requirements.hashed.lock
+$(CACHE)/demo.stamp: requirements.demo.lock
+$(CACHE)/ssb.stamp: requirements.ssb.lock
+$(CACHE)/venv.stamp $(CACHE)/demo.stamp $(CACHE)/ssb.stamp: pyproject.toml | $(CACHE)/python.stamp
+	@$(PYTHON) deploy/python/install.py $(PY) $(filter %.lock,$^)
+	@$(EDITABLE) --no-build-isolation --no-deps -e .
+	@touch $@
+# `seamark` as a link to the checkout. The kernels are compiled once, by the next target.
+EDITABLE = SEAMARK_KERNELS=0 $(if $(shell command -v uv),uv pip install -q --python $(PY),$(PY) -m pip install -qq --disable-pip-version-check)
+PACKAGES ?= $(CACHE)/venv.stamp
+$(CACHE)/kernels.stamp: setup.py requirements.hashed.lock $(KERNELS) | $(PACKAGES)
 	@echo "Compiling $(words $(filter %.pyx,$(KERNELS))) kernels (about a minute)"
 	@$(PY) setup.py -q build_ext --inplace --parallel 2
 	@touch $@
@@ -129,32 +134,37 @@ lint: venv
 	.venv/bin/check-jsonschema -qq --builtin-schema vendor.dependabot .github/dependabot.yml
 	.venv/bin/hadolint deploy/seamark/Dockerfile
 	$(PY) deploy/site/build.py
+	$(PY) -m pytest -q -n 0 tests/style
 
 # The documentation site, in .cache/site/html.
 docs: venv
 	$(PY) deploy/site/build.py
 
-# Four processes for two cores: each waits for JVMs, servers and disks for much of its time.
+# Four processes for two cores: each waits for JVMs, servers and disks for much of its time. Rules of style are part of lint.
 WORKERS ?= 4
+PYTEST := $(PY) -m pytest --ignore=tests/style
 test: venv jars services $(if $(JAVA25_FOUND),trino)
-	$(PY) -m pytest -n $(WORKERS) -m "not slow" --durations=15 $(PYTEST_ARGS)
+	$(PYTEST) -n $(WORKERS) -m "not slow" --durations=15 $(PYTEST_ARGS)
 
 test-fast: venv
-	$(PY) -m pytest -n 2 -m "not slow" --tier unit --durations=5 $(PYTEST_ARGS)
+	$(PYTEST) -n 2 -m "not slow" --tier unit --durations=5 $(PYTEST_ARGS)
 
 durations: PYTEST_ARGS += --keep-durations
 durations: test
 
 test-all: venv jars services $(if $(JAVA25_FOUND),trino)
-	TEST_EXPLORE=1 $(PY) -m pytest -n $(WORKERS) $(PYTEST_ARGS)
+	TEST_EXPLORE=1 $(PYTEST) -n $(WORKERS) $(PYTEST_ARGS)
 
 .PHONY: demo-note
 demo-note:
 	@command -v java >/dev/null && command -v mvn >/dev/null || \
 	  echo "Note: without a JDK 17 and Maven the demo ends after its first act. apt-get install openjdk-17-jdk-headless maven"
-demo: demo-note venv
+# Without the packages of tests and lint; each act begins as soon as its own packages are there.
+ACT = $(if $(wildcard $(CACHE)/venv.stamp),$(CACHE)/venv.stamp,$(CACHE)/$(1).stamp)
+demo: demo-note
+	@$(MAKE) --no-print-directory PACKAGES=$(call ACT,demo) $(CACHE)/kernels.stamp $(call ACT,demo)
 	@.venv/bin/seamark demo
-	@$(MAKE) --no-print-directory jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino))
+	@$(MAKE) --no-print-directory java $(call ACT,ssb) jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino))
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" TRINO="$(TRINO)" $(PY) -m bench.demo
 
 BENCHES := planning index writing fleet corpus $(if $(JAVA25_FOUND),trino)
@@ -175,8 +185,11 @@ lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock
 	@$(MAKE) --no-print-directory hashes
 
-# The pins of requirements.lock with the hashes of their files. In a separate file: pip takes hashes in a constraints file
+# The pins of requirements.lock with the hashes of their files, and those of them that the demo needs. In separate files: pip takes hashes in a constraints file
 # for a demand that all have some, and the folder that the README installs has none.
+COMPILE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-header --no-annotate
 hashes:
 	@command -v $(UV) >/dev/null || { $(PYTHON) -m venv $(CACHE)/uv && $(CACHE)/uv/bin/pip install -qq --disable-pip-version-check uv; }
-	$(UV) pip compile -q --python-version 3.11 --no-deps --generate-hashes --no-header --no-annotate requirements.lock -o requirements.hashed.lock
+	$(COMPILE) --no-deps requirements.lock -o requirements.hashed.lock
+	printf 'Cython\nsetuptools\n' | $(COMPILE) -c requirements.lock --extra server --extra demo pyproject.toml - -o requirements.demo.lock
+	printf 'duckdb\ntpchgen-cli\n' | $(COMPILE) -c requirements.lock $(addprefix --extra ,server demo spark trino) pyproject.toml - -o requirements.ssb.lock

@@ -6,8 +6,9 @@ Kernels take typed memoryviews, so no library's headers are needed, only a C com
 no processor: what is built here runs on any machine of the same architecture. The C files go to build/.
 
 To compile by hand after an edit: `.venv/bin/python setup.py -q build_ext --inplace`; `make venv` does the same.
-SEAMARK_CHECKED=1 builds kernels that check each access: memoryviews by Cython, all else by the compiler's sanitizers,
-whose libraries then have to be preloaded (tests/index/test_sanitised.py).
+SEAMARK_KERNELS=0 leaves them out: an editable installation would compile them in a folder of its own, and again at the
+next edit. SEAMARK_CHECKED=1 builds kernels that check each access: memoryviews by Cython, all else by the compiler's
+sanitizers, whose libraries then have to be preloaded (tests/index/test_sanitised.py).
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def check_compiler() -> None:
         raise SystemExit(f"Seamark's kernels need a C compiler and Python's headers. Run: {command}")
 
 
-check_compiler()
+HAS_KERNELS = os.environ.get("SEAMARK_KERNELS") != "0"
+if HAS_KERNELS:
+    check_compiler()
 
 CHECKED = os.environ.get("SEAMARK_CHECKED") == "1"
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
@@ -77,6 +80,8 @@ KERNELS = [
 ]
 
 setup(
-    ext_modules=cythonize(KERNELS, build_dir="build/kernels", compiler_directives=DIRECTIVES, force=CHECKED),
+    ext_modules=cythonize(
+        KERNELS if HAS_KERNELS else [], build_dir="build/kernels", compiler_directives=DIRECTIVES, force=CHECKED
+    ),
     options={"build_ext": {"parallel": os.cpu_count()}},
 )

@@ -31,12 +31,18 @@ def first_seed(variable: str = "TEST_SEED") -> int:
     return int(said)
 
 
-def seeds_by_version(seeds: Iterable[int], versions: Sequence[int] = (2, 3)) -> list[ParameterSet]:
-    """Parameters `("seed", "version")`: each seed with each format version. The versions take turns: of each seed, one
-    version is in the fast tier."""
+def seeds_by_version(
+    seeds: Iterable[int], versions: Sequence[int] = (2, 3), fast: int | None = None
+) -> list[ParameterSet]:
+    """Return parameters `("seed", "version")`: each seed with each format version.
+
+    The versions take turns: each of the first `fast` seeds, or each seed, has one version in the fast tier.
+    """
+    numbered = list(enumerate(seeds))
+    last = len(numbered) if fast is None else fast
     return [
-        pytest.param(seed, version, marks=[] if place == number % len(versions) else pytest.mark.slow)
-        for number, seed in enumerate(seeds)
+        pytest.param(seed, version, marks=[] if place == number % len(versions) and number < last else pytest.mark.slow)
+        for number, seed in numbered
         for place, version in enumerate(versions)
     ]
 
@@ -49,9 +55,9 @@ def examples(number: int, judged: int | None = None) -> int:
     return -(-number // 3) if judged is None else judged
 
 
-def quick(seeds: Iterable[int], judged: int) -> list[ParameterSet]:
-    """Parameters: the first `judged` seeds are in the fast tier."""
-    return [pytest.param(seed, marks=[] if place < judged else pytest.mark.slow) for place, seed in enumerate(seeds)]
+def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
+    """Return the values as parameters of a test, of which the first `fast` are in the fast tier."""
+    return [pytest.param(value, marks=[] if place < fast else pytest.mark.slow) for place, value in enumerate(values)]
 
 
 def settle() -> None:

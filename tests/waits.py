@@ -26,3 +26,12 @@ def block_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> No
         assert time.monotonic() < deadline_s, "the condition does not hold"
         time.sleep(pause_s)
         pause_s = min(1.2 * pause_s, 0.1)
+
+
+def becomes_true(holds: Callable[[], object], within_s: float = PATIENCE_S) -> bool:
+    """Return whether `holds()` is true within the time, as `block_until` waits for it."""
+    try:
+        block_until(holds, within_s)
+    except AssertionError:
+        return False
+    return True

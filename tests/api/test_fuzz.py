@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-EXAMPLES = 5
+EXAMPLES = 3
 EXAMPLES_LONG = 200
 _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 

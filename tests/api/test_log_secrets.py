@@ -36,7 +36,7 @@ def test_a_logged_error_shows_its_place_and_no_variable(log_format: str) -> None
 
 
 @pytest.mark.parametrize("name", ["asyncio", "aiohttp.server", "aiohttp.web"])
-def test_what_libraries_log_of_a_request_that_failed_quotes_none_of_it(name: str) -> None:
+def test_logs_of_libraries_quote_nothing_of_a_failed_request(name: str) -> None:
     program = dedent(
         f"""
         import logging

@@ -23,7 +23,7 @@ async def test_create_load_and_commit_answer_the_same_etag_for_the_same_state(ap
     assert committed.headers["ETag"] == (await api("GET", TABLE)).headers["ETag"]
 
 
-async def test_what_the_client_has_is_not_sent_again(api: Api) -> None:
+async def test_an_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
     await api.table()
     etag = (await api("GET", TABLE)).headers["ETag"]
     for given in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):

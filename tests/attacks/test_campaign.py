@@ -19,11 +19,11 @@ from tests.attacks.crafted import new_table
 from tests.attacks.runs import compare, run
 from tests.attacks.through_gateway import fill_cache, reach_through_gateway
 from tests.attacks.world import KINDS, open_world
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 from tests.services.s3 import S3
 
 
-@pytest.mark.parametrize("hints", [KINDS, ()], ids=["all handles known", "nothing known"])
+@pytest.mark.parametrize("hints", quick([KINDS, ()], 1), ids=["all handles known", "nothing known"])
 async def test_a_short_campaign_finds_nothing(tmp_path: Path, hints: tuple[str, ...]) -> None:
     c = await run(tmp_path / "home", 1, requests=0, hints=hints)
     assert not c.findings, c.verdict()

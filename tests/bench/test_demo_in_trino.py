@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bench.test_demo import check_table, demo
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -46,6 +46,7 @@ def test_a_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_server(tmp_path: Path) -> None:
     argv = [*ARGV, "--files", "3", "--keep"]
     with subprocess.Popen(argv, env=environment(tmp_path), cwd=REPO, stdout=subprocess.PIPE, text=True) as process:

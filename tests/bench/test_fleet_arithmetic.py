@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.fleet.arithmetic import PAGE, Fleet, figures, replaced_figures, shares
 
 
+@pytest.mark.slow
 def test_the_figures_on_the_page_are_those_of_the_simulation() -> None:
     page = PAGE.read_text()
     assert replaced_figures(page, figures()) == page

@@ -193,6 +193,7 @@ def test_facts_lie_ordered_by_date(data: Data) -> None:
     assert data.one(f"SELECT bool_and(ordered) FROM ({rows})")
 
 
+@pytest.mark.slow
 def test_the_same_scale_gives_the_same_data_and_is_made_once(folder: Path, tmp_path: Path) -> None:
     again = generate(tmp_path, SCALE)
     for table in TABLES:

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from bench.trino.run import BENCHES
+from tests.services.needs import NEEDS_TRINO
 from tests.services.process import REPO
-from tests.services.trino import NEEDS_TRINO
 
 pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
 

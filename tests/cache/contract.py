@@ -27,7 +27,7 @@ class TierContract:
             tier.check_invariants()
 
     @pytest.mark.parametrize("size", [0, 1, 63, 4096, 65_471, 65_472, 65_536, 1_000_003])
-    def test_what_was_put_is_what_is_read(self, tier: Tier, size: int) -> None:
+    def test_a_value_is_read_as_it_was_put(self, tier: Tier, size: int) -> None:
         value = payload_of("k", size)
         assert tier.get("k") is None
         assert tier.put("k", value)

@@ -16,6 +16,7 @@ from seamark.cache.disk import DiskTier
 from tests.cache.payloads import payload_of
 from tests.cache.test_disk import disk_bytes
 from tests.cache.worker import BUDGET_BYTES, KEYS, size_of
+from tests.seeds import quick
 
 REPO = Path(__file__).resolve().parents[2]
 
@@ -45,7 +46,7 @@ def test_processes_at_once_see_only_whole_values_within_one_budget(tmp_path: Pat
     tier.close()
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 20))])
+@pytest.mark.parametrize("seed", quick(range(20), 1))
 def test_killed_at_any_moment_of_a_put_no_torn_value_is_served_and_nothing_is_left_behind(
     tmp_path: Path, seed: int
 ) -> None:

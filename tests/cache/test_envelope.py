@@ -15,7 +15,7 @@ def sealed(key: str, payload: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 100_000])
-def test_what_was_sealed_is_unsealed_as_a_view(size: int) -> None:
+def test_a_sealed_value_is_unsealed_without_a_copy(size: int) -> None:
     payload = random.Random(size).randbytes(size)
     data = memoryview(sealed("k", payload))
     view = unseal(key_digest("k"), data)

@@ -194,7 +194,7 @@ async def test_a_fetched_value_that_does_not_open_fails_its_callers_and_is_not_p
     assert not path_of(tmp_path, "k").exists()
 
 
-async def test_what_the_disk_holds_but_does_not_open_is_removed_and_fetched_anew(tmp_path: Path) -> None:
+async def test_a_file_on_disk_in_another_layout_is_removed_and_fetched_again(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, 32 << 20)
     tier.put("k", b"of an older program")
     tier.close()

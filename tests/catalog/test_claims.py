@@ -105,7 +105,7 @@ async def test_nothing_comes_to_lie_around_a_table(tmp_path: Path) -> None:
         await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="x", schema=SCHEMA, location=f"{place}/in/e"))
 
 
-async def test_what_was_dropped_keeps_its_place_until_it_is_purged(tmp_path: Path) -> None:
+async def test_a_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         location = await prepared(it)
         await it.catalog.tables.drop(CALLER, ("b",), "moved", purge=False)

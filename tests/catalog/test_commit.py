@@ -401,7 +401,7 @@ async def test_what_is_published_is_the_table_with_an_instant_for_each_snapshot(
         assert (state.sequence, state.snapshot_id) == (1, 7)
 
 
-async def test_what_cannot_be_published_has_not_happened(tmp_path: Path) -> None:
+async def test_a_commit_that_cannot_be_published_leaves_no_trace(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         await it.table()
         loaded = await it.catalog.tables.load(DB, "t")

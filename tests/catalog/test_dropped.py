@@ -192,7 +192,7 @@ async def test_a_table_that_shares_its_files_cannot_be_purged(tmp_path: Path) ->
         await it.catalog.tables.drop(CALLER, DB, "t", purge=False)
 
 
-async def test_what_says_later_that_it_shares_its_files_is_not_purged_either(tmp_path: Path) -> None:
+async def test_a_table_that_is_marked_later_as_sharing_its_files_is_not_purged_either(tmp_path: Path) -> None:
     async with rig(tmp_path) as it:
         files = await _filled(it, "t")
         await it.catalog.tables.drop(CALLER, DB, "t", purge=True)

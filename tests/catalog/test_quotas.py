@@ -110,7 +110,7 @@ def test_by_default_one_principal_makes_300_plans_of_a_minute_and_40_kb_each_thr
             kept.grant("trino", 3 * number + each, second, second + 60, 100 * 40_000)
 
 
-def test_what_is_known_of_leases_that_have_ended_is_forgotten() -> None:
+def test_leases_that_have_ended_are_forgotten() -> None:
     kept = shares(leases=10**6)
     for number in range(40_000):
         kept.grant("trino", number, number, number + 10, 1)

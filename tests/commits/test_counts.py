@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
-
 import pytest
 
 from tests.api.client import Api
 from tests.commits.claims import Claims
-from tests.server.rig import running
 
 MOST = 2**63 - 1
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running(tmp_path) as server:
-        yield Api(server)
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])

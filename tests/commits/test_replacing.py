@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.api.client import Api
 from tests.commits.claims import Claims, struct
-from tests.server.rig import running
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running(tmp_path) as server:
-        yield Api(server)
 
 
 async def test_the_partitions_of_both_zeros_are_replaced_where_both_are_written(api: Api) -> None:

@@ -4,9 +4,7 @@ that has them never is. Random tables, of which a plain model knows the rows and
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,17 +12,10 @@ import pytest
 from tests.api.client import Api
 from tests.commits.claims import Claims
 from tests.seeds import EXPLORING, first_seed
-from tests.server.rig import running
 
 TABLES, ROUNDS = 6, 12
 OFFSET = 4
 DELETES = {"content": "position-deletes"}
-
-
-@pytest.fixture
-async def api(tmp_path: Path) -> AsyncIterator[Api]:
-    async with running(tmp_path) as server:
-        yield Api(server)
 
 
 @dataclass

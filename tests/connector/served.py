@@ -31,6 +31,11 @@ class Served:
     def api(self) -> Api:
         return Api(self.server)
 
+    def written_files(self) -> set[Path]:
+        """Return the data, delete and index files in the home, whether or not a table names them."""
+        suffixes = (".parquet", ".puffin")
+        return {path for path in self.home.rglob("*") if path.suffix in suffixes and "cache" not in path.parts}
+
     def run(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(60)
 

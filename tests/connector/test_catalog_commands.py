@@ -62,7 +62,7 @@ def test_a_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -
     assert ["a"] not in printed(client, "namespace", "list")
 
 
-def test_what_a_command_changed_is_printed_as_json(client: IndexClient) -> None:
+def test_changes_of_a_command_are_printed_as_json(client: IndexClient) -> None:
     assert printed(client, "namespace", "create", "a", "--property", "k=v")["properties"]["k"] == "v"
     assert printed(client, "namespace", "set", "a", "k=w")["properties"]["k"] == "w"
     created = printed(client, "table", "create", "a.t", "--column", "id:long")

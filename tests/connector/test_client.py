@@ -204,7 +204,7 @@ def test_an_empty_token_is_none() -> None:
         ((200, {}, b"not json"), ServerFailed),
     ],
 )
-def test_what_is_no_answer_is_an_error_of_its_kind(
+def test_an_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
     with answering(answer) as (url, asked):

@@ -91,7 +91,7 @@ def test_a_folder_of_its_own_that_a_link_replaces_gives_nothing_of_another(
         assert os.listdir(folders[0]) == ["f"]
 
 
-def test_what_is_read_is_what_was_opened(warehouse: Path) -> None:
+def test_a_file_is_read_as_it_was_opened(warehouse: Path) -> None:
     with Storage().open_input_file(f"file://{warehouse}/t/f") as file:
         (warehouse / "t/f").unlink()
         (warehouse / "t/f").symlink_to(warehouse.parent / "secret/f")

@@ -8,20 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from click.testing import CliRunner
 
 from seamark.commands.catalog.expression_text import expression_text
 from seamark.commands.explain import advice
-from seamark.commands.main import cli
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 
 def seamark(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["explain", *arguments], env=env, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("explain", *arguments, env=env)
 
 
 @pytest.fixture

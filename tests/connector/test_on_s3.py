@@ -36,7 +36,7 @@ from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
 from tests.connector.parquet import encrypted
 from tests.connector.write.test_upserts import BY_ID, MODES, create, held, rows
 from tests.faults.rigs.mortal_statement import killed_at
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
 
@@ -215,7 +215,7 @@ def encrypt_all(lake: Lake, configuration: Any) -> None:
             pq.write_table(table, sink, encryption_properties=properties, write_page_index=True)
 
 
-@pytest.mark.parametrize("is_encrypted", [False, True])
+@pytest.mark.parametrize("is_encrypted", quick([True, False], 1))
 def test_statements_merge_and_trim_objects(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_encrypted: bool
 ) -> None:

@@ -30,7 +30,7 @@ def test_a_file_is_never_overwritten_and_nothing_is_left_of_the_attempt(tmp_path
     assert (tmp_path / "folder" / "x").read_bytes() == b"first"
 
 
-def test_what_was_deleted_is_gone_and_may_be_deleted_again(tmp_path: Path) -> None:
+def test_a_deleted_file_is_gone_and_may_be_deleted_again(tmp_path: Path) -> None:
     location = f"file://{tmp_path}/x"
     Storage().write(location, [b"first"])
     Storage().delete(location)

@@ -168,6 +168,7 @@ async def test_names_and_texts_of_others_are_shown_as_text(tmp_path: Path) -> No
         assert watched.hosts == {server.url.removeprefix("http://")}
 
 
+@pytest.mark.slow
 async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> None:
     progress = {"files-done": 30, "files-total": 120, "bytes-done": 1 << 20, "bytes-total": 4 << 20}
     job = {"service": "compaction", "namespace": ["db"], "table": "t", "uuid": "u", "launcher": "process"}

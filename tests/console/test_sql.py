@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from playwright.async_api import expect
 
 from tests.connector.lake import append, create, spread
@@ -83,6 +84,7 @@ async def test_a_statement_is_run_explained_cancelled_and_listed(tmp_path: Path)
         check(watched, server)
 
 
+@pytest.mark.slow
 async def test_a_server_without_sql_says_how_to_switch_it_on(tmp_path: Path) -> None:
     async with (
         running(tmp_path, sql="off") as server,

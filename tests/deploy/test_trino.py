@@ -21,9 +21,10 @@ from seamark.connector.client.values import CURRENT, At
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.indexer import Indexer
 from seamark.connector.jobs.statistics import compute_statistics
+from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
-from tests.services.trino import BY_NAME, CATALOG, NEEDS_TRINO, Trino
+from tests.services.trino import BY_NAME, CATALOG, Trino
 from tests.services.trino_lake import REMOTE, TrinoLake
 
 pytestmark = NEEDS_TRINO
@@ -141,13 +142,14 @@ def made_plan(lake: Lake, table: str, predicate: str, *, at: At = CURRENT) -> st
     return name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lake", "version"),
     [
         (CATALOG, 3),
-        pytest.param(CATALOG, 2, marks=pytest.mark.slow),
-        pytest.param(REMOTE, 2, marks=pytest.mark.slow),
-        pytest.param(REMOTE, 3, marks=pytest.mark.slow),
+        (CATALOG, 2),
+        (REMOTE, 2),
+        (REMOTE, 3),
     ],
     indirect=["lake"],
 )
@@ -214,6 +216,7 @@ def test_trino_can_do_a_plan_table_and_its_table_no_harm(lake: Lake) -> None:
     assert rows(f"SELECT n FROM {name} ORDER BY n") == [[1], [2], [3]]
 
 
+@pytest.mark.slow
 def test_trino_reads_our_statistics_and_we_read_those_of_trino(trino_lake: TrinoLake) -> None:
     lake = Lake(trino_lake.servers[CATALOG], trino_lake.trino, CATALOG, trino_lake.clients[CATALOG])
     rows = lake.rows

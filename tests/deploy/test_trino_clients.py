@@ -15,8 +15,9 @@ import sqlalchemy
 from seamark.commands.installation.java import java_25_home
 from tests.deploy.shop import Shop, both, post, rows_of
 from tests.services.java import SHORT_LIVED
+from tests.services.needs import NEEDS_TRINO
 from tests.services.process import ServiceFailed
-from tests.services.trino import CATALOG, JARS, NEEDS_TRINO
+from tests.services.trino import CATALOG, JARS
 from tests.services.trino_lake import TrinoLake, self_signed
 from tests.services.trino_proxy import trino_proxy
 
@@ -70,7 +71,8 @@ def test_trinos_command_line_gets_what_it_gets_without_the_proxy(shop: Shop) -> 
     assert shop.proxy.statements("rewritten") == before + 3
 
 
-@pytest.mark.parametrize("options", ["", pytest.param("?explicitPrepare=false", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["", "?explicitPrepare=false"])
 def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop, options: str) -> None:
     """Its prepared statements are the server's: their texts come in headers, or in EXECUTE IMMEDIATE."""
     prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"

@@ -18,7 +18,8 @@ from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.analysis.statements import Statements
 from tests.connector.sql.comparing import rows_of
 from tests.deploy.identity import Both, make_benchmark_tables, open_both, write_files
-from tests.services.trino import CATALOG, NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
+from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
 
 pytestmark = NEEDS_TRINO
@@ -37,8 +38,9 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
     make_benchmark_tables(tmp_path_factory.mktemp("benchmarks"), trino_lake)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
-@pytest.mark.parametrize("every", [7, *(pytest.param(one, marks=pytest.mark.slow) for one in (3, 1))])
+@pytest.mark.parametrize("every", [7, 3, 1])
 def test_the_queries_of_tpc_h_and_of_the_star_schema_benchmark(both: Both, every: int) -> None:
     """Every seventh query, every third, or all."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]

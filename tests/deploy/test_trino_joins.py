@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
 from tests.deploy.shop import Shop, both, post, rows_of
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 
 pytestmark = NEEDS_TRINO
 FILES = 16
@@ -213,6 +213,7 @@ def test_where_all_files_can_matter_all_are_read(star: Shop, sql: str) -> None:
     assert "star.sales=" not in told_of(star, sql)
 
 
+@pytest.mark.slow
 def test_a_table_that_changes_is_read_as_it_was_when_the_statement_was_planned(star: Shop) -> None:
     """Every item gets another colour all the time, and one file's items have each: were rows of the one snapshot
     joined to files that were chosen by another one, there would be none."""

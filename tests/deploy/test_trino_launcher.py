@@ -54,7 +54,7 @@ def test_it_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
         assert b"IcebergPlugin" in entry.read("META-INF/services/io.trino.spi.Plugin")
 
 
-def test_what_is_missing_is_one_line_with_the_command(checkout: Path) -> None:
+def test_a_missing_program_is_reported_in_one_line_with_the_command(checkout: Path) -> None:
     done = launch(checkout, JAVA25=str(checkout / "none"))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"

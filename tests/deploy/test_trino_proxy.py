@@ -28,7 +28,7 @@ from tests.deploy.shop import (
     splits,
     until_cancelled,
 )
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
@@ -165,6 +165,7 @@ def test_a_commit_is_seen_by_the_next_statement_and_the_past_stays(shop: Shop) -
     rows_of(port, "DROP TABLE fresh")
 
 
+@pytest.mark.slow
 def test_the_past_has_the_names_that_it_had(shop: Shop) -> None:
     """Two columns that have changed their names since: a plan by the names of now would leave out the wrong files."""
     port = shop.proxy.port
@@ -219,7 +220,7 @@ def test_a_client_may_have_it_left_alone(shop: Shop, headers: dict[str, str]) ->
     assert told.startswith("unchanged; ")
 
 
-def test_what_is_wrong_is_told_in_the_words_of_the_statement_that_came(shop: Shop) -> None:
+def test_errors_quote_the_statement_as_the_client_sent_it(shop: Shop) -> None:
     for sql in (
         "SELECT nothing FROM orders WHERE id = 1",
         "SELECT 1 / (id - 1) FROM orders WHERE id = 1",

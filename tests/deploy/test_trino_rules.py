@@ -18,8 +18,9 @@ import trino.exceptions
 from pyiceberg.catalog import load_catalog
 
 from tests.deploy.shop import eventually, post, rows_of
+from tests.services.needs import NEEDS_TRINO
 from tests.services.seamark import Seamark
-from tests.services.trino import NEEDS_TRINO, PLANS, Trino
+from tests.services.trino import PLANS, Trino
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
@@ -249,6 +250,7 @@ def test_plans_are_shown_to_their_catalog_alone_and_gone_soon_after(ruled: Ruled
     eventually(lambda: len(shown(ruled)) == FILES)
 
 
+@pytest.mark.slow
 def test_snapshots_are_expired_through_the_catalog_that_sees_plans(ruled: Ruled) -> None:
     """Trino deletes the files of what it expires: a plan among them is dropped, and nothing later looks for them."""
     rows_of(ruled.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
@@ -393,6 +395,7 @@ def test_random_statements_of_three_users(ruled: Ruled, seed: int, queries: int)
     assert min(rewritten.values()) > 0
 
 
+@pytest.mark.slow
 def test_files_are_merged_and_columns_dropped_for_those_whom_trino_lets_update_all_rows(ruled: Ruled) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):

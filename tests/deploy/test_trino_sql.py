@@ -22,7 +22,8 @@ from tests.connector.sql.comparing import rows_of
 from tests.connector.sql.mixed_predicates import MixedPredicates
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import first_seed
-from tests.services.trino import CATALOG, NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
+from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
@@ -130,6 +131,7 @@ def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
     check_worth(check(filled, proxy, first_seed() + part, 1000))
 
 
+@pytest.mark.slow
 def test_local_times_beside_zoned_times_are_times_of_the_session(filled: TrinoLake, proxy: TrinoProxy) -> None:
     """There is no 02:45 on this day in Berlin: beside a zoned time it is 03:45, after 03:20."""
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]
@@ -202,7 +204,7 @@ def test_hand_made_statements_give_the_same_rows_on_duckdb_and_trino(hand_made_t
     assert compared > 0.8 * len(hand_made.STATEMENTS)
 
 
-def test_what_is_large_or_unknown_to_duckdb_runs_on_trino(filled: TrinoLake) -> None:
+def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(filled: TrinoLake) -> None:
     url = f"http://tests@127.0.0.1:{filled.trino.port}?catalog={CATALOG}"
     engines = Engines(trino=url, large_bytes=10_000)
     with SqlSession(filled.seamark.base_url, engines=engines) as entry:

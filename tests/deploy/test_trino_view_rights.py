@@ -11,7 +11,7 @@ import pytest
 import trino.exceptions
 
 from tests.deploy.shop import Shop, eventually, post, rows_of, told
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
@@ -110,6 +110,7 @@ def test_a_row_filter_on_the_view_holds_of_its_plans(guarded: Shop) -> None:
     assert said == "planned"
 
 
+@pytest.mark.slow
 def test_the_name_of_a_plan_view_leads_nowhere_soon_after(guarded: Shop) -> None:
     """Also not for the user that it was made for, and whatever rules say of such names."""
     for view in ("hiding", "summary"):

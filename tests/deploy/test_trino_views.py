@@ -15,7 +15,7 @@ import pytest
 import trino.exceptions
 
 from tests.deploy.shop import Shop, both, post, reads_plans, rows_of, told
-from tests.services.trino import NEEDS_TRINO
+from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
 pytestmark = NEEDS_TRINO
@@ -215,6 +215,7 @@ def statement(rng: random.Random) -> str:
             return f"SELECT count(*) FROM {one} a {where} OR {condition(one, 'a')}"
 
 
+@pytest.mark.slow
 def test_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.FixtureRequest) -> None:
     port = views.proxy.port
     # Of what was no view lately the proxy does not ask whether it is one now.
@@ -234,6 +235,7 @@ def test_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.F
         rows_of(port, f"SELECT * FROM {turning} WHERE id = 3", schema="views")
 
 
+@pytest.mark.slow
 def test_a_view_behind_a_view_that_is_replaced_is_read_as_it_is(views: Shop, request: pytest.FixtureRequest) -> None:
     direct, port = views.trino.port, views.proxy.port
     # Of what was no view lately the proxy does not ask whether it is one now.
@@ -281,6 +283,7 @@ def test_a_view_behind_a_view_that_changes_while_trino_plans_is_no_failure(views
         assert proxy.statements("original") == 1
 
 
+@pytest.mark.slow
 def test_a_view_that_has_become_stale_fails_as_without_the_proxy(views: Shop) -> None:
     """Its table has other types, or other columns, than when it was made."""
     direct, port = views.trino.port, views.proxy.port

@@ -17,6 +17,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.buckets import resize
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.engines.conftest import rows
+from tests.engines.test_unlocated import given
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -69,10 +70,6 @@ def create(lake: Lake, name: str, version: int) -> None:
         f"CREATE TABLE {{db}}.{name} (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(8, id)) TBLPROPERTIES "
         f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
     )
-
-
-def given(ids: list[int], value: int) -> pa.Table:
-    return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
 
 
 # The same growth without Spark, and a Spark that has loaded the table before it, are in the fast tier.

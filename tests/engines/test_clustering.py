@@ -64,13 +64,14 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 # The same rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "partitioned"),
     [
-        pytest.param(2, "", marks=pytest.mark.slow),
+        (2, ""),
         (3, "PARTITIONED BY (day, bucket(2, id))"),
-        pytest.param(2, "PARTITIONED BY (day, bucket(2, id))", marks=pytest.mark.slow),
-        pytest.param(3, "", marks=pytest.mark.slow),
+        (2, "PARTITIONED BY (day, bucket(2, id))"),
+        (3, ""),
     ],
 )
 def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, version: int, partitioned: str) -> None:
@@ -98,7 +99,8 @@ def test_rows_of_every_type_are_the_same_and_so_is_which_row_each_is(rig: Rig, v
     assert report.files == max(1, len(partitions))
 
 
-@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 3])
 def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int) -> None:
     table = f"deleted_{version}"
     rig.sales(table, version=version)
@@ -115,6 +117,7 @@ def test_deleted_rows_stay_away_and_their_delete_files_go(rig: Rig, version: int
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files") == []
 
 
+@pytest.mark.slow
 def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -> None:
     rig.sales("evolved")
     rig.sql("ALTER TABLE {db}.evolved RENAME COLUMN day TO weekday")
@@ -126,6 +129,7 @@ def test_rows_are_by_the_schema_of_now_though_no_snapshot_has_it_yet(rig: Rig) -
     assert rig.rows("evolved") == before
 
 
+@pytest.mark.slow
 def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> None:
     rig.sales("told")
     before = rig.rows("told")
@@ -141,6 +145,7 @@ def test_the_commit_says_that_rows_are_the_same_and_the_past_stays(rig: Rig) -> 
     assert rig.rows(f"told VERSION AS OF {then}") == before == rig.rows("told")
 
 
+@pytest.mark.slow
 def test_a_branch_is_clustered_by_itself(rig: Rig) -> None:
     rig.sales("branched")
     rig.sql("ALTER TABLE {db}.branched CREATE BRANCH other")
@@ -211,9 +216,8 @@ def test_attributes_two_tables_away_count(rig: Rig) -> None:
 # Others, and what goes wrong
 
 
-def test_what_others_append_meanwhile_stays_and_what_they_delete_is_a_conflict(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_rows_appended_meanwhile_stay_and_a_delete_is_a_conflict(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("busy")
     meanwhile = ""
 
@@ -259,7 +263,7 @@ def test_nothing_is_committed_where_a_row_was_lost(rig: Rig, monkeypatch: pytest
     assert rig.files("lossy") == stored
 
 
-def test_what_makes_no_sense_is_refused_before_anything_is_read(rig: Rig) -> None:
+def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:
     rig.sql(f"CREATE TABLE {{db}}.empty ({SALES}) USING iceberg")
     report = rig.cluster("empty", ["day"])
     assert (report.files, report.commit) == (0, None)

@@ -50,7 +50,8 @@ def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: in
         assert rows(ours.option("snapshot-id", str(snapshot)).load()) == wanted, said
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 4])
 def test_both_readers_of_spark_find_the_rows_of_each_snapshot(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:

@@ -297,7 +297,7 @@ def test_a_job_that_is_killed_is_gone_on_with_and_catches_up_with_a_writer(wide:
     assert len(kept) == 1
 
 
-def test_what_fails_in_a_task_is_told_in_a_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
+def test_a_task_that_fails_is_reported_in_one_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
     class Unwritable(SparkWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
             return super().run(replace(task, folder="file:///proc/nowhere"), groups)

@@ -60,6 +60,7 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
         catalog.close()
 
 
+@pytest.mark.slow
 def test_rows_are_right_where_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
     """Every fourth id matches; the others lie in the same files and ranges, so a weaker residual taken for the filter
     would show."""

@@ -114,9 +114,8 @@ TABLES = {
 
 
 # Of each version, but against Iceberg's own planner, are the cases of tests/planner/test_plan_writer.py.
-@pytest.mark.parametrize(
-    "kind", [one if "version 3" in one else pytest.param(one, marks=pytest.mark.slow) for one in TABLES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TABLES)
 def test_rows_row_ids_and_files_are_those_of_the_table_with_the_filter(engines: Engines, kind: str) -> None:
     """Of a table with rows deleted and updated, columns added and dropped, and partitioned in three ways over time."""
     seed = len(kind)

@@ -414,6 +414,7 @@ def test_a_plan_that_is_answered_later_is_waited_for(
         assert python.load_table("db.ranges").scan("id > 55").count() == 4
 
 
+@pytest.mark.slow
 def test_a_snapshot_from_before_a_rename_is_filtered_by_its_own_names(engines: Engines) -> None:
     """Java's client binds a residual to the current schema, where the column has another name, or is another one."""
     engines.sql("CREATE TABLE {db}.renamed (id bigint, country string, p int) USING iceberg PARTITIONED BY (p)")

@@ -160,6 +160,7 @@ def test_without_rebase_the_same_appends_fail(server: Seamark) -> None:
         _append_at_once([PyIcebergWriter(server, "refused", writer) for writer in range(8)], times=5)
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("merge", KINDS)
 def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
@@ -176,6 +177,7 @@ def test_sparks_and_pyicebergs_append_to_one_table_and_none_fails(
     assert Counter(found) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.parametrize("merge", KINDS)
 def test_rows_of_rebased_appends_to_a_table_of_version_3_have_ids_of_their_own(

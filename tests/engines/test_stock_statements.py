@@ -195,7 +195,8 @@ def test_a_branch_beside_an_index_is_deleted_from(stock: Stock) -> None:
     table.check("main has all rows")
 
 
-@pytest.mark.parametrize("exact", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("exact", [False, True])
 def test_files_are_written_again_with_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
     """The residual of a plan made Iceberg's readers skip row groups, whose rows the new files then lacked."""
     table = stock.table(f"groups_{exact}", exact=exact)
@@ -373,6 +374,7 @@ class Campaign:
         return f"NOT ({predicate})" if negated else predicate
 
 
+@pytest.mark.slow
 def test_random_statements_beside_indexes_leave_the_rows_that_they_should(stock: Stock) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):

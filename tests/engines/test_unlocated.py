@@ -29,12 +29,13 @@ def given(ids: list[int], value: int) -> pa.Table:
     return pa.table({"id": ids, "v": pa.array([value] * len(ids), pa.int64())})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "partitioned", "steps"),
     [
         (3, "", 2),
-        pytest.param(3, "", 4, marks=pytest.mark.slow),
-        pytest.param(2, "PARTITIONED BY (bucket(4, id))", 4, marks=pytest.mark.slow),
+        (3, "", 4),
+        (2, "PARTITIONED BY (bucket(4, id))", 4),
     ],
 )
 def test_spark_reads_what_was_replaced_and_deleted_by_key(
@@ -97,7 +98,7 @@ def test_spark_reads_what_was_replaced_and_deleted_by_key(
     ],
     ids=["version 1", "other partitions", "floating point"],
 )
-def test_what_cannot_be_said_by_equality_is_told_before_any_task_runs(
+def test_options_that_need_stored_rows_are_refused_before_a_task_runs(
     spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, made: str, keys: list[str], said: str
 ) -> None:
     with Seamark(tmp_path_factory.mktemp("unsaid")) as server:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +21,7 @@ from tests.faults.rigs.http import Client, new_key
 from tests.services.command import run_seamark
 from tests.services.process import http_ok
 from tests.services.seamark import SHARED_KEY, Seamark
+from tests.waits import becomes_true
 
 PLACES = ("home, warehouse and log", "the warehouse only", "the database only")
 
@@ -42,15 +42,6 @@ def _server(place: str, disk: SmallDisk, tmp_path: Path) -> Seamark:
 
 def _metadata_files(server: Seamark) -> list[Path]:
     return sorted(Path(server.warehouse.removeprefix("file://")).rglob("*.metadata.json"))
-
-
-def _eventually(true: Callable[[], bool], timeout_s: float = 60) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -81,7 +72,7 @@ def test_a_full_disk_refuses_commits_and_loses_nothing(tmp_path: Path, disk: Sma
             assert client.chain() == list(range(1, done + 1)), "the table is as it was"
             # What was written for refused commits is removed; the pointer's file and its log are whole.
             expected = {Path(location.removeprefix("file://")) for location in client.files()}
-            assert _eventually(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
+            assert becomes_true(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
 
             disk.free()
             status, body = client.append(done + 1, done, done + 1, key=key)

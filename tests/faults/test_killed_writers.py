@@ -90,6 +90,7 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
     assert held(client, At()) == rows(model), said
 
 
+@pytest.mark.slow
 def test_a_job_that_is_killed_and_started_again_does_each_batch_once(tmp_path: Path) -> None:
     seed = first_seed("FAULT_SEED")
     campaign(tmp_path, kills=3, batches=25, seed=seed, version=3, indexed=True)

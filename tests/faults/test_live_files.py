@@ -196,7 +196,7 @@ ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"
 
 
 def test_no_live_file_is_deleted_whatever_clients_do_to_each_other(start_seamark: Callable[..., Seamark]) -> None:
-    _campaign(start_seamark(env=ENV), seed=51, rounds=3, seconds=1.5)
+    _campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=1.0)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def workers_that_did(server: Seamark, operation: str) -> set[int]:
     return {event["worker"] for event in events if event["operation"] == operation}
 
 
-def test_what_one_worker_decodes_the_other_maps(start_seamark: Start) -> None:
+def test_a_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: Start) -> None:
     server = start_seamark(flags=("--workers", "2"))
     serving(server)
     registered(server, "t", manifests=60, per_manifest=20)

@@ -19,6 +19,7 @@ from tests.faults.rigs.writers import progress, writing
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.process import ServiceFailed, http_ok
 from tests.services.seamark import Seamark
+from tests.waits import becomes_true
 
 
 @dataclass(frozen=True)
@@ -74,15 +75,6 @@ def _exists(location: str) -> bool:
     return Path(location.removeprefix("file://")).is_file()
 
 
-def _until(true: Callable[[], bool], timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
 @pytest.mark.parametrize(
     "ends", [pytest.param(_stopped, id="stopped", marks=pytest.mark.slow), pytest.param(_killed, id="killed -9")]
 )
@@ -105,12 +97,13 @@ def test_a_database_that_goes_and_comes_back_loses_no_acknowledged_commit(
                 assert http_ok(f"{url}/healthz"), "an orchestrator must not restart it for this"
         finally:
             _start(pair.postgres)
-        assert _until(lambda: all(http_ok(f"{url}/readyz") for url in pair.base_urls), 60), "ready by themselves"
+        assert becomes_true(lambda: all(http_ok(f"{url}/readyz") for url in pair.base_urls), 60), "ready by themselves"
         assert progress(notes, 20, 60), notes
     for url in pair.base_urls:
         notes.check(Client(url), name, _exists, f"{ends.__name__}, {dict(notes.outcomes)}")
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_in_the_middle_of_commits_lose_nothing(pair: Pair) -> None:
     client = Client(pair.base_urls[0])
     assert client.create_table("cut")[0] == 200

@@ -47,7 +47,7 @@ def _read(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClai
 
 
 @given(key=text, names=st.dictionaries(text.filter(bool), text, max_size=3), meta=st.from_regex(r"[!-~]( ?[!-~]){0,9}"))
-def test_what_botocore_signs_is_accepted_and_nothing_else(key: str, names: dict[str, str], meta: str) -> None:
+def test_requests_are_accepted_only_as_botocore_signed_them(key: str, names: dict[str, str], meta: str) -> None:
     query = "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in names.items())
     url = f"http://host:1/bucket/k{quote(key, safe='/-_.~')}{'?' if query else ''}{query}"
     meta = meta.strip("\n")
@@ -71,7 +71,7 @@ def test_what_botocore_signs_is_accepted_and_nothing_else(key: str, names: dict[
 
 
 @given(key=text)
-def test_what_botocore_presigns_is_accepted(key: str) -> None:
+def test_urls_that_botocore_presigned_are_accepted(key: str) -> None:
     request = AWSRequest("GET", f"http://host:1/bucket/k{quote(key, safe='/-_.~')}")
     S3SigV4QueryAuth(KEYS, "s3", "us-east-1", expires=60).add_auth(request)
     claim, target = _read("GET", request.url, {"Host": "host:1"})

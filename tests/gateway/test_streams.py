@@ -123,7 +123,7 @@ def test_bodies_beyond_the_limit_are_refused_before_they_are_read(keys: Keys) ->
         assert (answer.status, b"EntityTooLarge" in answer.read()) == (400, True)
 
 
-def test_what_is_not_http_or_not_s3_gets_an_error_of_s3(rig: Rig) -> None:
+def test_requests_that_are_not_http_or_not_s3_get_an_error_of_s3(rig: Rig) -> None:
     gateway = urlsplit(rig.gateway)
     for sent in (
         b"\x16\x03\x01\x02\x00\x01\x00",

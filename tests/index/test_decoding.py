@@ -59,6 +59,7 @@ async def until_asked(decoders: Decoders) -> None:
             assert [bytes(one) for one in found] == BLOCKS
 
 
+@pytest.mark.slow
 async def test_processes_make_the_same_blocks_while_many_are_wanted_and_end_then(decoders: Decoders) -> None:
     with decoders.many(1000):
         with decoders.many(1_000_000):

@@ -15,7 +15,7 @@ from seamark.metaserver.objects.port import ObjectStore
 
 
 class ObjectStoreContract:
-    async def test_what_was_created_is_read_back(self, store: ObjectStore, base: str) -> None:
+    async def test_a_created_object_is_read_back(self, store: ObjectStore, base: str) -> None:
         data = SystemClock().random_bytes(100_000)
         await store.create(f"{base}/a/b/c.bin", data)
         assert await store.read(f"{base}/a/b/c.bin") == data

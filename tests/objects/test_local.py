@@ -177,7 +177,7 @@ async def test_a_name_too_long_for_the_file_system_is_the_clients_mistake(store:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "link"])
-async def test_what_is_no_plain_file_does_not_read_nor_hang(
+async def test_pipes_folders_and_links_are_refused_without_waiting(
     store: ObjectStore, base: str, tmp_path: Path, kind: str
 ) -> None:
     await store.create(f"{base}/warm", b"secret")

@@ -114,7 +114,7 @@ def test_names_with_dots_are_names(root: RootFolder, tmp_path: Path) -> None:
         assert _read(root.open_file(f"t/{name}")) == b"own"
 
 
-def test_what_is_no_plain_file_neither_opens_nor_hangs(root: RootFolder, tmp_path: Path) -> None:
+def test_pipes_and_folders_are_not_opened_and_do_not_block(root: RootFolder, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "disk/t/pipe")
     for name in ("t/pipe", "t/deep"):
         with pytest.raises(NotPlainFileError):

@@ -167,7 +167,7 @@ async def test_a_store_that_drops_metadata_is_judged_by_bytes(s3: S3, s3_bucket:
     client.close()
 
 
-async def test_what_is_written_carries_its_id(s3: S3, s3_bucket: str) -> None:
+async def test_written_objects_carry_the_id_of_their_write(s3: S3, s3_bucket: str) -> None:
     async with open_objects(settings_for(s3, s3_bucket), SystemClock()) as objects:
         await objects.create(f"s3://{s3_bucket}/warehouse/x", b"x")
     client = s3.client()

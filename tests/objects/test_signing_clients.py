@@ -89,6 +89,7 @@ async def signer(s3: S3, s3_bucket: str) -> AsyncIterator[Signer]:
     await runner.cleanup()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 async def test_icebergs_java_client_works_on_its_table_and_on_no_other(signer: Signer) -> None:
     jars = [*(CACHE / "jars").glob("iceberg-*.jar"), *_slf4j()]

@@ -1,18 +1,53 @@
-"""The two lock files: the same pins, and a hash for each in the one that pip checks downloads by."""
+"""The lock files have the same pins, with hashes where pip checks them, and the demo's have what the demo imports."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
+
+from tests.packaging.test_imports import IMPORT_ALL, everything, top_modules
 
 REPO = Path(__file__).resolve().parents[2]
 
 
+def entries(lock: str) -> dict[str, str]:
+    """Return the pin of each package, with its hashes where the lock has them."""
+    lines = re.sub(r"\\\n\s+", "", (REPO / lock).read_text()).splitlines()
+    return {line.partition("==")[0]: line.strip() for line in lines if line.strip()}
+
+
 def test_the_hashed_lock_has_the_pins_of_the_lock() -> None:
     """`make hashes` writes it."""
-    pins = (REPO / "requirements.lock").read_text().split("\n")
-    entries = re.sub(r"\\\n\s+", "", (REPO / "requirements.hashed.lock").read_text()).splitlines()
-    hashed = [entry.partition("--hash=")[0].strip() for entry in entries]
-    assert sorted(hashed) == sorted(pin.strip() for pin in pins if pin.strip())
-    for entry in entries:
+    hashed = entries("requirements.hashed.lock")
+    pins = {name: entry.partition("--hash=")[0].strip() for name, entry in hashed.items()}
+    assert pins == entries("requirements.lock")
+    for entry in hashed.values():
         assert re.search(r"--hash=sha256:[0-9a-f]{64}(?=\s|-|$)", entry), entry
+
+
+@pytest.mark.parametrize("lock", ["requirements.demo.lock", "requirements.ssb.lock"])
+def test_the_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
+    part = entries(lock)
+    assert part
+    assert part.items() <= entries("requirements.hashed.lock").items()
+
+
+@pytest.mark.parametrize(
+    ("locks", "modules"),
+    [
+        (["requirements.demo.lock"], ["seamark.commands.demo", "seamark.commands.serve", "Cython.Build"]),
+        (["requirements.demo.lock", "requirements.ssb.lock"], ["bench.demo.__main__", "seamark.commands.serve"]),
+    ],
+    ids=["first act", "all acts"],
+)
+def test_the_locks_of_the_demo_have_what_it_imports(locks: list[str], modules: list[str]) -> None:
+    installed = {name for lock in locks for name in entries(lock)}
+    hidden = top_modules(everything()) - top_modules(installed)
+    assert "pytest" in hidden
+    script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules!r}\n{IMPORT_ALL}"
+    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

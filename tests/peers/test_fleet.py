@@ -128,6 +128,7 @@ def restart_one_by_one(fleet: Fleet, rounds: int, clients: int) -> Load:
     return load
 
 
+@pytest.mark.slow
 def test_a_rolling_restart_under_load_fails_no_request(fleet: Fleet) -> None:
     fleet.write(1)
     load = restart_one_by_one(fleet, rounds=1, clients=2)

@@ -388,7 +388,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
         ("day=" + "1" * 20_000, "characters"),
     ],
 )
-def test_what_is_no_prefix_is_refused_and_told_why(metadata: TableMetadata, text: str, told: str) -> None:
+def test_an_invalid_prefix_is_refused_with_the_reason(metadata: TableMetadata, text: str, told: str) -> None:
     with pytest.raises(BadRequest) as refused:
         parse_prefix(text, metadata)
     assert told in refused.value.message

@@ -156,7 +156,7 @@ def test_bounds_that_cannot_be_read_rule_nothing_out(
         assert is_needed(of(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
 
 
-def test_what_the_manifest_list_does_not_say_rules_nothing_out() -> None:
+def test_missing_bounds_in_the_manifest_list_rule_nothing_out() -> None:
     never = of("string", Op.EQ, "zzz")
     told = [FieldSummary(False, None, b"a", b"b")]
     listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]

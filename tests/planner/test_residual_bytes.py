@@ -107,7 +107,7 @@ def test_few_files_and_short_filters_have_their_residual_whole(dialect: ClientDi
         assert [task["residual-filter"] for task in tasks] == [where] * files
 
 
-@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+@pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_long_residuals_that_differ_by_partition_are_bounded_and_not_all_evaluated(dialect: ClientDialect) -> None:
     spec = (PartitionField(1000, "p", 1, "identity"),)
     terms = [{"type": "eq", "term": "c2", "value": f"value {one}"} for one in range(20_000)]
@@ -125,7 +125,7 @@ def test_a_long_value_makes_no_long_residual_for_whoever_needs_one() -> None:
     assert tasks[0]["residual-filter"] == {"type": "not-null", "term": "c2"}
 
 
-@pytest.mark.parametrize("dialect", [STANDARD, JAVA, PYICEBERG])
+@pytest.mark.parametrize("dialect", quick([STANDARD, JAVA, PYICEBERG], 1))
 def test_exact_residuals_are_whole_however_long_they_are(dialect: ClientDialect) -> None:
     tasks, _ = answered(500, listed(20_000), dialect, exact=True)
     assert [task["residual-filter"] for task in tasks] == [listed(20_000)] * 500

@@ -342,6 +342,7 @@ async def test_plans_hold_nothing_of_the_tables_history(tmp_path: Path) -> None:
         assert (scan.metadata.snapshots, scan.metadata.snapshot_log, scan.metadata.refs) == ((), (), {})
 
 
+@pytest.mark.slow
 async def test_planners_that_come_and_go_leave_no_thread_file_or_mapping_behind(tmp_path: Path) -> None:
     table, _ = filled(tmp_path / "t", days=1, per_day=8000)
     process = psutil.Process()

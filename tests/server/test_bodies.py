@@ -225,7 +225,7 @@ async def test_a_bomb_is_refused_when_it_has_unpacked_to_the_limit(tmp_path: Pat
         assert (await wire.answer())[0] == 413
 
 
-async def test_what_unpacks_to_hundreds_of_times_its_size_is_refused_early(tmp_path: Path) -> None:
+async def test_a_body_that_unpacks_to_hundreds_of_times_its_size_is_refused_early(tmp_path: Path) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         bomb = gzip.compress(b" " * (60 << 20))
         await wire.send(
@@ -443,7 +443,7 @@ async def test_a_strangers_flood_writes_neither_the_log_nor_the_audit_full(login
     assert len(records) <= 50
 
 
-async def test_what_follows_a_refusal_is_not_read(logins: Logins) -> None:
+async def test_bytes_after_a_refused_request_are_not_read(logins: Logins) -> None:
     """What the operating systems hold is sent; the server takes no more of it than it must."""
     async with await Wire.open(logins.server) as wire:
         await wire.send(head_of("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))

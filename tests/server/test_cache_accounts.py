@@ -337,7 +337,11 @@ async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
     yield fill
 
 
-@pytest.mark.parametrize(("cache", "make"), CASES, ids=lambda value: getattr(value, "__name__", value))
+@pytest.mark.parametrize(
+    ("cache", "make"),
+    [pytest.param(*case, marks=[] if place % 3 == 0 else pytest.mark.slow) for place, case in enumerate(CASES)],
+    ids=lambda value: getattr(value, "__name__", value),
+)
 async def test_a_cache_is_charged_with_what_it_takes(
     cache: str, make: Callable[[Path], AbstractAsyncContextManager[Fill]], tmp_path: Path
 ) -> None:

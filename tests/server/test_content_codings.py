@@ -50,7 +50,7 @@ PACKED = [pytest.param(*one, id=name) for name, one in PACKERS.items()]
     pieces=st.integers(1, 40),
     step=st.integers(1, 300),
 )
-def test_what_was_packed_comes_back_whatever_the_pieces(
+def test_a_packed_body_is_unpacked_whatever_its_pieces(
     coding: str, pack: Callable[[bytes], bytes], data: bytes, pieces: int, step: int
 ) -> None:
     assert inflated(coding, pack(data), pieces=pieces, step=step) == data
@@ -77,7 +77,7 @@ def test_a_body_cut_off_anywhere_is_refused(coding: str, pack: Callable[[bytes],
 
 
 @pytest.mark.parametrize(("coding", "pack"), PACKED)
-def test_what_follows_the_end_is_refused(coding: str, pack: Callable[[bytes], bytes]) -> None:
+def test_bytes_after_the_end_of_a_packed_body_are_refused(coding: str, pack: Callable[[bytes], bytes]) -> None:
     for pieces in (1, 1000):
         with pytest.raises(BadRequest, match=r"goes on after its end|is corrupt"):
             inflated(coding, pack(b"text") + b"more of it", pieces=pieces)

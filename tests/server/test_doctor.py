@@ -171,7 +171,7 @@ def test_a_spark_that_runs_is_checked_by_its_web_interface() -> None:
     assert found[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
 
 
-def test_what_is_no_spark_is_told(tmp_path: Path) -> None:
+def test_an_address_or_file_that_is_no_spark_is_reported(tmp_path: Path) -> None:
     for spark, why in (
         (f"http://127.0.0.1:{free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),

@@ -78,7 +78,7 @@ async def test_our_own_routes_ask_for_a_role(server: Running, secrets: dict[str,
             assert answer.status == status, await answer.text()
 
 
-async def test_what_changes_something_and_what_was_refused_is_audited_with_who_did_it(
+async def test_changes_and_refused_requests_are_audited_with_their_principal(
     server: Running, secrets: dict[str, str]
 ) -> None:
     async def post(who: str) -> aiohttp.ClientResponse:

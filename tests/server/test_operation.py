@@ -82,7 +82,7 @@ async def test_metrics_show_what_the_parts_know(tmp_path: Path, monkeypatch: pyt
         await poll
 
 
-async def test_what_opened_indexes_count_for_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_metric_shows_the_memory_of_opened_indexes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.metaserver.server.SAMPLE_INTERVAL_S", 0.02)
     async with running(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
@@ -277,6 +277,7 @@ async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path
         assert len(body["instants"]) == 4
 
 
+@pytest.mark.slow
 async def test_twenty_open_and_close_cycles_leak_no_descriptor_thread_or_task(tmp_path: Path) -> None:
     async def cycle(number: int) -> None:
         async with running(tmp_path / str(number % 2), webhook_urls=("http://127.0.0.1:9/x",)) as server:

@@ -55,7 +55,7 @@ def test_a_new_home_is_private_under_the_most_permissive_umask(
     assert open_files(server.home) == []
 
 
-def test_what_was_open_is_repaired_at_the_next_start_and_logged(start_seamark: Start) -> None:
+def test_a_home_that_others_can_read_is_made_private_at_the_next_start(start_seamark: Start) -> None:
     server = start_seamark()
     make_table(server)
     server.terminate()

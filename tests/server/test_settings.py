@@ -171,7 +171,7 @@ def test_the_variable_that_kubernetes_sets_for_a_service_is_explained() -> None:
         load({}, {"SEAMARK_PORT": "tcp://10.0.0.1:8181"})
 
 
-def test_what_is_shown_holds_no_secret() -> None:
+def test_shown_settings_contain_no_secret() -> None:
     settings = Settings(
         database="postgresql://u:hunter2@h/d?password=hunter2",
         s3_access_key_id="hunter2",

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import trino.dbapi
 
 from seamark.commands.installation.java import java_25_home
@@ -35,15 +34,6 @@ PLANS = "trino"
 """What its catalogs carry in `X-Seamark-Plans`, and the proxy's option has by default."""
 BY_NAME = "_by_name"
 """Ends the names of catalogs in which plan tables have names."""
-NEEDS_TRINO = [
-    pytest.mark.trino,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        java_25_home() is None and "CI" not in os.environ,
-        reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)",
-    ),
-]
-"""Marks of its tests. Where there is a CI, it has the JDK."""
 
 
 @dataclass

@@ -18,7 +18,7 @@ from tests.tiers.marks import FILES, FOLDERS, ROOT, tier_of
     ("path", "fixtures", "markers", "tier"),
     [
         ("cache/test_disk.py", set(), set(), "unit"),
-        ("test_tidy.py", set(), set(), "unit"),
+        ("style/test_tidy.py", set(), set(), "unit"),
         ("connector/trino/test_scans.py", set(), set(), "unit"),
         ("connector/test_client.py", set(), set(), "server"),
         ("store/test_postgres.py", {"postgres_url"}, set(), "server"),

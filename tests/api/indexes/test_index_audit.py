@@ -187,7 +187,7 @@ async def test_of_files_that_describe_the_same_the_merged_and_the_newer_are_take
     assert (await shown(table))["files"] == 6
 
 
-async def test_what_was_put_aside_stays_and_its_twin_is_taken(table: Api) -> None:
+async def test_a_quarantined_file_stays_and_its_copy_is_registered(table: Api) -> None:
     build, (first,) = await built(table, FILES[:3])
     await quarantine(table, first)
     twin = write(build, "twin", real(build, FILES[:3]))["location"]

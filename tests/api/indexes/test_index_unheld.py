@@ -61,7 +61,7 @@ async def test_nothing_is_told_where_it_would_take_too_long(
     assert (await asked(api, locations)).json == {"unheld": {}, "complete": False}
 
 
-async def test_what_is_no_live_index_file_is_refused_by_name(built: tuple[Api, list[str]]) -> None:
+async def test_files_that_are_no_live_index_files_are_refused_by_name(built: tuple[Api, list[str]]) -> None:
     api, locations = built
     answer = await asked(api, [*locations, "file:///elsewhere"])
     assert (answer.status, "file:///elsewhere" in answer.json["error"]["message"]) == (409, True)

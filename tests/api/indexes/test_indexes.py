@@ -72,7 +72,7 @@ async def test_an_index_is_defined_in_the_tables_properties_and_listed(table: Ap
     }
 
 
-async def test_what_the_body_leaves_out_stays_as_it_is(table: Api) -> None:
+async def test_properties_that_the_body_leaves_out_stay_unchanged(table: Api) -> None:
     await define(table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
     paused = await define(table, "i", state="paused")
     assert (paused["definition"], paused["state"], paused["health"]) == (

@@ -90,7 +90,7 @@ async def test_any_snapshot_is_explained(table: Api) -> None:
     assert (await explained(table, **{"as-of": 99_999_999_999_999}))["files"] == 21
 
 
-async def test_what_makes_no_sense_is_refused_and_told_why(table: Api) -> None:
+async def test_invalid_requests_to_explain_are_refused_with_the_reason(table: Api) -> None:
     cases: list[tuple[Any, str]] = [
         ({"where": "id ="}, "line 1, column 4"),
         ({"where": ""}, "empty"),
@@ -139,7 +139,7 @@ async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
         yield Api(server)
 
 
-async def test_what_is_explained_is_what_is_planned(lakes: Api, tmp_path: Path) -> None:
+async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_path: Path) -> None:
     """Files, delete files and residuals of random filters on random tables, as the standard's route answers them. It
     leaves out files whose residual is false, which pruning has kept."""
     seen = 0

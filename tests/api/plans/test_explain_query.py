@@ -30,11 +30,6 @@ ROUTE = "/api/v1/explain-query"
 JOIN = "FROM {0}.fact f JOIN {0}.supplier s ON f.f_supplier = s.s_key"
 
 
-@pytest.fixture
-async def star(api: Api) -> Star:
-    return await made_star(api)
-
-
 async def ask(api: Api | Star, query: str, **body: Any) -> Answer:
     return await api("POST", ROUTE, {"query": query, **body})
 
@@ -121,7 +116,7 @@ async def test_a_table_at_an_earlier_snapshot_is_planned_at_it(star: Star) -> No
     assert [one["plan"]["files"] for one in answer.json["tables"]] == [1]
 
 
-async def test_what_is_no_query_is_refused_with_the_reason(star: Star) -> None:
+async def test_statements_that_are_no_query_are_refused_with_the_reason(star: Star) -> None:
     for query, why, dialect in (
         ("SELECT FROM WHERE", "The query is not valid SQL: ", "trino"),
         ("", "it is empty", "trino"),

@@ -64,11 +64,6 @@ class Star:
         return sorted(paths[one["file-path"]] for one in answer.json["kept"])
 
 
-@pytest.fixture
-async def star(api: Api) -> Star:
-    return await made_star(api)
-
-
 async def made_star(api: Api) -> Star:
     star = Star(api)
     star.fact = await StarTable.create(api, "fact", FACT)
@@ -103,7 +98,7 @@ async def test_files_stay_that_may_hold_a_row_of_the_joined_table(star: Star) ->
     assert await star.kept(supplier("s_key > 5000")) == []
 
 
-async def test_what_became_of_each_join_is_told_parents_first(star: Star) -> None:
+async def test_the_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
     nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
     joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
     made = await star.plan(*joins)

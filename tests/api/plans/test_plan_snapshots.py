@@ -7,8 +7,6 @@ import gzip
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
 from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, plans, served
@@ -16,12 +14,6 @@ from tests.planner.lakes.entries import listed, whole
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
 OTHERS = {"X-Seamark-Plans": "trino-2"}
-
-
-@pytest.fixture
-async def late(tmp_path: Path) -> Any:
-    async with served(tmp_path) as late:
-        yield late
 
 
 async def made(late: Late, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any) -> dict[str, Any]:
@@ -130,7 +122,7 @@ async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(late
     assert set(await shown(late)) == {1}
 
 
-async def test_what_one_holder_withdraws_another_keeps(late: Late) -> None:
+async def test_a_plan_that_one_holder_withdraws_stays_for_another(late: Late) -> None:
     first, second = [(await made(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
     assert first != second
     assert (await made(late, holder="a"))["plan-snapshot-id"] == first

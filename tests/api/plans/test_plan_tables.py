@@ -74,12 +74,6 @@ async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
         yield late
 
 
-@pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with served(tmp_path) as late:
-        yield late
-
-
 def plans(tmp_path: Path) -> list[Path]:
     """Files of plan tables, below the warehouse."""
     return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]
@@ -153,7 +147,7 @@ async def test_a_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
     assert (made["snapshot-id"], made["files"], made["considered-files"], made["expires-at-ms"]) == (None, 0, 0, None)
 
 
-async def test_what_makes_no_sense_is_refused_by_its_name(late: Late) -> None:
+async def test_errors_name_the_invalid_part_of_a_request_for_a_plan_table(late: Late) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"predicate": "nosuch = 5"}, "nosuch"),
         ({"predicate": "id ="}, ""),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,6 @@ def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
     spark = {"type": "sql", "sql": "SELECT `id` FROM t", "dialect": "spark"}
     trino = {"type": "sql", "sql": text, "dialect": "trino"}
     return {**VIEW_VERSION, "representations": [spark, trino], "default-catalog": "lake", **more}
-
-
-@pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with served(tmp_path) as late:
-        yield late
 
 
 async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
@@ -127,7 +120,7 @@ async def test_nothing_is_replaced_but_the_name_of_the_plans_table(late: Late, t
     assert "are not the name of db.t" in answer.error[2]
 
 
-async def test_what_makes_no_sense_is_refused(late: Late) -> None:
+async def test_invalid_requests_for_plan_views_are_refused(late: Late) -> None:
     await late.view(**{"view-version": version()})
     cases: list[tuple[dict[str, Any], int]] = [
         ({"predicate": "nothing = 5"}, 400),

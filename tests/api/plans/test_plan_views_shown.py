@@ -100,7 +100,7 @@ async def test_a_view_within_is_tried_by_all_of_its_columns(late: Late) -> None:
     assert GUARD in text
 
 
-async def test_what_does_not_fit_together_is_refused(late: Late) -> None:
+async def test_parts_of_a_request_that_contradict_each_other_are_refused(late: Late) -> None:
     body = await asked(late)
     (table,) = body["tables"]
     name = (await late.plan(predicate="id = 5"))["name"]

@@ -201,7 +201,7 @@ async def test_a_snapshot_is_named_by_id_ref_or_time(table: Api) -> None:
         assert len(await paths(table, query)) == 7
 
 
-async def test_what_makes_no_sense_is_refused_and_told_why(table: Api) -> None:
+async def test_invalid_parameters_are_refused_with_the_reason(table: Api) -> None:
     cases: list[tuple[str, str]] = [
         ("snapshot-id=9", "9"),
         ("snapshot-id=x", "whole number"),
@@ -309,7 +309,7 @@ async def test_the_form_is_chosen_by_accept(table: Api) -> None:
             assert answer.headers["Vary"] == "Accept", accept
 
 
-async def test_what_does_not_exist_is_not_found(api: Api) -> None:
+async def test_tables_and_snapshots_that_do_not_exist_are_not_found(api: Api) -> None:
     for route in ("files", "partitions", "stats/id"):
         assert (await api("GET", f"/api/v1/tables/db/none/{route}")).error[:2] == (404, "NoSuchTableException")
         assert (await api("GET", f"/api/v1/tables/none/t/{route}")).error[0] == 404

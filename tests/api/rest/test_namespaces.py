@@ -114,7 +114,7 @@ async def test_a_namespace_has_a_limit_of_levels(api: Api) -> None:
     assert refused.error[:2] == (400, "BadRequestException")
 
 
-async def test_what_no_url_can_name_is_no_namespace(api: Api) -> None:
+async def test_namespaces_too_long_for_a_url_are_refused(api: Api) -> None:
     long = ["é" * 255] * 3
     made = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
     assert [one.status for one in made] == [200, 200, 200]

@@ -169,7 +169,7 @@ async def test_nobody_places_anything_over_files_of_others(house: House) -> None
     assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
 
 
-async def test_what_was_dropped_out_of_sight_is_as_unknown_as_what_never_was(house: House) -> None:
+async def test_a_dropped_table_that_the_caller_may_not_see_is_not_found(house: House) -> None:
     assert (await house("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
     listed = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):

@@ -134,7 +134,7 @@ async def test_every_statement_asks_anew() -> None:
             assert f"OF {100 + number} " in (done.statement or "")
 
 
-async def test_what_was_asked_in_vain_is_not_asked_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_plan_that_left_nothing_out_is_not_requested_again_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 600.0)
     server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"

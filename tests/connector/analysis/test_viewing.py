@@ -272,7 +272,7 @@ async def test_a_nested_view_that_has_changed_is_read_again() -> None:
         assert len(server.views_asked) == before
 
 
-async def test_what_a_view_was_says_nothing_of_the_tables_beside_it() -> None:
+async def test_the_earlier_columns_of_a_view_decide_no_names_of_other_tables() -> None:
     """The name `x` in the subquery is the outer table's until the view has such a column."""
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}

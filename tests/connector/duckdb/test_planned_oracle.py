@@ -29,7 +29,7 @@ from pyiceberg.transforms import (
 import seamark.duckdb
 from tests.connector.analysis.comparisons import TABLE_NAMES, quoted
 from tests.connector.duckdb.loose_statements import LooseStatements
-from tests.seeds import first_seed
+from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
 
 
@@ -240,7 +240,7 @@ def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
         make_structs(con, rng)
         with RestCatalog("sea", uri=server.base_url) as catalog:
             then = [f" AT (VERSION => {one.snapshot_id})" for one in catalog.load_table("structs.facts").snapshots()]
-        for _ in range(150):
+        for _ in range(examples(150)):
             alias = rng.choice(["", "f", "info"])
             parts = [field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]
             where = f" {rng.choice(['AND', 'OR'])} ".join(parts)

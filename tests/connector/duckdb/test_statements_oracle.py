@@ -257,7 +257,7 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
         ("SELECT count(a) FILTER (a = 1) FROM t QUALIFY sum(count(*)) OVER () > 5", None),
     ],
 )
-def test_what_trino_writes_in_another_way_gives_conditions(statement: str, predicate: str | None) -> None:
+def test_spellings_of_trino_give_the_same_conditions(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
     marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)

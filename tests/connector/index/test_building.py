@@ -24,6 +24,7 @@ from seamark.connector.index.builds import AdaptiveWorkers, GroupLimits, InProce
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 SMALL = GroupLimits(files=2)
 
@@ -62,7 +63,7 @@ def cut() -> None:
     raise Cut
 
 
-def test_what_is_missing_is_built_and_told_and_then_nothing_is_missing(client: IndexClient) -> None:
+def test_a_build_reports_the_missing_entries_that_it_makes(client: IndexClient) -> None:
     seen: list[Progress] = []
     workers = Watched()
     report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=seen.append)
@@ -84,7 +85,7 @@ def test_a_plan_leaves_out_what_the_index_rules_out(client: IndexClient) -> None
     assert (explained.files, explained.indexes[0]["name"]) == (1, "b")
 
 
-def test_what_is_committed_meanwhile_is_caught_up_with(client: IndexClient) -> None:
+def test_a_build_catches_up_with_commits_made_meanwhile(client: IndexClient) -> None:
     def commit() -> None:
         append(client.url, "db.t", [[1000, 1001]])
 
@@ -253,10 +254,7 @@ def test_groups_keep_to_the_limits_and_lose_nothing() -> None:
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("index", *arguments, url=url)
 
 
 def test_the_command_builds_one_index_or_all(client: IndexClient) -> None:

@@ -15,6 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from tests.api.indexes.indexed import index_bytes, write
 from tests.api.plans.planned import append, file_of
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
@@ -28,10 +29,7 @@ def url(served: Served) -> str:
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("index", *arguments, url=url)
 
 
 def build_half(url: str, name: str) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def test_answers_come_as_json(url: str) -> None:
     assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
-def test_what_is_refused_is_told_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_the_index_command_are_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.client.repeats._BACKOFF_S", 0)
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),

@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from seamark.commands.main import cli
 from seamark.connector.client.errors import Forbidden
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
@@ -21,6 +19,7 @@ from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.connector.lake import append, create, spread
 from tests.connector.served import Served
+from tests.support.commands import invoke_seamark
 
 COLUMNS = {"bloom": "id", "bitmap": "country", "record": "id"}
 
@@ -44,10 +43,7 @@ def client(served: Served) -> Iterator[IndexClient]:
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["index", *arguments], env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("index", *arguments, url=url)
 
 
 def index_paths(client: IndexClient, name: str) -> list[Path]:
@@ -71,7 +67,7 @@ def swap_blobs(one: Path, other: Path) -> None:
         Storage().write(path.as_uri(), parts)
 
 
-def test_what_is_right_is_told_to_be_right(client: IndexClient) -> None:
+def test_sound_index_files_are_reported_as_sound(client: IndexClient) -> None:
     code, text = seamark(client.url, "verify", "db.t", "--sample", "9")
     assert code == 0, text
     for name in COLUMNS:
@@ -145,7 +141,7 @@ def test_an_index_file_that_is_gone_is_quarantined_as_the_server_finds_it_gone_t
     assert states(client, "bitmap")[path.name] == "quarantined"
 
 
-def test_what_cannot_be_read_here_is_wrong_and_not_quarantined(
+def test_a_file_that_cannot_be_read_is_reported_and_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def away(self: Storage, location: str) -> memoryview:
@@ -175,7 +171,9 @@ def test_an_index_file_of_a_newer_version_is_told_and_left_alone(
     assert states(client, "bloom")[path.name] == "live"
 
 
-def test_what_others_replace_meanwhile_is_no_problem(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_others_replace_meanwhile_are_no_problem(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = client.index("db.t", "bloom").json["index-files"][0]["location"]
     report = client.quarantine_index_file
 
@@ -201,7 +199,9 @@ def test_the_same_seed_looks_at_the_same(client: IndexClient) -> None:
     assert found[0] == found[1] != ()
 
 
-def test_what_makes_no_sense_is_told(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_arguments_are_refused_with_their_exit_code(
+    client: IndexClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     create(client.url, "db.empty")
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("verify", "db.t", "nope"), 1, "no index 'nope'"),

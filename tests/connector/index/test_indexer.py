@@ -69,6 +69,7 @@ def test_a_round_builds_every_enabled_index_of_every_table_and_the_next_has_noth
     assert keeper.round() == Round(tables=4, indexes=4, builds=2, files=2)
 
 
+@pytest.mark.slow
 def test_index_files_in_the_folder_of_earlier_versions_are_moved(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +231,7 @@ class Failing(InProcessWorkers):
         return super().run(task, groups)
 
 
-def test_what_fails_is_left_alone_longer_each_time_and_holds_up_nothing(client: IndexClient) -> None:
+def test_an_index_that_fails_waits_longer_each_time_and_delays_no_other(client: IndexClient) -> None:
     table(client, "db.a", i=("bloom", "id"))
     table(client, "db.b", i=("bitmap", "country"))
     workers, clock = Failing("bloom"), Clocked()

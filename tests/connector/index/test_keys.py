@@ -19,7 +19,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.locations import partition_path
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import FIELDS, create, files_of, held, rows
+from tests.connector.write.test_upserts import FIELDS, create, held, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.seeds import first_seed, quick
 
@@ -172,12 +172,12 @@ def test_changes_of_rows_of_a_version_1_table_are_refused_before_a_file_is_writt
 ) -> None:
     create(client, version=1)
     append(client, "db.t", rows((1, "a")))
-    before = files_of(served)
+    before = served.written_files()
     begun: list[object] = []
     monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (begun, files_of(served)) == ([], before)
+    assert (begun, served.written_files()) == ([], before)
     assert held(client) == [(1, "a", None, None)]
 
 

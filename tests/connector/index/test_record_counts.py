@@ -30,6 +30,7 @@ from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.kinds.record import Record
 from tests.connector.lake import catalog_at
 from tests.connector.write.test_upserts import create
+from tests.seeds import quick
 
 Longs = npt.NDArray[np.int64]
 
@@ -203,7 +204,7 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
     table.all_found()
 
 
-@pytest.mark.parametrize("mode", ["merge-on-read", "copy-on-write"])
+@pytest.mark.parametrize("mode", quick(["merge-on-read", "copy-on-write"], 1))
 def test_an_index_has_an_entry_for_each_row_after_each_kind_of_write(client: IndexClient, mode: str) -> None:
     grow(client, mode, keys=200_000, turns=1, sampled=20_000)
 

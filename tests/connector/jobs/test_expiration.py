@@ -117,7 +117,7 @@ def test_a_snapshot_is_as_old_as_the_commit_that_replaced_it(client: IndexClient
 @pytest.mark.parametrize(
     ("seed", "version"),
     [
-        *seeds_by_version((0, 1)),
+        *seeds_by_version((0, 1), fast=1),
         *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
     ],
 )

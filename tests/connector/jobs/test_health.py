@@ -67,7 +67,7 @@ def test_each_problem_is_found_and_is_gone_after_its_remedy(
         assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "after the log of the server"
 
 
-def test_what_the_server_does_by_itself_is_said(client: IndexClient, served: Served) -> None:
+def test_health_says_whether_the_server_repairs_a_problem_by_itself(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"seamark_compaction_enabled": "true"})
         for number in range(6):

@@ -89,7 +89,7 @@ def touched(table: Table, column: str, value: int) -> int:
     )
 
 
-@pytest.mark.parametrize(("case", "version"), seeds_by_version(range(2)))
+@pytest.mark.parametrize(("case", "version"), seeds_by_version(range(2), fast=1))
 def test_live_entries_stay_the_same_in_random_histories(
     client: IndexClient, served: Served, version: int, case: int
 ) -> None:

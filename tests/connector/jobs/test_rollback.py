@@ -29,7 +29,7 @@ from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
-from tests.seeds import examples, first_seed
+from tests.seeds import examples, first_seed, quick
 from tests.server.rig import LateClock
 
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
@@ -43,7 +43,7 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
     return {tuple(row.values()) for row in scan(client, "db.t", LINEAGE).to_arrow().to_pylist()}
 
 
-@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, served: Served, version: int) -> None:
     """Whether the rollback is possible or refused, the rows are those of the model, and each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")

@@ -31,7 +31,7 @@ from tests.connector.jobs.test_expiration import needed, stored
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 
 SMALL = CompactionPolicy(1 << 20, 2)
 
@@ -102,8 +102,8 @@ def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClie
     assert select_settled(opened, tasks, 500, 10_000) == tasks  # the change is old
 
 
-@pytest.mark.parametrize("version", [2, 3])
-def test_what_is_left_of_a_rewrite_is_committed(
+@pytest.mark.parametrize("version", quick([3, 2], 1))
+def test_the_files_of_a_rewrite_without_a_conflict_are_committed(
     client: IndexClient, served: Served, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writers change random rows of random partitions while a compaction is under way: the partitions of which enough

@@ -143,7 +143,7 @@ def test_nested_columns_are_read_whole(names: list[str]) -> None:
     assert pages.read(0, names, np.array([3])) is None
 
 
-def test_what_is_everywhere_is_read_whole_and_so_is_a_file_without_a_page_index() -> None:
+def test_rows_on_all_pages_and_files_without_a_page_index_are_read_whole() -> None:
     of = table(np.random.default_rng(1), 20_000)
     pages, _ = opened(written(of))
     assert pages.read(0, ["number"], np.arange(0, 20_000, 100)) is None

@@ -71,7 +71,7 @@ def test_a_column_added_later_is_null(tmp_path: Path) -> None:
     assert read(written(tmp_path, FIELDS, ROWS), 7) == {7: [None, None, None]}
 
 
-def test_what_readers_fill_in_themselves_is_left_alone(tmp_path: Path) -> None:
+def test_columns_with_defaults_or_partition_values_are_left_to_the_reader(tmp_path: Path) -> None:
     path = written(tmp_path, FIELDS, ROWS)
     with pytest.raises(Unreadable, match="default"):
         read(path, 8)
@@ -90,7 +90,7 @@ def test_a_file_without_ids_is_not_read(tmp_path: Path) -> None:
         read(path, 1)
 
 
-def test_what_is_no_parquet_file_is_unreadable(tmp_path: Path) -> None:
+def test_a_file_that_is_not_parquet_is_unreadable(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     path.write_bytes(b"PAR1 no PAR1")
     with pytest.raises(Unreadable, match="cannot be read"):

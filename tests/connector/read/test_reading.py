@@ -148,7 +148,15 @@ def normal(row: Any) -> tuple[Any, ...]:
     return tuple(repr(one) if isinstance(one, float) else one for one in row)
 
 
-@pytest.mark.parametrize(("version", "partitioned", "seed"), [(2, False, 1), (2, True, 2), (3, False, 3), (3, True, 4)])
+@pytest.mark.parametrize(
+    ("version", "partitioned", "seed"),
+    [
+        pytest.param(2, False, 1, marks=pytest.mark.slow),
+        (2, True, 2),
+        (3, False, 3),
+        pytest.param(3, True, 4, marks=pytest.mark.slow),
+    ],
+)
 def test_the_rows_of_random_tables_are_those_that_were_written_and_not_deleted(
     served: Served, client: SeamarkClient, version: int, partitioned: bool, seed: int
 ) -> None:
@@ -295,7 +303,7 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_what_one_set_of_deletes_took_and_another_did_not_can_be_read(
+def test_rows_that_only_one_of_two_sets_of_deletes_removed_can_be_read(
     served: Served, client: SeamarkClient, version: int
 ) -> None:
     async def make() -> Stored:
@@ -333,7 +341,7 @@ def test_at_most_as_many_rows_as_asked_for_are_read(served: Served, client: Seam
     assert sorted(table["id"].to_pylist()) == [0, 0, 0, 1, 1, 1]
 
 
-def test_what_cannot_be_read_exactly_is_refused(served: Served, client: SeamarkClient) -> None:
+def test_tables_that_cannot_be_read_exactly_are_refused(served: Served, client: SeamarkClient) -> None:
     async def make() -> Stored:
         made = await Stored.create(served.api)
         await made.commit([made.data_file([(1, "a", 1.5, 1)])])

@@ -16,7 +16,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
 from tests.connector.write.test_upserts import create
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 
 ROWS = 60_000
 FIELDS = [
@@ -45,7 +45,7 @@ def given(model: dict[int, Row]) -> pa.Table:
 
 
 @pytest.mark.parametrize("mode", [MERGE_ON_READ, COPY_ON_WRITE])
-@pytest.mark.parametrize("bitmaps", [True, False])
+@pytest.mark.parametrize("bitmaps", quick([True, False], 1))
 def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient, mode: str, bitmaps: bool) -> None:
     seed = first_seed()
     source = random.Random(seed)

@@ -159,7 +159,7 @@ def test_files_of_older_schemas_are_read_by_the_schema_of_the_snapshot(served: S
             assert listed(found) == listed(oracle.select(["id", *names])), sql
 
 
-def test_what_an_older_file_lacks_is_its_default_or_its_partitions_value(tmp_path: Path) -> None:
+def test_a_column_that_an_older_file_lacks_has_its_default_or_its_partition_value(tmp_path: Path) -> None:
     path = tmp_path / "data.parquet"
     fields = [pa.field("b", pa.int32(), metadata={"PARQUET:field_id": "2"})]
     pq.write_table(pa.table([[1, 2]], schema=pa.schema(fields)), path)

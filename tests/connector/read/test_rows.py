@@ -77,7 +77,7 @@ def test_pages_are_followed(served: Served, client: SeamarkClient, stored: Store
     assert len(asked) == 3
 
 
-def test_what_the_server_refuses_is_told(client: SeamarkClient, stored: Stored) -> None:
+def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClient, stored: Stored) -> None:
     with pytest.raises(BadRequest, match="No record index is on id"):
         client.lookup("db.t", {"id": [1]})
     with pytest.raises(NotFound, match="no index 'nope'"):

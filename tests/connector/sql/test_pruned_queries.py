@@ -16,7 +16,7 @@ from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.sql.comparing import rows_of
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
-from tests.seeds import first_seed
+from tests.seeds import examples, first_seed
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
 
 
 def test_pruned_queries_have_the_rows_of_whole_tables(served: Served) -> None:
-    told = check(served.url, first_seed(), 60)
+    told = check(served.url, first_seed(), examples(60))
     assert told["files left out"] > 0
 
 
@@ -79,7 +79,7 @@ def test_a_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
             table.manage_snapshots().create_tag(numbers[name], "it's").commit()
     drawn = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(served.url) as session:
-        for number in range(30):
+        for number in range(examples(30)):
             text = drawn.query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")

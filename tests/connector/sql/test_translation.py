@@ -65,7 +65,7 @@ def translated(text: str) -> DuckDBQuery:
         "SELECT DISTINCT ON (id) id FROM s.t",
     ],
 )
-def test_what_is_not_listed_is_not_translated(text: str) -> None:
+def test_functions_that_are_not_listed_are_not_translated(text: str) -> None:
     with pytest.raises((UnsupportedInDuckDB, BadRequest)):
         translated(text)
 

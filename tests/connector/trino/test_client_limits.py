@@ -197,7 +197,7 @@ async def test_an_answer_that_nobody_reads_is_cut_off() -> None:
         (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: verysecret\r\n\r\n", 400),
     ],
 )
-async def test_what_is_not_http_is_quoted_nowhere_and_counted(raw: bytes, status: int) -> None:
+async def test_requests_that_are_not_http_are_counted_and_quoted_nowhere(raw: bytes, status: int) -> None:
     async with faked(echo) as trino, proxied(trino.url) as rig, AsyncExitStack() as stack:
         wire = await connected(stack, rig)
         with structlog.testing.capture_logs() as events:

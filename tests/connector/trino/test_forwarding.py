@@ -365,7 +365,7 @@ async def test_health_and_counts_are_told_without_asking_trino() -> None:
         assert (await rig.ask("POST", "/seamark/healthz"))[0] == 405
 
 
-async def test_what_the_proxy_tells_of_itself_names_no_address_behind_it() -> None:
+async def test_answers_of_the_proxy_name_no_address_behind_it() -> None:
     hidden = nowhere()
     async with proxied(hidden) as rig:
         for path in ("/seamark/healthz", "/seamark/metrics", "/seamark/nothing"):

@@ -104,7 +104,7 @@ async def test_the_original_runs_where_the_rewritten_one_fails(pages: list[Page]
         assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()
 
 
-async def test_what_is_wrong_with_a_statement_is_told_of_the_original() -> None:
+async def test_errors_are_those_of_the_original_statement() -> None:
     async with staged(lambda text: [QUEUED, failed("COLUMN_NOT_FOUND", text)]) as (trino, rig):
         _, error, _ = await result(rig)
         assert error == "COLUMN_NOT_FOUND"
@@ -340,7 +340,7 @@ async def test_a_query_as_it_came_is_followed_out_of_the_queue_and_no_page_is_as
 
 
 @pytest.mark.parametrize("statement", ["SET SESSION a = 1", "/* a comment */ SELECT 1", "INSERT INTO t SELECT 1"])
-async def test_what_is_not_plainly_a_query_is_answered_as_trino_answers_it(statement: str) -> None:
+async def test_statements_that_are_not_plain_queries_get_the_answer_of_trino(statement: str) -> None:
     async with staged(lambda _: [QUEUED, QUEUED, END]) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=statement.encode())
         assert json.loads(body)["nextUri"].endswith("/queued/0/slug/1")

@@ -118,7 +118,7 @@ async def test_a_drop_needs_the_right_to_update_each_column(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("refused", ["EXPLAIN", "SELECT"])
 @pytest.mark.parametrize("text", [MERGE, DROP])
-async def test_what_trino_refuses_does_not_run(jobs: Jobs, text: str, refused: str) -> None:
+async def test_statements_that_trino_refuses_do_not_run(jobs: Jobs, text: str, refused: str) -> None:
     async with rigged(refused) as (_, rig):
         answer = await follow(rig, await post(rig, text))
         assert answer["error"]["errorName"] == "PERMISSION_DENIED"

@@ -31,7 +31,7 @@ from tests.services.trino_proxy import trino_proxy
         (["--trino", "http://t:1", "--catalog", "lake", "--kept-max", "2"], "--kept-max"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_exit_code_2(arguments: list[str], told: str) -> None:
+def test_invalid_options_end_the_command_with_exit_code_2(arguments: list[str], told: str) -> None:
     done = CliRunner().invoke(cli, ["trino-proxy", "--url", "http://s:1", "--port", "0", *arguments])
     assert done.exit_code == 2, done.output
     assert told in " ".join(done.output.split())

@@ -89,7 +89,7 @@ async def test_the_proxy_renews_what_a_statement_in_the_queue_will_read() -> Non
             assert set(renewed) == {"db/t"}
 
 
-async def test_what_runs_is_not_renewed() -> None:
+async def test_the_plans_of_a_statement_that_runs_are_not_renewed() -> None:
     async with fake_trino(lambda _: [QUEUED, *[ROWS] * 8, END]) as trino:
         assert await fetch(trino, False, "executing") == []
 

@@ -65,7 +65,7 @@ async def test_plans_are_withdrawn_once_no_statement_needs_them_one_request_for_
         await until(lambda: not catalog.shown)
 
 
-async def test_what_was_answered_and_not_used_is_withdrawn_too() -> None:
+async def test_plans_that_were_answered_and_not_used_are_withdrawn_too() -> None:
     async with withdrawing() as (catalog, made):
         note(catalog, made, (T, 1))
         await until(lambda: not catalog.shown)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
@@ -24,6 +21,7 @@ from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, U
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, open_destination, overwrite, overwrite_partitions
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
+from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 
 SCHEMA = Schema(
@@ -35,17 +33,9 @@ BY_BUCKET = PartitionSpec(PartitionField(1, 1000, BucketTransform(4), "id_bucket
 INDEXED = {"seamark.index.ids": "record(id)", "seamark.index.lands": "bitmap(land)", "seamark.index.b": "bloom(id)"}
 
 
-@contextmanager
-def pyiceberg(url: str) -> Iterator[RestCatalog]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with RestCatalog("sea", uri=url) as catalog:
-            yield catalog
-
-
 @pytest.fixture
 def client(served: Served) -> Iterator[IndexClient]:
-    with pyiceberg(served.url) as catalog:
+    with catalog_at(served.url) as catalog:
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEXED)
         catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
     made = IndexClient(served.url)
@@ -60,16 +50,11 @@ def rows(*ids: int, land: str | None = "de") -> pa.Table:
 def seen(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
     """Ids by land, as PyIceberg reads them."""
     found: dict[str | None, list[int]] = {}
-    with pyiceberg(client.url) as catalog:
+    with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)
         for row in table.scan().to_arrow().sort_by("id").to_pylist():
             found.setdefault(row["land"], []).append(row["id"])
     return found
-
-
-def files_of(served: Served) -> set[Path]:
-    """Data and index files, whether or not somebody names them."""
-    return {one for one in served.home.rglob("*") if one.suffix in (".parquet", ".puffin") and "cache" not in one.parts}
 
 
 def test_appended_rows_are_in_the_table_with_their_indexes(client: IndexClient, served: Served) -> None:
@@ -98,7 +83,7 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_append(
     assert len(written.index_files) > limit
     into.commit(client, written)
     assert seen(client) == {"de": list(range(tasks))}
-    puffins = [one for one in files_of(served) if one.suffix == ".puffin"]
+    puffins = [one for one in served.written_files() if one.suffix == ".puffin"]
     assert len(puffins) == limit, "those that no commit names are deleted"
     told = client.indexes("db.t")
     assert sum(one.files for one in told) == limit
@@ -115,14 +100,14 @@ def test_nothing_is_committed_for_no_rows(client: IndexClient, served: Served) -
     assert append(client, "db.t", rows()) is None
     assert overwrite_partitions(client, "db.t", []) is None
     assert seen(client) == {}
-    assert files_of(served) == set()
+    assert served.written_files() == set()
 
 
 def test_a_producers_sequence_is_in_the_table_once(client: IndexClient, served: Served) -> None:
     first = append(client, "db.t", rows(1), producer=("job", 1))
-    before = files_of(served)
+    before = served.written_files()
     again = append(client, "db.t", rows(1), producer=("job", 1))
-    assert files_of(served) == before, "of the second write no file is left"
+    assert served.written_files() == before, "of the second write no file is left"
     assert first is not None
     assert again is not None
     assert (first["duplicate"], again["duplicate"]) == (False, True)
@@ -145,7 +130,7 @@ def test_files_of_a_commit_whose_first_answer_was_lost_are_kept(
     assert answer is not None
     assert answer["duplicate"]
     assert seen(client) == {"de": [1, 2]}
-    assert len(files_of(served)) == 4
+    assert len(served.written_files()) == 4
 
 
 def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
@@ -157,7 +142,7 @@ def test_partitions_that_rows_are_of_are_replaced(client: IndexClient) -> None:
 
 
 @pytest.mark.parametrize("where", ["land = 'de'", {"type": "eq", "term": "land", "value": "de"}])
-def test_what_a_predicate_holds_is_replaced(client: IndexClient, where: Any) -> None:
+def test_an_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexClient, where: Any) -> None:
     append(client, "db.t", [rows(1, 2), rows(3, land="fr")])
     overwrite(client, "db.t", rows(9), where=where)
     assert seen(client) == {"de": [9], "fr": [3]}
@@ -171,24 +156,24 @@ def test_a_predicate_that_cuts_a_file_is_refused_and_what_was_written_is_gone(
     client: IndexClient, served: Served
 ) -> None:
     append(client, "db.t", rows(1, 2))
-    before = files_of(served)
+    before = served.written_files()
     with pytest.raises(BadRequest):
         overwrite(client, "db.t", rows(9), where="id = 1")
     with pytest.raises(BadRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", rows(9), where="id + 1 = 2")
-    assert files_of(served) == before
+    assert served.written_files() == before
     assert seen(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("where", ["f < 0.1", "f > 0.1", "f = 0.1"])
 def test_an_overwrite_is_of_what_its_predicate_says_and_never_of_more(client: IndexClient, where: str) -> None:
-    with pyiceberg(client.url) as catalog:
+    with catalog_at(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
     stored = pa.table({"f": pa.array([0.1], pa.float32())})  # none of these is true of it: its value is no 0.1
     append(client, "db.f", stored)
     with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
         overwrite(client, "db.f", stored.slice(0, 0), where=where)
-    with pyiceberg(client.url) as catalog:
+    with catalog_at(client.url) as catalog:
         assert catalog.load_table("db.f").scan().to_arrow().num_rows == 1
 
 
@@ -220,13 +205,13 @@ def test_a_refusal_deletes_no_file_that_an_earlier_sending_may_have_committed(
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     with pytest.raises((Refused, Unavailable)):
         append(client, "db.t", rows(1, 2), producer=producer)
-    assert len(files_of(served)) == 4
+    assert len(served.written_files()) == 4
 
 
 def test_rows_that_do_not_fit_change_nothing(client: IndexClient, served: Served) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [rows(1), pa.table({"id": pa.array([None], pa.int64())})])
-    assert files_of(served) == set()
+    assert served.written_files() == set()
     assert seen(client) == {}
 
 
@@ -239,17 +224,17 @@ def test_an_overwrite_that_was_overtaken_is_refused_and_what_it_wrote_is_gone(
 
     def overtaken(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
-        mine = files_of(served)
+        mine = served.written_files()
         append(client, "db.t", rows(2))
-        kept.update(files_of(served) - mine)
+        kept.update(served.written_files() - mine)
         return commit(self, table, body)
 
-    before = files_of(served)
+    before = served.written_files()
     monkeypatch.setattr(CommitClient, "commit", overtaken)
     with pytest.raises(Refused) as caught:
         overwrite(client, "db.t", rows(9), where="land = 'de'")
     assert caught.value.status == 409
-    assert files_of(served) == before | kept
+    assert served.written_files() == before | kept
     assert seen(client) == {"de": [1, 2]}
 
 
@@ -267,12 +252,12 @@ def test_files_whose_commit_is_in_doubt_are_kept(
     with pytest.raises(type(error)):
         append(client, "db.t", rows(1, 2))
     assert seen(client) == {"de": [1, 2]}
-    assert len(files_of(served)) == 4
+    assert len(served.written_files()) == 4
 
 
 def test_rows_go_to_a_branch(client: IndexClient) -> None:
     append(client, "db.t", rows(1))
-    with pyiceberg(client.url) as catalog:
+    with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
         snapshot = table.current_snapshot()
         assert snapshot is not None
@@ -280,7 +265,7 @@ def test_rows_go_to_a_branch(client: IndexClient) -> None:
     append(client, "db.t", rows(2), branch="audit")
     overwrite_partitions(client, "db.t", rows(3), branch="audit")
     assert seen(client) == {"de": [1]}
-    with pyiceberg(client.url) as catalog:
+    with catalog_at(client.url) as catalog:
         table = catalog.load_table("db.t")
         branch = table.snapshot_by_name("audit")
         assert branch is not None
@@ -291,7 +276,7 @@ def test_a_table_that_took_the_name_since_is_left_alone(client: IndexClient, mon
     commit = CommitClient.commit
 
     def replaced(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        with pyiceberg(client.url) as catalog:
+        with catalog_at(client.url) as catalog:
             catalog.drop_table("db.b")
             catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
         return commit(self, table, json.loads(json.dumps(body)))

@@ -8,11 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from seamark.commands.main import cli
 from seamark.connector.client.errors import BadRequest, Conflict, NotFound
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write import buckets
@@ -20,6 +18,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.buckets import ResizeResult, bucket_sizes, resize
 from seamark.connector.write.upserts import upsert
 from tests.connector.write.test_upserts import create, held, rows
+from tests.support.commands import invoke_seamark
 
 
 def bucket(count: int, key: int) -> int:
@@ -244,7 +243,7 @@ def test_a_number_that_no_doubling_leads_to_is_refused(client: IndexClient) -> N
         assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
 
 
-def test_what_buckets_are_meant_has_to_be_clear(client: IndexClient) -> None:
+def test_a_resize_names_the_column_where_several_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
     with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
@@ -317,10 +316,7 @@ def test_a_key_is_looked_for_in_its_old_bucket_and_its_new_one(client: IndexClie
 
 
 def seamark(client: IndexClient, *arguments: str) -> tuple[int, str]:
-    """(exit code, everything printed)."""
-    done = CliRunner().invoke(cli, ["buckets", *arguments], env={"SEAMARK_URL": client.url}, prog_name="seamark")
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    return invoke_seamark("buckets", *arguments, url=client.url)
 
 
 def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
@@ -342,7 +338,7 @@ def test_the_command_shows_advises_and_resizes(client: IndexClient) -> None:
     assert sum(one["rows"] for one in told["sizes"]) == 1000
 
 
-def test_what_is_refused_is_told_in_one_line(client: IndexClient) -> None:
+def test_errors_of_the_buckets_command_are_one_line(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     create(client, "plain")
     cases: list[tuple[tuple[str, ...], int, str]] = [

@@ -26,7 +26,7 @@ from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_buckets import bucket
-from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, held, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.connector.write.test_upserts_history import Step, in_model
 from tests.waits import block_until
@@ -185,7 +185,7 @@ def judge_plans(client: IndexClient, note: str) -> None:
     ("mode", "version", "properties"),
     [
         pytest.param(MODES[0], 2, {}, id="merge-on-read"),
-        pytest.param(MODES[1], 3, BY_ID, id="copy-on-write and a record index"),
+        pytest.param(MODES[1], 3, BY_ID, id="copy-on-write and a record index", marks=pytest.mark.slow),
         pytest.param(MODES[1], 2, {}, id="copy-on-write", marks=pytest.mark.slow),
         pytest.param(MODES[0], 3, BY_ID, id="vectors and a record index", marks=pytest.mark.slow),
     ],
@@ -215,17 +215,17 @@ def test_from_8_to_64_buckets_no_writer_waits_and_no_row_is_wrong(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_begun_before_a_resize_is_committed_as_it_is(
+def test_a_write_that_began_before_a_resize_is_committed_unchanged(
     client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
-    before = files_of(served)
+    before = served.written_files()
     tried = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
     assert (report.attempts, tried[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
-    assert len(files_of(served) - before) == report.files_written
+    assert len(served.written_files() - before) == report.files_written
     again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
     assert (again.attempts, again.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()

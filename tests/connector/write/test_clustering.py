@@ -214,7 +214,7 @@ def test_keys_are_those_of_the_tuple_of_ranks_whichever_batch_rows_come_in(curve
     assert np.array_equal(np.concatenate([clustering.keys(batch) for batch in batches]), expected)
 
 
-def test_what_makes_no_sense_is_told() -> None:
+def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
     schema = FACTS.schema
     nested = pa.table({"id": [10], "tags": [["a"]]})
     for by, joins, told in (

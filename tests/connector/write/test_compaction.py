@@ -181,7 +181,7 @@ def test_a_table_of_version_1_is_refused(client: IndexClient, served: Served) ->
 
 @pytest.mark.parametrize(
     ("seed", "version"),
-    [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
+    [*seeds_by_version((0, 1), fast=1), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
 def test_random_histories_with_compactions_between_and_within(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
@@ -231,7 +231,7 @@ def test_random_histories_with_compactions_between_and_within(
 @pytest.mark.parametrize(
     ("seed", "version"),
     [
-        *seeds_by_version((0, 1)),
+        *seeds_by_version((0, 1), fast=1),
         *(pytest.param(seed, version, marks=pytest.mark.slow) for seed in (2, 3) for version in (2, 3)),
     ],
 )

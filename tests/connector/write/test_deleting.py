@@ -258,7 +258,7 @@ def test_each_version_of_the_format_has_its_own_deletes(tmp_path: Path) -> None:
             refused(target(made(1)[0]))
 
 
-def test_what_is_no_row_is_refused(tmp_path: Path) -> None:
+def test_negative_and_repeated_positions_are_refused(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     with pytest.raises(ValueError, match="no row -1"):

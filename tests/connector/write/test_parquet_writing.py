@@ -466,7 +466,7 @@ def test_a_required_column_has_no_nulls_but_where_its_struct_is_null(tmp_path: P
         write(tmp_path, pa.table({"c": [{}]}), one(StructType((Field(2, "c", True, "int"),))))
 
 
-def test_what_is_not_there_is_the_write_default_or_null(tmp_path: Path) -> None:
+def test_a_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     defaults: dict[str, Any] = {
         "boolean": True,
         "int": 7,

@@ -22,7 +22,7 @@ from tests.connector.write.test_upserts import create, held, rows
 @pytest.mark.parametrize(
     "producer", ["ab", ("job",), ("job", "1"), ("job", 1.0), ("job", True), ("job", -1), (1, 2), 7]
 )
-def test_what_is_no_producer_is_refused_by_what_it_is(producer: Any) -> None:
+def test_an_invalid_producer_is_refused_with_the_reason(producer: Any) -> None:
     with pytest.raises(ValueError, match="it must be a name and a whole number from 0"):
         producer_json(producer)
 

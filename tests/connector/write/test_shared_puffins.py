@@ -21,7 +21,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
-from tests.seeds import first_seed
+from tests.seeds import first_seed, quick
 
 
 class Vectors:
@@ -46,7 +46,7 @@ class Vectors:
                         self.live[path] += 1
 
 
-@pytest.mark.parametrize("seed", range(first_seed(), first_seed() + 4))
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 4), 2))
 def test_a_puffin_file_is_marked_with_its_last_vector(client: IndexClient, served: Served, seed: int) -> None:
     rng = random.Random(seed)
     with catalog_at(served.url) as catalog:

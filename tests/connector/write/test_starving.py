@@ -17,6 +17,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.write.test_upserts import BY_ID, create, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
+from tests.seeds import quick
 
 SPECS: dict[str, list[tuple[str, int]]] = {"whole": [], "bucketed": [("bucket[4]", 1)]}
 
@@ -122,7 +123,7 @@ def test_rows_changed_by_another_column_than_the_equality_deletes_have_are_a_con
 
 
 @pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_who_has_collided_often_has_a_turn_beside_a_stream_of_equality_upserts(
     client: IndexClient, spec: str, mode: str
 ) -> None:

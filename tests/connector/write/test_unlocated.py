@@ -24,9 +24,10 @@ from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, held, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
+from tests.seeds import quick
 
 
 def lands(client: IndexClient) -> dict[int, str]:
@@ -134,7 +135,7 @@ def test_void_fields_beside_those_of_the_key_do_not_matter(client: IndexClient) 
     assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
 
 
-def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served: Served) -> None:
+def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, served: Served) -> None:
     create(client, version=1)
     with pytest.raises(Unwritable, match="or equality deletes; upgrade it"):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY)
@@ -147,7 +148,7 @@ def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served:
         upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key has no nulls"):
         delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
-    assert files_of(served) == set()
+    assert served.written_files() == set()
     none = pa.table({"y": pa.array([], pa.int32())})
     assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
 
@@ -161,7 +162,7 @@ def test_what_cannot_be_said_by_equality_is_refused(client: IndexClient, served:
     ],
     ids=["precombine", "columns", "copy-on-write"],
 )
-def test_what_would_need_the_stored_rows_is_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
+def test_options_that_need_the_stored_rows_are_refused(client: IndexClient, wanted: dict[str, Any], said: str) -> None:
     create(client)
     with pytest.raises(ValueError, match=said):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **wanted)
@@ -192,7 +193,7 @@ def test_who_has_located_rows_begins_again_where_they_are_gone(
     assert held(client) == [(1, "ours", 2, None), (2, "old", 1, None)]
 
 
-def test_what_others_write_by_a_new_spec_meanwhile_is_replaced_too(
+def test_rows_written_meanwhile_by_a_new_partition_spec_are_replaced_too(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
@@ -200,17 +201,17 @@ def test_what_others_write_by_a_new_spec_meanwhile_is_replaced_too(
     fresh: set[Any] = set()
 
     def resized() -> None:
-        before = files_of(served)
+        before = served.written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        fresh.update(files_of(served) - before)
+        fresh.update(served.written_files() - before)
 
-    before = files_of(served)
+    before = served.written_files()
     meanwhile(monkeypatch, resized)
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(files_of(served) - before - fresh) == report.files_written  # nothing is left of the first attempt
+    assert len(served.written_files() - before - fresh) == report.files_written  # nothing is left of the first attempt
 
 
 def test_so_is_what_a_compaction_moves_to_a_new_spec_meanwhile(
@@ -309,7 +310,7 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("number", range(len(SHAPES)))
+@pytest.mark.parametrize("number", quick(range(len(SHAPES)), 2))
 def test_a_table_is_what_its_history_says_at_every_snapshot(client: IndexClient, number: int, writers: int) -> None:
     play(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, delete, upsert
 from tests.connector.read import typed
 from tests.connector.served import Served
+from tests.seeds import quick
 
 COLUMNS = ("id", "land", "ts", "note")
 FIELDS: list[dict[str, Any]] = [
@@ -66,11 +66,6 @@ def held(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tupl
     return [tuple(one.values()) for one in found]
 
 
-def files_of(served: Served) -> set[Path]:
-    """Data, delete and index files, whether or not somebody names them."""
-    return {one for one in served.home.rglob("*") if one.suffix in (".parquet", ".puffin") and "cache" not in one.parts}
-
-
 @pytest.mark.parametrize("indexed", [False, True])
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("mode", MODES)
@@ -114,7 +109,7 @@ def seeded(client: IndexClient, files: int, rows_each: int, *, sorted_keys: bool
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("indexed", [False, True])
+@pytest.mark.parametrize("indexed", quick([True, False], 1))
 def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     client: IndexClient, mode: str, indexed: bool
 ) -> None:
@@ -137,13 +132,14 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
     assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "indexed"),
     [
         (COPY_ON_WRITE, False),
         (MERGE_ON_READ, True),
-        pytest.param(COPY_ON_WRITE, True, marks=pytest.mark.slow),
-        pytest.param(MERGE_ON_READ, False, marks=pytest.mark.slow),
+        (COPY_ON_WRITE, True),
+        (MERGE_ON_READ, False),
     ],
 )
 def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(
@@ -224,7 +220,7 @@ def test_files_that_the_index_does_not_cover_are_read(client: IndexClient, serve
 def test_a_damaged_index_costs_time_and_no_row(client: IndexClient, served: Served) -> None:
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "old"), (2, "old")))
-    for file in files_of(served):
+    for file in served.written_files():
         if "_seamark" in file.parts:
             data = bytearray(file.read_bytes())
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
@@ -240,7 +236,7 @@ def test_a_file_of_which_no_row_stays_is_not_read_to_write_it_anew(
 ) -> None:
     create(client, version=version, properties=BY_ID)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    (whole,) = (one for one in files_of(served) if one.suffix == ".parquet")
+    (whole,) = (one for one in served.written_files() if one.suffix == ".parquet")
     append(client, "db.t", rows((3, "a"), (4, "a")))
     whole.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
@@ -272,7 +268,7 @@ def test_the_latest_row_counts_wherever_it_is(client: IndexClient, mode: str) ->
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_changes_nothing_still_tells_what_was_found(client: IndexClient, mode: str) -> None:
+def test_an_upsert_that_changes_nothing_reports_the_rows_it_found(client: IndexClient, mode: str) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
     before = client.load_table("db.t").location
@@ -371,10 +367,10 @@ def twice(name: str) -> pa.Table:
     return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
 
 
-def test_what_is_no_upsert_is_refused_and_leaves_nothing(client: IndexClient, served: Served) -> None:
+def test_an_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
     create(client)
     append(client, "db.t", rows((1, "de")))
-    before = files_of(served)
+    before = served.written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
@@ -394,7 +390,7 @@ def test_what_is_no_upsert_is_refused_and_leaves_nothing(client: IndexClient, se
     for given, how, says in cases:
         with pytest.raises(Unwritable, match=says):
             upsert(client, "db.t", given, **how)
-        assert files_of(served) == before, says
+        assert served.written_files() == before, says
         assert held(client) == [(1, "de", None, None)], says
 
 
@@ -435,7 +431,7 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_change(
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [one[:2] for one in held(client)] == [(1, "b"), (3, "a")]
-    brought = [one for one in files_of(served) if "_seamark" in one.parts]
+    brought = [one for one in served.written_files() if "_seamark" in one.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), "one of each commit; the others are deleted"
 
 
@@ -460,4 +456,4 @@ def test_nothing_to_do_makes_no_snapshot(client: IndexClient, served: Served) ->
     assert delete(client, "db.t", keys=[]) == Report()
     assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
     assert delete(client, "db.t", where="id = 5") == Report()
-    assert files_of(served) == set()
+    assert served.written_files() == set()

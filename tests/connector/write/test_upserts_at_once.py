@@ -23,7 +23,8 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.served import Served
-from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, files_of, held, rows
+from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, held, rows
+from tests.seeds import quick
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
@@ -50,20 +51,22 @@ def test_an_overtaken_upsert_is_done_anew_from_what_stands(
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
-    kept = files_of(served)
+    kept = served.written_files()
     fresh: list[Path] = []
 
     def other() -> None:
-        before = files_of(served)
+        before = served.written_files()
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
-        fresh.extend(files_of(served) - before)
+        fresh.extend(served.written_files() - before)
 
     tried = meanwhile(monkeypatch, other)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, tried[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
     assert held(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
-    assert len(files_of(served) - kept - set(fresh)) == report.files_written  # nothing is left of the first attempt
+    assert (
+        len(served.written_files() - kept - set(fresh)) == report.files_written
+    )  # nothing is left of the first attempt
 
 
 def test_appended_rows_with_its_keys_are_not_missed(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,17 +88,17 @@ def test_who_is_always_overtaken_gives_up_and_cleans_up(
     left = set()
 
     def other() -> None:
-        before = files_of(served)
+        before = served.written_files()
         upsert(client, "db.t", rows((1, "b")), keys=["id"])
-        left.update(files_of(served) - before)
+        left.update(served.written_files() - before)
 
-    before = files_of(served)
+    before = served.written_files()
     meanwhile(monkeypatch, other, other, other)
     with pytest.raises(Refused) as error:
         upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert held(client)[0][1] == "b"
-    assert files_of(served) == before | left
+    assert served.written_files() == before | left
 
 
 @pytest.mark.parametrize(
@@ -118,12 +121,12 @@ def test_a_table_that_was_made_anew_meanwhile_is_left_alone_and_the_change_is_re
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client, fields=[FIELDS[1]])
 
-    before = files_of(served)
+    before = served.written_files()
     tried = meanwhile(monkeypatch, other)
     with pytest.raises(Conflict):
         change(client)
     assert tried[0] == 1
-    assert files_of(served) == before
+    assert served.written_files() == before
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
 
@@ -150,14 +153,14 @@ def test_a_table_that_was_upgraded_meanwhile_is_changed_as_its_format_has_it_now
 ) -> None:
     create(client, version=2)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    before = files_of(served)
+    before = served.written_files()
     meanwhile(monkeypatch, lambda: upgrade(client, 3))
     report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
     assert held(client) == [(1, "b", None, None), (2, "a", None, None)]
-    assert len(files_of(served) - before) == report.files_written  # nothing is left of a first attempt
+    assert len(served.written_files() - before) == report.files_written  # nothing is left of a first attempt
 
 
-def test_what_the_server_refuses_for_another_reason_is_tried_once(
+def test_a_request_that_the_server_refuses_for_another_reason_is_sent_once(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
@@ -189,9 +192,9 @@ def test_a_lost_reply_is_no_second_upsert(client: IndexClient, served: Served, m
     report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
-    stored = files_of(served)
+    stored = served.written_files()
     again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
-    assert files_of(served) == stored
+    assert served.written_files() == stored
     assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
     assert [one[:2] for one in held(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
@@ -204,7 +207,7 @@ def at_once(client: IndexClient, works: Sequence[Any]) -> None:
         future.result()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_writers_of_different_buckets_never_wait_for_each_other(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[8]", 1)])
     append(client, "db.t", pa.table({"id": list(range(400)), "ts": pa.array([0] * 400, pa.int32())}))
@@ -237,7 +240,7 @@ def file_keys(path: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", quick(MODES, 1))
 def test_writers_of_one_bucket_come_one_by_one(client: IndexClient, mode: str) -> None:
     create(client, spec=[("bucket[1]", 1)], properties=BY_ID)
     append(client, "db.t", pa.table({"id": [1, 2, 3], "ts": pa.array([-1] * 3, pa.int32())}))

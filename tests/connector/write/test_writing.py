@@ -97,8 +97,11 @@ ORDERS: dict[str, Any] = {
     "unsorted": (),
     "sorted": (("identity", 2, "desc", "nulls-last"), ("bucket[4]", 1, "asc", "nulls-first")),
 }
-LONG = {("little memory", "many partitions", "sorted"), ("few files open", "many partitions", "unsorted")}
-"""These write the most files. That each of their limits holds of many partitions is in the fast tier."""
+LONG = {
+    *(("little memory", "many partitions", order) for order in ORDERS),
+    ("few files open", "many partitions", "sorted"),
+}
+"""These write the most files. The fast tier has many partitions with the lowest limits, unsorted."""
 
 
 @pytest.mark.parametrize(
@@ -305,7 +308,7 @@ def test_a_table_whose_files_are_to_be_encrypted_is_not_written(tmp_path: Path) 
         target(table(tmp_path, SCHEMA, properties={"encryption.key-id": "k1"}))
 
 
-def test_what_was_written_can_be_discarded_twice(tmp_path: Path) -> None:
+def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, properties=INDEXED)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4

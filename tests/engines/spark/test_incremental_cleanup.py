@@ -88,8 +88,9 @@ def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
     made.close()
 
 
-@pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("rounds", [2, 8])
 def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, version: int, rounds: int) -> None:
     rng = random.Random(f"{first_seed()} {version} {rounds}")
     outcomes = Counter[str]()
@@ -132,7 +133,8 @@ def test_icebergs_clean_up_after_undone_jobs_leaves_live_files(lake: Lake, versi
     assert outcomes["undone"], outcomes
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [2, 8])
 def test_icebergs_clean_up_leaves_puffin_files_with_a_live_vector(lake: Lake, rounds: int) -> None:
     """Of Spark's writers and of ours, each of which replaces vectors of the other."""
     rng = random.Random(f"{first_seed()} {rounds}")

@@ -120,6 +120,7 @@ def test_a_grouping_of_a_join_on_the_key_has_no_exchange(server: Seamark, spark:
     assert found == shuffled(spark, query) == [(one, 3 * one) for one in range(101, ROWS)]
 
 
+@pytest.mark.slow
 def test_a_join_of_a_table_that_was_resized_has_its_rows(server: Seamark, spark: SparkSession) -> None:
     """Files of both specs: Spark can group by none of them, and must see that."""
     spark.sql("CREATE TABLE free.db.grown (id bigint, v bigint) USING iceberg PARTITIONED BY (bucket(4, id))")

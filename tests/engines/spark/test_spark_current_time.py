@@ -106,7 +106,8 @@ def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
     return done
 
 
-def test_what_people_write_leaves_old_files_out(rig: Rig) -> None:
+@pytest.mark.slow
+def test_common_conditions_on_the_current_time_leave_old_files_out(rig: Rig) -> None:
     conditions = (
         *("d >= current_date - INTERVAL 7 DAYS", "d > date_sub(current_date(), 7)", "at > now() - INTERVAL 1 DAY"),
         *("at >= current_timestamp - INTERVAL 2 HOURS", "d >= add_months(current_date, -1)"),

@@ -55,6 +55,7 @@ def ids(spark: SparkSession, server: Seamark) -> list[int]:
 WANTED = list(range(50, 200))
 
 
+@pytest.mark.slow
 def test_workers_find_our_modules_loaded_before_they_run_anything(spark: SparkSession) -> None:
     def ask(_: Any) -> Any:
         import gc

@@ -58,7 +58,8 @@ def test_remove_orphan_files_leaves_index_files_and_plan_files(spark: SparkSessi
         assert tables.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`") == [(10,)]
 
 
-@pytest.mark.parametrize("names", ["a", pytest.param("abc", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("names", ["a", "abc"])
 def test_an_expiration_removes_only_what_icebergs_own_would(spark: SparkSession, tmp_path: Path, names: str) -> None:
     """Spark then finds no more than the snapshot before each, whose age it counts from its own commit; and Spark reads
     every snapshot that is left."""

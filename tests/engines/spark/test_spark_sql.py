@@ -70,7 +70,7 @@ def test_a_dimensions_condition_leaves_out_files_of_the_facts(rig: Rig) -> None:
     assert "joins=db.sales.item:" in done.summary
 
 
-def test_what_a_plan_is_of_is_what_the_query_reads(rig: Rig) -> None:
+def test_a_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
     """Rows committed between planning and running join with none that are no longer there: all is as of one moment."""
     rig.run("CREATE TABLE {db}.facts (id bigint, dim bigint) USING iceberg")
     for low in range(6):
@@ -175,7 +175,7 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         "DESCRIBE TABLE {db}.sales",
     ],
 )
-def test_what_is_not_sure_is_left_alone(rig: Rig, text: str) -> None:
+def test_statements_that_cannot_be_analysed_run_unchanged(rig: Rig, text: str) -> None:
     rig.run("USE {db}")
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
@@ -268,7 +268,7 @@ def test_branches_and_tags_and_times_are_read_as_they_are(rig: Rig) -> None:
         rig.same(f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.s.a = y.s.a WHERE y.id = 2")
 
 
-def test_what_writes_is_run_once(rig: Rig) -> None:
+def test_statements_that_write_run_once(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.written (id bigint) USING iceberg")
     for text in (
         "INSERT INTO {db}.written SELECT id FROM {db}.sales WHERE id = 44",
@@ -286,7 +286,7 @@ def test_what_writes_is_run_once(rig: Rig) -> None:
         rig.ours("SELEC 1")
 
 
-def test_what_a_session_reads_otherwise_is_left_alone(rig: Rig) -> None:
+def test_tables_that_a_session_reads_in_another_way_are_left_alone(rig: Rig) -> None:
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     rig.spark.conf.set("spark.wap.branch", "audit")
     try:
@@ -396,7 +396,8 @@ def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
     assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
 
 
-@pytest.mark.parametrize("ansi", ["false", pytest.param("true", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ansi", ["false", "true"])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
     """What the rules of the other engines do not know. Each row is in a file of its own."""
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):

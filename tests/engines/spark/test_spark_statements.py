@@ -380,7 +380,7 @@ def test_after_a_commit_of_unknown_outcome_no_other_statement_runs(rig: Rig, mon
     assert rig.held("lost", 3) == before
 
 
-def test_what_the_session_has_cached_is_read_again(rig: Rig) -> None:
+def test_a_table_that_the_session_has_cached_is_read_again_after_a_statement(rig: Rig) -> None:
     rig.create("cached", "by id", 3, "merge-on-read")
     named = f"{rig.db}.cached"
     rig.spark.catalog.cacheTable(named)

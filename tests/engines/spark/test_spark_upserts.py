@@ -209,9 +209,10 @@ def test_deletes_of_many_files_are_written_by_tasks_and_each_file_has_one(
         assert len(vectors) == len(set(vectors)) >= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "spec",
-    [pytest.param("PARTITIONED BY (bucket(2, id))", marks=pytest.mark.slow), "PARTITIONED BY (day, truncate(2, s))"],
+    ["PARTITIONED BY (bucket(2, id))", "PARTITIONED BY (day, truncate(2, s))"],
 )
 def test_frames_of_every_type_come_through_the_tasks(rig: Rig, spec: str) -> None:
     table = f"everything_{len(spec)}"
@@ -290,6 +291,7 @@ def test_the_driver_takes_as_many_rows_as_it_is_told(rig: Rig, most: int) -> Non
     assert report.inserted == 5
 
 
+@pytest.mark.slow
 def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> None:
     rig.create("large")
     given = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
@@ -318,7 +320,7 @@ def test_rows_that_are_larger_than_spark_thinks_are_left_to_tasks(rig: Rig) -> N
         ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
-def test_what_makes_no_sense_is_told(rig: Rig, given: dict[str, Any], said: str) -> None:
+def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         write(rig.spark.range(3), "db.none", client=rig.client, **given)
 

@@ -24,6 +24,7 @@ from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.session import connect
 from seamark.connector.write.target import WriteTarget
 from seamark.spark import write
+from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
 pytestmark = [
@@ -69,10 +70,6 @@ class Rig:
         target = WriteTarget.of(SeamarkClient(self.server.base_url).load_table(f"db.{table}"))
         location = Path(urlsplit(target.location).path)
         return sorted(str(path) for path in (location / "data").rglob("*.parquet"))
-
-
-def rows(frame: DataFrame) -> list[str]:
-    return sorted(repr(tuple(row)) for row in frame.collect())
 
 
 @pytest.fixture(scope="module")

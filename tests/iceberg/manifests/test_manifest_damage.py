@@ -308,6 +308,7 @@ def test_statistics_of_more_columns_than_any_table_has_are_refused() -> None:
         decode_manifest(manifest(SCHEMA, row), "the-file")
 
 
+@pytest.mark.slow
 def test_decodes_leave_no_memory_behind() -> None:
     good, cut = whole("deflate"), whole("null")[:-40]
     bad_row = body(data=ONE[:-1])

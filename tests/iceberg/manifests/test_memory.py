@@ -43,6 +43,7 @@ def test_threads_never_share_what_they_hold() -> None:
         list(pool.map(work, range(12)))
 
 
+@pytest.mark.slow
 def test_what_was_decoded_stays_while_others_are_decoded() -> None:
     def rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]

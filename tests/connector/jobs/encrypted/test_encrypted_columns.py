@@ -52,12 +52,6 @@ SECRET_IDS = {3, 4, 7}
 """Of CONFIGURATIONS[2]: payload, price and place.city."""
 
 
-@pytest.fixture(autouse=True)
-def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
-
-
 def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
     for number in range(files):
         append(client, "db.t", rows(random.Random(first_seed() + number), range(number * size, number * size + size)))

@@ -48,12 +48,6 @@ METRICS = (
 )
 
 
-@pytest.fixture
-def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
-
-
 def encrypt(path: str, configuration: Any) -> None:
     """In place: no writer of tables encrypts."""
     with pq.ParquetFile(path) as file:

@@ -42,12 +42,6 @@ PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
 """Those that do not encrypt the column of the partition spec."""
 
 
-@pytest.fixture
-def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
-    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
-
-
 def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
     """Appends rows, a commit for each configuration. Returns how each row is protected."""
     owners: dict[int, Any] = {}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-REPO = Path(__file__).resolve().parents[1]
+REPO = Path(__file__).resolve().parents[2]
 PACKAGES = [REPO / "commands", REPO / "metaserver", REPO / "connector", REPO / "formats", REPO / "cache"]
 """In each of them a public class name is defined once."""
 FILES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))

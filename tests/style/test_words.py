@@ -17,7 +17,7 @@ from seamark.commands.main import cli
 from seamark.metaserver.settings.settings import Settings
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Page, all_pages
-from tests.docs.words import BANNED, find_banned, read_rules
+from tests.style.words import BANNED, find_banned, read_rules
 
 RULES = read_rules(BANNED.read_text())
 QUOTING = {"bad-inputs.md"}

@@ -1,0 +1,23 @@
+"""A star schema, and a server whose clock the test moves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.client import Api
+from tests.api.plans.test_joins import Star, made_star
+from tests.api.plans.test_plan_tables import Late, served
+
+
+@pytest.fixture
+async def star(api: Api) -> Star:
+    return await made_star(api)
+
+
+@pytest.fixture
+async def late(tmp_path: Path) -> AsyncIterator[Late]:
+    async with served(tmp_path) as late:
+        yield late

@@ -1,0 +1,16 @@
+"""The keys of encrypted tables, in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from seamark.connector.parquet.encryption.keys import KEY_FILE, KMS_CLASS
+from tests.connector.parquet import encrypted
+
+
+@pytest.fixture
+def kms(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:PyArrowKms")
+    monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))

@@ -1,0 +1,17 @@
+"""Marks of tests that need a program which a machine may lack."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+NEEDS_TRINO = [
+    pytest.mark.trino,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        java_25_home() is None and "CI" not in os.environ,
+        reason="Trino needs a JDK 25 (JAVA25, or one below /usr/lib/jvm)",
+    ),
+]
+"""Marks of the tests with Trino. Where there is a CI, it has the JDK."""

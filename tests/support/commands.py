@@ -1,0 +1,15 @@
+"""Commands of `seamark` that run inside the process of the test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from click.testing import CliRunner
+
+
+def invoke_seamark(*arguments: str, url: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Run the command, against the server at `url`; return its exit code and all that it printed."""
+    environment = {**({"SEAMARK_URL": url} if url else {}), **(env or {})}
+    done = CliRunner().invoke(cli, list(arguments), env=environment, prog_name="seamark")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
