@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sqlglot import exp
 
-from seamark.connector.analysis.scopes import Scope, Table, canonical_name
+from seamark.connector.analysis.algebra.relations import Scope, Table, canonical_name
 from seamark.connector.plans.conditions import ColumnReference
 
 

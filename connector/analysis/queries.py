@@ -12,12 +12,8 @@ from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.analysis.block_sources import BlockSource
-from seamark.connector.analysis.blocks import Block
-from seamark.connector.analysis.conditions import ConditionReader
-from seamark.connector.analysis.joined_sources import JoinedSource, Tree
-from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.scopes import (
+from seamark.connector.analysis.algebra.blocks import Block
+from seamark.connector.analysis.algebra.relations import (
     Columns,
     LiteralRows,
     NamedQuery,
@@ -30,6 +26,10 @@ from seamark.connector.analysis.scopes import (
     WithClause,
     canonical_name,
 )
+from seamark.connector.analysis.block_sources import BlockSource
+from seamark.connector.analysis.conditions import ConditionReader
+from seamark.connector.analysis.joined_sources import JoinedSource, Tree
+from seamark.connector.analysis.lexer import UnsupportedStatement
 
 Names: TypeAlias = tuple[str | None, str | None, str]
 """Catalog, schema and table of a reference, in lower case; None: the session's."""

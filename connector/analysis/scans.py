@@ -30,13 +30,20 @@ from itertools import pairwise
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from seamark.connector.analysis.algebra.relations import (
+    COMPUTED,
+    Columns,
+    Scope,
+    Table,
+    canonical_name,
+    check_relations,
+)
 from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.analysis.lexer import QueryText, Token, UnsupportedStatement, extract_query
 from seamark.connector.analysis.queries import ColumnsOf, Queries, version_of
-from seamark.connector.analysis.scopes import COMPUTED, Columns, Scope, Table, canonical_name, check_relations
 from seamark.connector.plans.conditions import (
-    All,
-    Any,
+    AllOf,
+    AnyOf,
     Atom,
     ColumnComparison,
     ColumnReference,
@@ -264,20 +271,20 @@ def _moved(column: str, to: ColumnReference, reference: ColumnReference) -> Colu
 
 def _semi_joins(table: Table) -> list[SemiJoin]:
     predicate = table.predicate
-    parts = predicate.parts if isinstance(predicate, All) else (predicate,)
+    parts = predicate.parts if isinstance(predicate, AllOf) else (predicate,)
     return [part for part in parts if isinstance(part, SemiJoin)]
 
 
 def _joins(table: Table, numbers: Mapping[Table, int], utc: bool) -> tuple[Join, ...]:
     """Those of the condition's conjuncts that are semi-joins, and of disjunctions with semi-joins the alternatives."""
     predicate = table.predicate
-    parts = predicate.parts if isinstance(predicate, All) else (predicate,)
+    parts = predicate.parts if isinstance(predicate, AllOf) else (predicate,)
     found: dict[Join, None] = {}
     for number, part in enumerate(parts):
         if isinstance(part, SemiJoin):
             join = _join(part, table, numbers, utc)
             found |= {} if join is None else {join: None}
-        elif isinstance(part, Any):
+        elif isinstance(part, AnyOf):
             found |= dict.fromkeys(_alternatives(part, table, numbers, utc, number))
     return tuple(found)
 
@@ -289,7 +296,7 @@ def _join(semi_join: SemiJoin, table: Table, numbers: Mapping[Table, int], utc: 
     return Join(numbers[semi_join.of], on, semi_join.transform, _evaluated(semi_join.of, semi_join.where, utc))
 
 
-def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: bool, number: int) -> list[Join]:
+def _alternatives(either: AnyOf, table: Table, numbers: Mapping[Table, int], utc: bool, number: int) -> list[Join]:
     """Of each branch, a condition on the table's own columns or a join; none if a branch has neither."""
     joins: dict[Join, None] = {}
     own: list[Condition | None] = []
@@ -300,7 +307,7 @@ def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: 
             own.append(condition)
             continue
         semi_joins = [
-            one for one in (branch.parts if isinstance(branch, All) else (branch,)) if isinstance(one, SemiJoin)
+            one for one in (branch.parts if isinstance(branch, AllOf) else (branch,)) if isinstance(one, SemiJoin)
         ]
         found = next((join for one in semi_joins if (join := _join(one, table, numbers, utc)) is not None), None)
         if found is None:

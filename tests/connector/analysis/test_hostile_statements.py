@@ -10,10 +10,10 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
+from seamark.connector.analysis.algebra.equivalences import groups_of
+from seamark.connector.analysis.algebra.relations import RELATIONS_MAX
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.partners import groups_of
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.analysis.scopes import RELATIONS_MAX
 from seamark.connector.duckdb.kinds import exchange
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.plans import conditions

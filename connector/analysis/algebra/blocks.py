@@ -27,6 +27,32 @@ from functools import partial
 
 from sqlglot import exp
 
+from seamark.connector.analysis.algebra.equivalences import (
+    Equal,
+    at_reference,
+    comparable,
+    groups_of,
+    on_references,
+    pairs_by_partner,
+    partner_values,
+    period_of,
+    period_semi_joins,
+    push_disjunction_across_join,
+    restricted,
+    semi_joins,
+)
+from seamark.connector.analysis.algebra.relations import (
+    Origin,
+    RenamedColumns,
+    Scope,
+    canonical_name,
+    is_exact,
+    is_plain_name,
+    literal_output,
+    output_name,
+    output_names,
+    star_qualifier,
+)
 from seamark.connector.analysis.block_sources import BlockSource, struct_field
 from seamark.connector.analysis.comparisons import decided
 from seamark.connector.analysis.conditions import ConditionReader, conjuncts, is_plain
@@ -39,35 +65,9 @@ from seamark.connector.analysis.joined_sources import (
     sources_of,
 )
 from seamark.connector.analysis.operands import class_of_kind, class_of_literal
-from seamark.connector.analysis.partners import (
-    Equal,
-    across,
-    at_reference,
-    comparable,
-    groups_of,
-    on_references,
-    pairs_by_partner,
-    partner_values,
-    period_of,
-    period_semi_joins,
-    restricted,
-    semi_joins,
-)
-from seamark.connector.analysis.scopes import (
-    Origin,
-    RenamedColumns,
-    Scope,
-    canonical_name,
-    is_exact,
-    is_plain_name,
-    literal_output,
-    output_name,
-    output_names,
-    star_qualifier,
-)
 from seamark.connector.plans.conditions import (
     LEAVES_MAX,
-    All,
+    AllOf,
     ColumnReference,
     Condition,
     SemiJoin,
@@ -243,7 +243,7 @@ class Block:
         held = all_of([held, *self._across(held, equal)])
         number_of = {source: number for number, side in enumerate(sides) for source in sources_of(side)}
         asked: list[list[Condition | None]] = [[] for _ in sides]
-        for part in held.parts if isinstance(held, All) else () if held is None else (held,):
+        for part in held.parts if isinstance(held, AllOf) else () if held is None else (held,):
             numbers = {number_of[source] for source, _ in references_of(part) if source in number_of}
             for number in numbers:
                 asked[number].append(part)
@@ -278,7 +278,7 @@ class Block:
         return all_of([read, *self._partners(equal), *self._found_in(node), *self._periods(node, seen)])
 
     def _across(self, condition: Condition | None, equal: list[Equal]) -> Iterator[Condition | None]:
-        return across(condition, equal, lambda number: self.sources[number].result)
+        return push_disjunction_across_join(condition, equal, lambda number: self.sources[number].result)
 
     def _periods(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Columns whose day, month, year or hour is a value of another source, for each row where `node` is true."""
@@ -426,7 +426,7 @@ class Block:
         groups = groups_of(one for one in equal if self._kind(one[0]) == self._kind(one[1]))
         if condition is None or not groups:
             return condition
-        given = condition.parts if isinstance(condition, All) else (condition,)
+        given = condition.parts if isinstance(condition, AllOf) else (condition,)
         parts: list[Condition | None] = list(given)
         for part in given:
             references = references_of(part)

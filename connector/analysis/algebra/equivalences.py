@@ -8,17 +8,17 @@ from typing import NamedTuple, TypeAlias
 
 from sqlglot import exp
 
+from seamark.connector.analysis.algebra.relations import Scope, is_exact
 from seamark.connector.analysis.conditions import is_plain
 from seamark.connector.analysis.literals import unit_of
-from seamark.connector.analysis.scopes import Scope, is_exact
 from seamark.connector.plans.conditions import (
     DAY,
     HOUR,
     MONTH,
     NEVER,
     YEAR,
-    All,
-    Any,
+    AllOf,
+    AnyOf,
     ColumnComparison,
     ColumnReference,
     Condition,
@@ -92,14 +92,14 @@ def pairs_by_partner(equal: Iterable[Equal]) -> dict[tuple[int, int], list[tuple
     return pairs
 
 
-def across(
+def push_disjunction_across_join(
     condition: Condition | None, equal: Iterable[Equal], result_of: Callable[[int], Scope]
 ) -> Iterator[Condition | None]:
     """Of disjunctions of conditions on several sources, what follows for each source that is joined with them:
     `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets its condition."""
     pairs = pairs_by_partner(equal)
-    for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
-        if not isinstance(part, Any) or len({source for source, _ in references_of(part)}) < 2:
+    for part in condition.parts if isinstance(condition, AllOf) else () if condition is None else (condition,):
+        if not isinstance(part, AnyOf) or len({source for source, _ in references_of(part)}) < 2:
             continue
         for source in {one for one, _ in pairs}:
             partners = {other: found for (one, other), found in pairs.items() if one == source}
