@@ -21,7 +21,7 @@ CLOCK_OWNERS = {"formats/runtime/clock.py"}
 """The only files that may read the clock or draw random numbers; the others take a `Clock`."""
 TYPES_OWNER = "formats/runtime/decoding.py"
 """The only file in which msgspec examines types, for which it needs a lock."""
-LINES_MAX, MODULES_MAX = 500, 20
+LINES_MAX, MODULES_MAX = 700, 20
 CLIENT_ROOMS = ("connector/",)
 """Run outside the server, where there is no `Clock` to take."""
 
@@ -157,7 +157,7 @@ def real_tree() -> dict[str, str]:
     return {kind.__name__: kind.__bases__[0].__name__ for kind in kinds}
 
 
-def test_no_module_has_more_than_500_lines() -> None:
+def test_no_module_has_more_than_700_lines() -> None:
     lengths = {str(file): len((REPO / file).read_text().splitlines()) for file in FILES}
     assert {file: length for file, length in lengths.items() if length > LINES_MAX} == {}
 

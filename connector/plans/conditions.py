@@ -139,8 +139,8 @@ NEVER = AnyOf((), 1)
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
     kept: dict[Condition, None] = {}
     size = 0
-    for given in parts:
-        for part in given.parts if isinstance(given, AllOf) else () if given is None else (given,):
+    for condition in parts:
+        for part in parts_of(condition):
             if part == NEVER:
                 return NEVER
             if part not in kept and size + part.size <= LEAVES_MAX:
@@ -199,17 +199,20 @@ def rejects_null(condition: Condition | None) -> bool:
 def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
     """LIKE predicates that follow from the condition; of each tuple, at least one is true."""
     found: list[tuple[Like, ...]] = []
-    for part in condition.parts if isinstance(condition, AllOf) else () if condition is None else (condition,):
+    for part in parts_of(condition):
         either = part.parts if isinstance(part, AnyOf) else (part,)
         # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies the OR of the patterns.
-        likes = [next((leaf for leaf in _leaves(one) if isinstance(leaf, Like)), None) for one in either]
+        likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in either]
         there = tuple(one for one in likes if one is not None)
         if there and len(there) == len(likes):
             found.append(there)
     return tuple(found)
 
 
-def _leaves(condition: Condition) -> Iterable[Condition]:
+def parts_of(condition: Condition | None) -> tuple[Condition, ...]:
+    """Return the conditions that are all true where the condition is."""
+    if condition is None:
+        return ()
     return condition.parts if isinstance(condition, AllOf) else (condition,)
 
 
@@ -226,7 +229,7 @@ def within_limit(condition: Condition | None) -> Condition | None:
     """As many parts of the condition as have at most `TEXT_MAX` characters in SQL. Without semi-joins."""
     kept: list[Condition] = []
     left = TEXT_MAX
-    for part in condition.parts if isinstance(condition, AllOf) else () if condition is None else (condition,):
+    for part in parts_of(condition):
         size = len(sql_of(part)) + len(" AND ")
         if size <= left:
             kept.append(part)
