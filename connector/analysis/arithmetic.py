@@ -26,7 +26,7 @@ _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decima
 def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
     """The comparison of the column, with the operation reversed in the literal. An overflow of Trino is an error."""
     if isinstance(node, exp.Neg):
-        return _reversed(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
+        return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
     if isinstance(node, exp.DateAdd):
         by = interval_of(exp.Interval(this=node.expression, unit=node.args.get("unit")))
         return None if by is None else _days_later(op, node.this, literal, by[0], -by[1], reader)
@@ -40,23 +40,23 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons
             continue
         is_whole = {number.kind, literal.kind} == {"integer"} and _is_whole(side, reader)
         if isinstance(node, exp.Mul) and not is_whole:
-            return _scaled(op, side, literal, number, reader, is_quotient=False)
+            return _compare_scaled(op, side, literal, number, reader, is_quotient=False)
         if number.kind not in ("integer", "decimal"):
             continue
         by_number = Decimal(number.value)
         match node:
             case exp.Add():
-                return _reversed(op, side, literal, 1, -by_number, reader)
+                return _compare_shifted(op, side, literal, 1, -by_number, reader)
             case exp.Sub() if side is node.this:
-                return _reversed(op, side, literal, 1, by_number, reader)
+                return _compare_shifted(op, side, literal, 1, by_number, reader)
             case exp.Sub():
-                return _reversed(FLIPPED[op], side, literal, -1, by_number, reader)
+                return _compare_shifted(FLIPPED[op], side, literal, -1, by_number, reader)
             case exp.Mul() if by_number:
-                return _divided(op if by_number > 0 else FLIPPED[op], side, literal, int(by_number), reader)
+                return _compare_multiple(op if by_number > 0 else FLIPPED[op], side, literal, int(by_number), reader)
     return None
 
 
-def _reversed(
+def _compare_shifted(
     op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: Comparisons
 ) -> Condition | None:
     """`side op sign * literal + added`. Only of exact numbers; a float may be rounded."""
@@ -68,7 +68,7 @@ def _reversed(
     return reader.compared(op, side, _number(value))
 
 
-def _divided(op: str, side: exp.Expr, literal: Literal, by: int, reader: Comparisons) -> Condition | None:
+def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: Comparisons) -> Condition | None:
     """`side op literal / by`, of integers."""
     down, rest = divmod(int(literal.value), by)
     match op:
@@ -87,7 +87,7 @@ def compare_quotient(op: str, side: exp.Expr, literal: Literal, by: exp.Expr, re
     if divisor is None:
         return None
     if divisor.kind != "integer" or (reader.kind(side) or "") not in ("int", "long"):
-        return _scaled(op, side, literal, divisor, reader, is_quotient=True)
+        return _compare_scaled(op, side, literal, divisor, reader, is_quotient=True)
     if literal.kind != "integer" or int(divisor.value) < 1:
         return None
     count, value = int(divisor.value), int(literal.value)
@@ -108,7 +108,7 @@ def compare_quotient(op: str, side: exp.Expr, literal: Literal, by: exp.Expr, re
     return column(op, last)
 
 
-def _scaled(
+def _compare_scaled(
     op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: Comparisons, *, is_quotient: bool
 ) -> Condition | None:
     """`side * factor op literal`, or a quotient, as a range of `side` that is a little too wide.
@@ -119,9 +119,9 @@ def _scaled(
     """
     kind = reader.kind(_innermost(side)) or ""
     base = kind.partition("(")[0].strip()
-    given = {literal.kind, factor.kind}
-    is_exact = base in ("int", "long", "decimal") and given <= {"integer", "decimal"}
-    if op == "<>" or not (is_exact or (base in _ROUNDED_BY and given <= {"integer", "decimal", "double"})):
+    literal_kinds = {literal.kind, factor.kind}
+    is_exact = base in ("int", "long", "decimal") and literal_kinds <= {"integer", "decimal"}
+    if op == "<>" or not (is_exact or (base in _ROUNDED_BY and literal_kinds <= {"integer", "decimal", "double"})):
         return None
     by, value = Decimal(factor.value), Decimal(literal.value)
     if not _FACTOR_MIN <= abs(by) <= 1 / _FACTOR_MIN or abs(value) > _SCALED_MAX:
@@ -131,7 +131,7 @@ def _scaled(
         digits = max(_scale_of(kind), len(factor.value.partition(".")[2]))
         off = Decimal(1).scaleb(-min(digits, _QUOTIENT_DIGITS_MIN))
     share = Decimal(0) if is_exact and not is_quotient else _ROUNDED_BY.get(base, _ROUNDED_BY["double"])
-    found = []
+    bounds: list[Condition | None] = []
     for direction in {"=": (">=", "<="), ">": (">=",), "<": ("<=",)}.get(op, (op,)):
         sign = -1 if direction == ">=" else 1
         edge = value + sign * (off + abs(value) * share + (share and _LEAST))
@@ -140,8 +140,8 @@ def _scaled(
         rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
         rounded = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
         number = _number(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
-        found.append(reader.compared(">=" if is_lower else "<=", side, number))
-    return all_of(found)
+        bounds.append(reader.compared(">=" if is_lower else "<=", side, number))
+    return all_of(bounds)
 
 
 def _scale_of(kind: str) -> int:
@@ -204,17 +204,17 @@ def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: 
         return None
     count, start, end = int(literal.value), node.expression, node.this
     parts: list[Condition | None] = []
-    for column, given, sign in ((start, end, -1), (end, start, 1)):  # a later start is a smaller difference
+    for column, other, sign in ((start, end, -1), (end, start, 1)):  # a later start is a smaller difference
         if op in ("<", "<=", "="):
-            parts.append(reader.condition(_within_days(column, given, sign, count + 1)))
+            parts.append(reader.condition(_within_days(column, other, sign, count + 1)))
         if op in (">", ">=", "="):
-            parts.append(reader.condition(_within_days(column, given, -sign, 1 - count)))
+            parts.append(reader.condition(_within_days(column, other, -sign, 1 - count)))
     return all_of(parts)
 
 
-def _within_days(column: exp.Expr, given: exp.Expr, sign: int, days: int) -> exp.Expr:
-    """`column <= given + days` or, with a negative sign, `column >= given - days`."""
+def _within_days(column: exp.Expr, other: exp.Expr, sign: int, days: int) -> exp.Expr:
+    """`column <= other + days` or, with a negative sign, `column >= other - days`."""
     days *= sign
     interval = exp.Interval(this=exp.Literal.string(abs(days)), unit=exp.Var(this="DAY"))
-    moved = (exp.Add if days >= 0 else exp.Sub)(this=given, expression=interval)
+    moved = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)
     return (exp.LTE if sign > 0 else exp.GTE)(this=column, expression=moved)

@@ -92,8 +92,8 @@ def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
         other, kind = reader.literal(node), reader.kind(node)
         if other is not None and other.kind == "null":
             continue
-        found = class_of_kind(kind) if other is None else class_of_literal(other)
-        if found != wanted or found not in _EXACT_CLASSES:
+        own_class = class_of_kind(kind) if other is None else class_of_literal(other)
+        if own_class != wanted or own_class not in _EXACT_CLASSES:
             return False
     return True
 
@@ -127,7 +127,7 @@ def _is_false_for(comparison: ColumnComparison, literal: Literal) -> bool:
     if op == "IS NULL":
         return not comparison.negated
     if op == "IN" and not comparison.negated:
-        return all(compare_literals("=", literal, one) is False for one in literals)
+        return all(compare_literals("=", literal, listed) is False for listed in literals)
     if op not in OPPOSITE:
         return False
     return compare_literals(OPPOSITE[op] if comparison.negated else op, literal, literals[0]) is False

@@ -35,7 +35,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
         return compare_formatted(op, time, literal.value, reader)
     match node:
         case exp.TimestampTrunc() | exp.DateTrunc():
-            return _truncated(op, node.this, unit_of(node), literal, reader)
+            return _compare_truncated(op, node.this, unit_of(node), literal, reader)
         case exp.Substring() | exp.Left():
             return compare_prefix(op, node, literal, reader)
         case exp.Lower() | exp.Upper() if op in ("=", "<>") and literal.kind == "text":
@@ -55,7 +55,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
 
 def month_of_year(parts: list[tuple[exp.Expr, Literal]], reader: Comparisons) -> Iterator[Condition | None]:
     """The ranges that `year(c) = 2026 AND month(c) = 3` give; `parts` are the equalities of a conjunction."""
-    years, months = ([(_field(node.unnest(), unit), one) for node, one in parts] for unit in ("YEAR", "MONTH"))
+    years, months = ([(_field(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH"))
     for (column, year), (other, month) in product(years, months):
         if column is None or column != other or not {year.kind, month.kind} <= {"integer"}:
             continue
@@ -68,15 +68,15 @@ def month_of_year(parts: list[tuple[exp.Expr, Literal]], reader: Comparisons) ->
 
 def _field(node: exp.Expr, unit: str) -> exp.Expr | None:
     """The column of which `node` is the year or the month."""
-    found: exp.Expr | None = None
+    column: exp.Expr | None = None
     match node:
         case exp.Year() if unit == "YEAR":
-            found = node.this
+            column = node.this
         case exp.Month() if unit == "MONTH":
-            found = node.this
+            column = node.this
         case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == unit:
-            found = node.expression
-    return found
+            column = node.expression
+    return column
 
 
 def _branches(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Iterator[Condition | None]:
@@ -129,7 +129,7 @@ def case_condition(
     return any_of(_cases(branches, otherwise, simple, reader, lambda value, when: all_of([when, read(value)])))
 
 
-def _truncated(op: str, column: exp.Expr, unit: str, literal: Literal, reader: Comparisons) -> Condition | None:
+def _compare_truncated(op: str, column: exp.Expr, unit: str, literal: Literal, reader: Comparisons) -> Condition | None:
     """Of the start of a period of the calendar. In the column's zone, as the literal is."""
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None

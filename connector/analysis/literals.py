@@ -127,7 +127,7 @@ def _double(text: str) -> Literal | None:
 
 
 def _decimal(text: str) -> Literal | None:
-    if not _DECIMAL.fullmatch(text) or sum(one.isdigit() for one in text) > _DIGITS_MAX:
+    if not _DECIMAL.fullmatch(text) or sum(letter.isdigit() for letter in text) > _DIGITS_MAX:
         return None
     return Literal("decimal", format(Decimal(text), "f"))
 
@@ -151,7 +151,7 @@ def _timestamp(text: str, to: exp.DataType) -> Literal | None:
         datetime.fromisoformat(f"{day} {time}")
     except ValueError:
         return None
-    sizes = [one.name for one in to.expressions]
+    sizes = [parameter.name for parameter in to.expressions]
     if len(fraction or "") > (int(sizes[0]) if sizes and sizes[0].isdigit() else _CAST_PRECISION):
         return None
     if (to.this is _Type.TIMESTAMPTZ) != (zone is not None):  # a conversion by the session's zone
@@ -172,7 +172,7 @@ def _iso_timestamp(text: str) -> Literal | None:
 
 def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
     """`date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
-    if not all(isinstance(one, exp.Literal) and one.is_string for one in (node, pattern)):
+    if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
     text, form = str(node.this), str(pattern.this) if pattern is not None else ""
     if form not in _PARSED_FORMATS:
@@ -192,18 +192,18 @@ def _unix_time(seconds: int) -> Literal | None:
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
 
 
-def _cast(given: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
-    if given is None:
+def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Literal | None:
+    if literal is None:
         return None
-    if given.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
-        return given if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
-    target, kind, text = to.this, given.kind, given.value
+    if literal.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+        return literal if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
+    target, kind, text = to.this, literal.kind, literal.value
     if target is _Type.DATE:
         return _date(text) if kind in ("text", "date") else None
     if kind == "text" and target in (_Type.TIMESTAMP, _Type.TIMESTAMPTZ):
         return _timestamp(text, to)
     if target in (_Type.VARCHAR, _Type.TEXT):
-        return given if kind == "text" and not to.expressions else None
+        return literal if kind == "text" and not to.expressions else None
     if kind == "text" and target is _Type.UUID:
         return Literal("uuid", text.lower()) if _UUID.fullmatch(text) else None
     if kind not in ("text", "integer", "decimal"):
@@ -233,8 +233,8 @@ def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
         return _integer(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
     parts = Decimal(left.value), Decimal(right.value)
     total = EXACT.add(parts[0], sign * parts[1])
-    scale = max(_scale(one) for one in parts)
-    if any(len(one.as_tuple().digits) - _scale(one) + scale > _DIGITS_MAX for one in (*parts, total)):
+    scale = max(_scale(part) for part in parts)
+    if any(len(part.as_tuple().digits) - _scale(part) + scale > _DIGITS_MAX for part in (*parts, total)):
         return None
     return Literal("decimal", format(total, "f"))
 
@@ -244,20 +244,20 @@ def _scale(number: Decimal) -> int:
     return -exponent if isinstance(exponent, int) else 0
 
 
-def _later(given: Literal, interval: exp.Interval, sign: int) -> Literal | None:
+def _later(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
     moved = interval_of(interval)
     if moved is None:
         return None
     unit, count = moved[0], sign * moved[1]
     try:
-        if given.kind == "date":
-            start = date.fromisoformat(given.value)
+        if literal.kind == "date":
+            start = date.fromisoformat(literal.value)
             if unit in _MONTHS:
                 return _date(months_later(start, unit, count).isoformat())
             return _date((start + timedelta(days=count)).isoformat()) if unit == "DAY" else None
-        if given.zone == ZONED:
+        if literal.zone == ZONED:
             return None
-        start = datetime.fromisoformat(given.value)
+        start = datetime.fromisoformat(literal.value)
         day = months_later(start.date(), unit, count) if unit in _MONTHS else None
         moment = start + count * UNITS[unit] if day is None else datetime.combine(day, start.time())
     except (ValueError, OverflowError):

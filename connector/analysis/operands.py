@@ -82,7 +82,7 @@ def common_class(classes: Iterable[str | None]) -> str | None:
         return NULL
     for family in (_NUMBERS, _TIMES):
         if distinct <= set(family):
-            return max(distinct, key=lambda one: family.index(str(one)))
+            return max(distinct, key=lambda class_: family.index(str(class_)))
     return distinct.pop() if len(distinct) == 1 else None
 
 
@@ -128,7 +128,7 @@ def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
 
 
 def _target(classes: Sequence[str | None]) -> str | None:
-    others = [one for one in classes if one != ANY]
+    others = [class_ for class_ in classes if class_ != ANY]
     return common_class(others) if len(classes) - len(others) <= 1 else None
 
 
@@ -140,8 +140,8 @@ class OperandClasses:
         self._kind = kind
 
     def common_type(self, operands: Iterable[exp.Expr], *, utc: bool) -> CommonType:
-        found = [(id(one), self.of(one)) for one in operands]
-        return CommonType(_target([one for _, one in found]), utc, dict(found))
+        classes = [(id(operand), self.of(operand)) for operand in operands]
+        return CommonType(_target([class_ for _, class_ in classes]), utc, dict(classes))
 
     def of(self, node: exp.Expr) -> str | None:
         """The class of the type of `node`; None if it is not known."""
@@ -164,11 +164,11 @@ class OperandClasses:
         if isinstance(node, _WHOLE):
             return EXACT
         if isinstance(node, _ARITHMETIC):
-            sides = [one for one in (node.this, node.expression) if not isinstance(one, exp.Interval)]
-            found = common_class(map(self.of, sides))
-            return found if found in _NUMBERS or len(sides) == 1 else None
+            sides = [side for side in (node.this, node.expression) if not isinstance(side, exp.Interval)]
+            class_ = common_class(map(self.of, sides))
+            return class_ if class_ in _NUMBERS or len(sides) == 1 else None
         if isinstance(node, (*_OF_TEXTS, exp.Concat, exp.DPipe)):
-            parts = node.expressions or [one for one in (node.this, node.args.get("expression")) if one is not None]
+            parts = node.expressions or [part for part in (node.this, node.args.get("expression")) if part is not None]
             parts = [node.this] if isinstance(node, _OF_TEXTS) else parts
             return TEXT if common_class(map(self.of, parts)) == TEXT else None
         results = list(_results_of(node))
@@ -183,7 +183,7 @@ def _results_of(node: exp.Expr) -> Iterator[exp.Expr]:
         case exp.Coalesce():
             yield from (node.this, *node.expressions)
         case exp.If():
-            yield from (one for one in (node.args["true"], node.args.get("false")) if one is not None)
+            yield from (branch for branch in (node.args["true"], node.args.get("false")) if branch is not None)
         case exp.Case():
             yield from (branch.args["true"] for branch in node.args["ifs"])
             if node.args.get("default") is not None:

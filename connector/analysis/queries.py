@@ -1,4 +1,4 @@
-"""Converts sqlglot's tree of a query to blocks (`blocks.py`), and collects the stored tables in it.
+"""Reads sqlglot's tree of a query as relations of the algebra (`algebra/`), and collects the stored tables in it.
 
 A clause that is not listed here makes the whole statement unsupported, because it may change which rows are needed.
 Some sources are opaque (functions, samples, tables at an earlier time): no condition is pushed to them, and the names
@@ -8,29 +8,42 @@ of WITH in them are read completely.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import TypeAlias
 
 from sqlglot import exp
 
-from seamark.connector.analysis.block_sources import BlockSource
-from seamark.connector.analysis.blocks import Block
-from seamark.connector.analysis.conditions import ConditionReader
-from seamark.connector.analysis.joined_sources import JoinedSource, Tree
-from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.scopes import (
+from seamark.connector.analysis.algebra.blocks import Block, InnerQuery
+from seamark.connector.analysis.algebra.relations import (
     Columns,
     LiteralRows,
     NamedQuery,
     PushdownBarrier,
+    Relation,
     RenamedColumns,
-    Scope,
     SetOperation,
     Table,
     UnknownRelation,
     WithClause,
-    canonical_name,
 )
+from seamark.connector.analysis.conditions import ConditionReader
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.select_names import (
+    NamedSource,
+    ParsedJoin,
+    ParsedTree,
+    SelectNames,
+    canonical_name,
+    join_tree,
+    joins_in,
+    sources_in,
+)
+from seamark.connector.analysis.select_predicates import InnerSelect, PredicateReader, extremes_of
+from seamark.connector.plans.conditions import ColumnReference, any_of
 
+RELATIONS_MAX = 400
+"""The limit of tables, subqueries and lists of values in a statement. The time of the analysis grows with the square of
+the sources of one query."""
 Names: TypeAlias = tuple[str | None, str | None, str]
 """Catalog, schema and table of a reference, in lower case; None: the session's."""
 ColumnsOf: TypeAlias = Callable[[Names], Columns | None]
@@ -53,150 +66,201 @@ _INNER = frozenset((("", ""), ("", "INNER"), ("", "CROSS")))
 _OUTER = {(side, kind): side for side in ("LEFT", "RIGHT", "FULL") for kind in ("", "OUTER")}
 
 
+def check_relations(tree: exp.Expr) -> None:
+    """Raise UnsupportedStatement for a statement with more than `RELATIONS_MAX` relations."""
+    relations = tree.find_all(exp.Table, exp.Select, exp.Values, exp.Unnest)
+    if sum(1 for _ in islice(relations, RELATIONS_MAX + 1)) > RELATIONS_MAX:
+        raise UnsupportedStatement(f"it has more than {RELATIONS_MAX} tables and subqueries")
+
+
 class Queries:
-    """The queries of one statement. `tables`: references to stored tables, which have their conditions after the
-    query's `push_down`."""
+    """The queries of one statement.
+
+    Attributes:
+        tables: The references to stored tables, with their nodes. The tables have their conditions after the query's
+            `push_down`.
+    """
 
     def __init__(
         self, columns_of: ColumnsOf, reader: ConditionReader, relation_names: frozenset[str] = frozenset()
     ) -> None:
-        self.tables: list[Table] = []
+        self.tables: dict[Table, exp.Table] = {}
         self.columns_of = columns_of
         self._reader = reader
         self._relation_names = relation_names
+        self._selects: dict[int, InnerSelect] = {}
 
-    def read(self, node: exp.Expr, visible: _Visible) -> Scope:
-        """Converts a query. Raises UnsupportedStatement."""
-        body: Callable[[exp.Expr, _Visible], Scope]
+    def read(self, node: exp.Expr, visible: _Visible) -> Relation:
+        """Return the rows of a query. Raises UnsupportedStatement."""
+        read_body: Callable[[exp.Expr, _Visible], Relation]
         match node:
             case exp.Select():
-                allowed, body = _SELECT, self._block
+                allowed, read_body = _SELECT, self._read_select
             case exp.Union() | exp.Except() | exp.Intersect():
-                allowed, body = _SET, self._set
+                allowed, read_body = _SET, self._read_set_operation
             case exp.Subquery():
-                allowed, body = _SUBQUERY, self._enclosed
+                allowed, read_body = _SUBQUERY, self._read_subquery
             case exp.Values():
-                return self.literal_rows(node) or hidden(node, visible)
+                return self.literal_rows(node) or hide(node, visible)
             case _:
                 raise UnsupportedStatement
-        _check(node, allowed)
+        _check_arguments(node, allowed)
         clause = node.args.get("with_")
         if clause is None:
-            return body(node, visible)
-        _check(clause, frozenset(("expressions", "recursive")))
-        known, named = dict(visible), []
-        for one in clause.expressions:
-            _check(one, frozenset(("this", "alias")))
-            name, columns = _alias(one)
+            return read_body(node, visible)
+        _check_arguments(clause, frozenset(("expressions", "recursive")))
+        names, queries = dict(visible), []
+        for element in clause.expressions:
+            _check_arguments(element, frozenset(("this", "alias")))
+            name, columns = _parse_alias(element)
             if name is None:
                 raise UnsupportedStatement
-            if clause.args.get("recursive") and _uses(one.this, name):
+            if clause.args.get("recursive") and _uses_name(element.this, name):
                 # Its rows depend on its other rows, so no condition is pushed to them.
                 itself = NamedQuery(UnknownRelation())
-                result: Scope = PushdownBarrier(self.read(one.this, {**known, name: itself}))
+                rows: Relation = PushdownBarrier(self.read(element.this, {**names, name: itself}))
             else:
-                result = self.read(one.this, known)
-            named.append(NamedQuery(RenamedColumns(result, columns) if columns else result))
-            known[name] = named[-1]
-        return WithClause(body(node, known), tuple(named))
+                rows = self.read(element.this, names)
+            queries.append(NamedQuery(RenamedColumns(rows, columns) if columns else rows))
+            names[name] = queries[-1]
+        return WithClause(read_body(node, names), tuple(queries))
 
-    def within(self, expressions: list[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Scope]]:
-        """The subqueries of expressions."""
-        return [(query, self.read(query, visible)) for one in expressions for query in _queries_in(one)]
+    def within(self, expressions: Iterable[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
+        """Return the subqueries of expressions, with their nodes."""
+        return [(node, self.read(node, visible)) for each in expressions for node in _queries_in(each)]
 
     def literal_rows(self, node: exp.Expr) -> LiteralRows | None:
-        """The rows of VALUES, or of UNNEST of one array, if all are literals."""
-        if _given(node, set(node.args) - {"this", "alias", "expressions"}):
+        """Return the rows of VALUES, or of UNNEST of one array, if all are literals."""
+        if _arguments(node, set(node.args) - {"this", "alias", "expressions"}):
             return None
         rows: list[list[exp.Expr]]
         if isinstance(node, exp.Values):
-            rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
+            rows = [row.expressions if isinstance(row, exp.Tuple) else [row] for row in node.expressions]
         else:
             (array,) = node.expressions if len(node.expressions) == 1 else (None,)
             if not isinstance(array, exp.Array):
                 return None
-            rows = [[one] for one in array.expressions]
+            rows = [[element] for element in array.expressions]
         columns = [self._reader.literals(column) for column in zip(*rows, strict=False)]
-        there = tuple(column for column in columns if column is not None)
-        return (
-            LiteralRows(there)
-            if there and len({len(row) for row in rows}) == 1 and len(there) == len(columns)
-            else None
-        )
+        literals = tuple(column for column in columns if column is not None)
+        is_complete = len({len(row) for row in rows}) == 1 and len(literals) == len(columns)
+        return LiteralRows(literals) if literals and is_complete else None
 
-    def _cut(self, result: Scope, cuts: list[exp.Expr], visible: _Visible) -> Scope:
-        return PushdownBarrier(result, tuple(inner for _, inner in self.within(cuts, visible))) if cuts else result
+    def _cut(self, rows: Relation, cuts: list[exp.Expr], visible: _Visible) -> Relation:
+        return PushdownBarrier(rows, tuple(query for _, query in self.within(cuts, visible))) if cuts else rows
 
-    def _enclosed(self, node: exp.Expr, visible: _Visible) -> Scope:
-        return self._cut(self.read(node.this, visible), _given(node, _CUTS), visible)
+    def _read_subquery(self, node: exp.Expr, visible: _Visible) -> Relation:
+        return self._cut(self.read(node.this, visible), _arguments(node, _CUTS), visible)
 
-    def _set(self, node: exp.Expr, visible: _Visible) -> Scope:
+    def _read_set_operation(self, node: exp.Expr, visible: _Visible) -> Relation:
         both = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
-        return self._cut(both, _given(node, _CUTS), visible)
+        return self._cut(both, _arguments(node, _CUTS), visible)
 
-    def _block(self, node: exp.Expr, visible: _Visible) -> Scope:
-        distinct, where, clause = (node.args.get(one) for one in ("distinct", "where", "from_"))
-        if distinct is not None and _given(distinct, distinct.args):
+    def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
+        distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
+        if distinct is not None and _arguments(distinct, distinct.args):
             raise UnsupportedStatement  # DISTINCT ON
-        for one in node.expressions:
-            star = one.this if type(one) is exp.Column else one
-            if isinstance(one, exp.Aliases) or (isinstance(star, exp.Star) and _given(star, star.args)):
+        for projection in node.expressions:
+            star = projection.this if type(projection) is exp.Column else projection
+            if isinstance(projection, exp.Aliases) or (isinstance(star, exp.Star) and _arguments(star, star.args)):
                 raise UnsupportedStatement
-        tables = _From(self, visible)
+        tables = _FromClause(self, visible)
         if clause is not None:
-            _check(clause, frozenset(("this",)))
-            tables.tree = tables.joined(tables.relation(clause.this), node.args.get("joins") or [])
+            _check_arguments(clause, frozenset(("this",)))
+            tables.tree = tables.join(tables.relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
             raise UnsupportedStatement
-        expressions = [*node.expressions, *_given(node, ("where", "order", *_BELOW))]
-        passes, windows = _passes(node), tuple(_windows_in([*expressions, *tables.conditions]))
-        inner = [(query, result, None) for query, result in self.within(expressions, visible)]
-        having = node.args.get("having")
-        return Block(
-            projections=[_without_brackets(one) for one in node.expressions],
-            where=None if where is None else where.this,
-            sources=tables.sources,
-            tree=tables.tree,
+        expressions = [*node.expressions, *_arguments(node, ("where", "order", *_BELOW))]
+        conditions = [join.on for join in tables.joins if join.on is not None]
+        windows = list(_windows_in([*expressions, *conditions]))
+        passes = _passes_conditions(node)
+        subqueries = self.within(expressions, visible)
+        on_subqueries = [(join, self.within([join.on], visible)) for join in tables.joins if join.on is not None]
+        names = SelectNames(
+            [_without_brackets(projection) for projection in node.expressions],
+            tables.sources,
+            tables.tree,
+            self._relation_names,
+            self._reader.literal,
+        )
+        queries = [*subqueries, *(query for _, each in on_subqueries for query in each)]
+        predicates = PredicateReader(names, self._reader, {id(query): rows for query, rows in queries}, self._selects)
+        keys = frozenset(
+            reference for key in _grouping_keys(node) if (reference := names.resolve_node(key)) is not None
+        )
+        having, filters = node.args.get("having"), _filter_conditions(node)
+        block = Block(
+            sources=[source.relation for source in tables.sources],
+            tree=None if tables.tree is None else join_tree(tables.tree, predicates.predicate_on),
+            outputs=names,
+            where=None if where is None else predicates.predicate(where.this),
             passes=passes,
             needs_rows=passes
             and not windows
             and not node.args.get("order")
-            and all(_is_given(one) for one in node.expressions),
-            relation_names=self._relation_names,
-            having=None if having is None else having.this,
-            is_grouped=node.args.get("group") is not None,
-            keys=_grouping_keys(node),
-            filters=tuple(_filters(node)),
-            windows=windows,
-            laterals=tuple(tables.laterals),
+            and all(_is_of_one_row(projection) for projection in node.expressions),
+            keys=None if node.args.get("group") is None else keys,
+            having=None if having is None else predicates.condition_on(having.this, keys),
+            counted=any_of(map(predicates.condition, filters)) if filters else None,
+            partitions=[_partition_columns(window, names) for window in windows],
+            extremes=extremes_of(names),
             inner=[
-                *inner,
-                *((query, result, on) for on in tables.conditions for query, result in self.within([on], visible)),
+                *(self._inner_query(rows, predicates) for _, rows in subqueries),
+                *(
+                    self._inner_query(rows, predicates, sources_in(join))
+                    for join, each in on_subqueries
+                    for _, rows in each
+                ),
+                *(self._lateral(number, tables, predicates) for number in tables.laterals),
             ],
-            reader=self._reader,
         )
+        self._selects[id(block)] = InnerSelect(block, names, None if where is None else where.this)
+        return block
+
+    def _inner_query(
+        self, rows: Relation, predicates: PredicateReader, seen: frozenset[int] | None = None, source: int | None = None
+    ) -> InnerQuery:
+        """`seen`: the sources that the subquery sees, None for all; another name may be that of an outer block."""
+        query = rows.inner if source is not None and isinstance(rows, RenamedColumns) else rows
+        select = self._selects.get(id(query))
+        if select is None:
+            return InnerQuery(rows, source=source)
+        pairs = predicates.correlated_pairs(select)
+        seen_pairs = tuple(pair for pair in pairs if seen is None or pair[1][0] in seen)
+        return InnerQuery(rows, select.block, seen_pairs, source)
+
+    def _lateral(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
+        # Each engine lets a LATERAL subquery see the left side of its join. Not all let it see those before a comma.
+        sides = (sources_in(join.left) for join in joins_in(tables.tree) if join.right == number)
+        return self._inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
 
-class _From:
-    """The FROM clause of one block."""
+class _FromClause:
+    """The FROM clause of one SELECT.
+
+    Attributes:
+        sources: Its relations.
+        tree: Their joins.
+        joins: The joins in the order of the text.
+        laterals: The positions of LATERAL subqueries among the sources.
+    """
 
     def __init__(self, queries: Queries, visible: _Visible) -> None:
-        self.sources: list[BlockSource] = []
-        self.tree: Tree | None = None
-        self.conditions: list[exp.Expr] = []
+        self.sources: list[NamedSource] = []
+        self.tree: ParsedTree | None = None
+        self.joins: list[ParsedJoin] = []
         self.laterals: list[int] = []
-        """The positions of LATERAL subqueries among the sources."""
         self._queries = queries
         self._visible = visible
 
-    def joined(self, first: Tree, joins: list[exp.Expr]) -> Tree:
+    def join(self, first: ParsedTree, joins: list[exp.Expr]) -> ParsedTree:
         """Joins bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c."""
         parts = [first]
         for join in joins:
-            _check(join, _JOIN)
+            _check_arguments(join, _JOIN)
             side, kind = str(join.args.get("side") or "").upper(), str(join.args.get("kind") or "").upper()
             on = join.args.get("on")
-            using = [canonical_name(one.name) for one in join.args.get("using") or []]
+            using = [canonical_name(column.name) for column in join.args.get("using") or []]
             right = self.relation(join.this)
             if not (side or kind or on or using):
                 parts.append(right)
@@ -204,76 +268,74 @@ class _From:
             outer = _OUTER.get((side, kind))
             if outer is None and (side, kind) not in _INNER:
                 raise UnsupportedStatement
-            if on is not None:
-                self.conditions.append(on)
-            left = parts.pop()
-            parts.append(
-                JoinedSource(left, right, outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL"), on, tuple(using))
-            )
+            keeps_left, keeps_right = outer in ("LEFT", "FULL"), outer in ("RIGHT", "FULL")
+            self.joins.append(ParsedJoin(parts.pop(), right, keeps_left, keeps_right, on, tuple(using)))
+            parts.append(self.joins[-1])
         tree = parts[0]
         for part in parts[1:]:
-            tree = JoinedSource(tree, part)
+            tree = ParsedJoin(tree, part)
         return tree
 
-    def relation(self, node: exp.Expr) -> Tree:
+    def relation(self, node: exp.Expr) -> ParsedTree:
         joins = node.args.get("joins") or []
         if _is_bracket(node):
-            if not _given(node, set(node.args) - {"this", "joins"}):
-                return self.joined(self.relation(node.this), joins)
-            result: Scope = hidden(node, self._visible)  # a join with an alias
+            if not _arguments(node, set(node.args) - {"this", "joins"}):
+                return self.join(self.relation(node.this), joins)
+            rows: Relation = hide(node, self._visible)  # a join with an alias
         else:
-            result = self._result(node)
-        name, columns = _alias(node)
+            rows = self._read_rows(node)
+        name, columns = _parse_alias(node)
         schema = None
         if name is None and isinstance(node, exp.Table) and isinstance(node.this, exp.Identifier):
             name, schema = canonical_name(node.name), canonical_name(node.db) if node.db else None
         if isinstance(node, exp.Lateral):
             self.laterals.append(len(self.sources))
-        self.sources.append(BlockSource(RenamedColumns(result, columns) if columns else result, name, schema))
-        return self.joined(len(self.sources) - 1, joins)
+        self.sources.append(NamedSource(RenamedColumns(rows, columns) if columns else rows, name, schema))
+        return self.join(len(self.sources) - 1, joins)
 
-    def _result(self, node: exp.Expr) -> Scope:
+    def _read_rows(self, node: exp.Expr) -> Relation:
         match node:
             case exp.Table():
-                return self._table(node)
+                return self._read_table(node)
             case exp.Subquery():
                 return self._queries.read(node, self._visible)
-            case exp.Lateral() if isinstance(node.this, exp.Subquery) and not _given(
+            case exp.Lateral() if isinstance(node.this, exp.Subquery) and not _arguments(
                 node, set(node.args) - {"this", "alias"}
             ):
                 return self._queries.read(node.this, self._visible)
             case exp.Unnest() | exp.Values():
-                return self._queries.literal_rows(node) or hidden(node, self._visible)
+                return self._queries.literal_rows(node) or hide(node, self._visible)
             case exp.Lateral():
-                return hidden(node, self._visible)
+                return hide(node, self._visible)
         raise UnsupportedStatement
 
-    def _table(self, node: exp.Table) -> Scope:
-        _check(node, _TABLE)
+    def _read_table(self, node: exp.Table) -> Relation:
+        _check_arguments(node, _TABLE)
         parts = node.parts
         if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
-            return hidden(node, self._visible)
+            return hide(node, self._visible)
         names = [canonical_name(part.name) for part in parts]
         version, sample = node.args.get("version"), node.args.get("sample")
-        named = self._visible.get(names[0]) if len(names) == 1 else None
-        if named is not None and version is None and sample is None:
-            return named
-        past = version is not None and version_of(version) is None
-        if named is not None or sample is not None or past or any("$" in one or "@" in one for one in names):
-            return hidden(node, self._visible)
+        query = self._visible.get(names[0]) if len(names) == 1 else None
+        if query is not None and version is None and sample is None:
+            return query
+        is_past = version is not None and version_of(version) is None
+        if query is not None or sample is not None or is_past or any("$" in name or "@" in name for name in names):
+            return hide(node, self._visible)
         catalog, schema, table = (None, None, *names)[-3:]
         # The columns of the table at an earlier snapshot are unknown.
         columns = None if version is not None else self._queries.columns_of((catalog, schema, str(table)))
-        self._queries.tables.append(Table(node, columns))
-        return self._queries.tables[-1]
+        rows = Table(columns)
+        self._queries.tables[rows] = node
+        return rows
 
 
-def _passes(node: exp.Expr) -> bool:
-    """Whether a condition on an output column can be applied to the source rows.
+def _passes_conditions(node: exp.Expr) -> bool:
+    """Tell whether a condition on an output column can be applied to the source rows.
 
     This is true for distinct rows, and for keys that all rows of a group share.
     """
-    if _given(node, ("limit", "offset", "windows")):
+    if _arguments(node, ("limit", "offset", "windows")):
         return False
     if node.args.get("group") is None:
         return node.args.get("having") is None
@@ -281,58 +343,76 @@ def _passes(node: exp.Expr) -> bool:
 
 
 def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
-    """The expressions of which all rows of each group have one value: of sets of groups those in every set. Without
-    such an expression there may be a group of all rows."""
+    """Return the expressions of which all rows of each group have one value: of sets of groups those in every set.
+
+    Without such an expression there may be a group of all rows.
+    """
     group = node.args.get("group")
-    if group is None or _given(group, set(group.args) - {"expressions"}):
+    if group is None or _arguments(group, set(group.args) - {"expressions"}):
         return []
-    return [key for one in group.expressions for key in _keys_in(one, node.expressions)]
+    return [key for element in group.expressions for key in _keys_in(element, node.expressions)]
 
 
 def _keys_in(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
     match element:
         case exp.Literal():  # its number in SELECT
             number = int(element.this) if str(element.this).isdigit() else 0
-            if not 0 < number <= len(projections) or any(_is_star(one) for one in projections):
+            if not 0 < number <= len(projections) or any(map(_is_star, projections)):
                 return []
             return [projections[number - 1].unalias()]
         case exp.GroupingSets():
-            sets = [[*one.expressions] if isinstance(one, exp.Tuple) else [one.unnest()] for one in element.expressions]
-            columns = [[one for one in each if type(one) is exp.Column] for each in sets]
+            sets = [
+                [*group.expressions] if isinstance(group, exp.Tuple) else [group.unnest()]
+                for group in element.expressions
+            ]
+            columns = [[key for key in group if type(key) is exp.Column] for group in sets]
             return [key for key in columns[0] if all(key in each for each in columns)] if columns else []
     return [element] if type(element) is exp.Column else []
 
 
-def _filters(node: exp.Expr) -> list[exp.Expr]:
-    """The conditions of FILTER, or of CASE within an aggregate, if the block has one group of all rows, and of these
-    only rows count that meet one of the conditions."""
-    if _given(node, ("group", "having", "order", "windows", "distinct")):
+def _partition_columns(window: exp.Window, names: SelectNames) -> frozenset[ColumnReference]:
+    keys = map(names.resolve_node, window.args.get("partition_by") or [])
+    return frozenset(reference for reference in keys if reference is not None)
+
+
+def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
+    """Return the conditions of FILTER, or of CASE within an aggregate, if only rows count that meet one of them.
+
+    Otherwise, and if the block has another group than that of all rows, there are none.
+    """
+    if _arguments(node, ("group", "having", "order", "windows", "distinct")):
         return []
-    found, left = [], list(node.expressions)
-    while left:
-        one = left.pop()
-        if type(one) is exp.Filter and isinstance(one.this, exp.AggFunc):
-            found.append(one.expression.this)
-        elif branches := _counted(one):
-            found += branches
-        elif type(one) in _AROUND_FILTERED:
-            left += [inner for inner in one.iter_expressions() if not isinstance(inner, exp.DataType | exp.Identifier)]
+    conditions: list[exp.Expr] = []
+    pending = list(node.expressions)
+    while pending:
+        part = pending.pop()
+        if type(part) is exp.Filter and isinstance(part.this, exp.AggFunc):
+            conditions.append(part.expression.this)
+        elif branches := _case_conditions(part):
+            conditions += branches
+        elif type(part) in _AROUND_FILTERED:
+            pending += [
+                inner for inner in part.iter_expressions() if not isinstance(inner, exp.DataType | exp.Identifier)
+            ]
         else:
             return []
-    return found
+    return conditions
 
 
-def _counted(aggregate: exp.Expr) -> list[exp.Expr]:
-    """The conditions of `sum(CASE WHEN … THEN … END)`: for other rows CASE is null, which the aggregate leaves out."""
+def _case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
+    """Return the conditions of `sum(CASE WHEN … THEN … END)`.
+
+    For other rows CASE is null, which the aggregate leaves out.
+    """
     if type(aggregate) is exp.CountIf:
         return [aggregate.this]
-    if type(aggregate) not in _WITHOUT_NULLS or _given(aggregate, set(aggregate.args) - {"this", "big_int"}):
+    if type(aggregate) not in _WITHOUT_NULLS or _arguments(aggregate, set(aggregate.args) - {"this", "big_int"}):
         return []
     value = aggregate.this
     if value is None:  # count()
         return []
     if isinstance(value, exp.Distinct):
-        if _given(value, ("on",)) or len(value.expressions) != 1:
+        if _arguments(value, ("on",)) or len(value.expressions) != 1:
             return []
         value = value.expressions[0]
     value = value.unnest()
@@ -348,7 +428,7 @@ def _counted(aggregate: exp.Expr) -> list[exp.Expr]:
         return when
     if len(when) == 1:
         return [exp.EQ(this=value.this.copy(), expression=when[0].copy())]
-    return [exp.In(this=value.this.copy(), expressions=[one.copy() for one in when])]
+    return [exp.In(this=value.this.copy(), expressions=[value.copy() for value in when])]
 
 
 def _without_brackets(projection: exp.Expr) -> exp.Expr:
@@ -366,95 +446,98 @@ def _is_star(projection: exp.Expr) -> bool:
 
 
 def _windows_in(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
-    """The window functions of a block, without those of its subqueries."""
-    left = list(expressions)
-    while left:
-        node = left.pop()
+    """Yield the window functions of a block, without those of its subqueries."""
+    pending = list(expressions)
+    while pending:
+        node = pending.pop()
         if isinstance(node, exp.Window):
             yield node
         if not isinstance(node, exp.Select | exp.SetOperation | exp.Subquery):
-            left.extend(node.iter_expressions())
+            pending.extend(node.iter_expressions())
 
 
-def _is_given(projection: exp.Expr) -> bool:
-    """Whether it is a column, a literal or a star, and not an aggregate."""
+def _is_of_one_row(projection: exp.Expr) -> bool:
+    """Tell whether it is a column, a literal or a star, and not an aggregate."""
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
 
 def version_of(version: exp.Expr) -> int | str | None:
-    """FOR VERSION AS OF a snapshot's number, or the name of a branch or tag; None for what is neither."""
-    given = version.args.get("expression")
-    if not isinstance(given, exp.Literal) or str(version.this).upper() != "VERSION":
+    """Return the snapshot's number of FOR VERSION AS OF, or the name of a branch or tag; None for another version."""
+    literal = version.args.get("expression")
+    if not isinstance(literal, exp.Literal) or str(version.this).upper() != "VERSION":
         return None
     if version.args.get("kind") != "AS OF":
         return None
-    if given.is_string:
-        return str(given.this) or None
-    return int(given.this) if str(given.this).isdigit() else None
+    if literal.is_string:
+        return str(literal.this) or None
+    return int(literal.this) if str(literal.this).isdigit() else None
 
 
-def hidden(node: exp.Expr, visible: _Visible) -> Scope:
-    """A source that is not analysed. Names of WITH that it may use are read completely."""
-    for one in node.find_all(exp.Identifier):
-        used = visible.get(one.name.lower())
-        if used is not None:
-            used.push_down(None)
+def hide(node: exp.Expr, visible: _Visible) -> Relation:
+    """Return a source that is not analysed. Names of WITH that it may use are read completely."""
+    for identifier in node.find_all(exp.Identifier):
+        query = visible.get(identifier.name.lower())
+        if query is not None:
+            query.push_down(None)
     return UnknownRelation()
 
 
-def _uses(query: exp.Expr, name: str) -> bool:
-    """Whether a relation in the query may be this name of WITH."""
-    return any(len(one.parts) == 1 and one.name.lower() == name for one in query.find_all(exp.Table))
+def _uses_name(query: exp.Expr, name: str) -> bool:
+    """Tell whether a relation in the query may be this name of WITH."""
+    return any(len(table.parts) == 1 and table.name.lower() == name for table in query.find_all(exp.Table))
 
 
 def _is_bracket(node: exp.Expr) -> bool:
-    """Whether it is a bracket around a table or a join, and not around a query."""
+    """Tell whether it is a bracket around a table or a join, and not around a query."""
     if not isinstance(node, exp.Subquery):
         return False
     inner = node.this
     return isinstance(inner, exp.Table) or (
-        isinstance(inner, exp.Subquery) and (_is_bracket(inner) or bool(_given(inner, ("alias", "joins"))))
+        isinstance(inner, exp.Subquery) and (_is_bracket(inner) or bool(_arguments(inner, ("alias", "joins"))))
     )
 
 
-def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
-    """The alias of a relation, and the aliases of its columns. Raises UnsupportedStatement."""
+def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
+    """Return the alias of a relation, and the aliases of its columns. Raises UnsupportedStatement."""
     alias = node.args.get("alias")
     if alias is None:
         return None, ()
     if not isinstance(alias, exp.TableAlias):
         raise UnsupportedStatement
-    _check(alias, frozenset(("this", "columns")))
+    _check_arguments(alias, frozenset(("this", "columns")))
     columns = alias.args.get("columns") or []
-    if not all(isinstance(one, exp.Identifier) for one in (alias.this, *columns)):
+    if not all(isinstance(name, exp.Identifier) for name in (alias.this, *columns)):
         raise UnsupportedStatement
-    return canonical_name(alias.name), tuple(canonical_name(one.name) for one in columns)
+    return canonical_name(alias.name), tuple(canonical_name(column.name) for column in columns)
 
 
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
-    """The outermost queries. Not recursive, because the depth of a chain of ORs is its length. Raises
-    UnsupportedStatement for a table outside of a query."""
-    left = [expression]
-    while left:
-        node = left.pop()
+    """Yield the outermost queries. Raises UnsupportedStatement for a table outside of a query.
+
+    It is not recursive, because the depth of a chain of ORs is its length.
+    """
+    pending = [expression]
+    while pending:
+        node = pending.pop()
         if isinstance(node, exp.Select | exp.SetOperation | exp.Subquery):
             yield node
         elif isinstance(node, exp.Table):
             raise UnsupportedStatement
         else:
-            left.extend(node.iter_expressions())
+            pending.extend(node.iter_expressions())
 
 
-def _given(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
-    found = []
+def _arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
+    """Return the values of those arguments of the node that are given."""
+    values = []
     for name in names:
         value = node.args.get(name)
-        found += value if isinstance(value, list) else [value] if value else []
-    return found
+        values += value if isinstance(value, list) else [value] if value else []
+    return values
 
 
-def _check(node: exp.Expr, allowed: frozenset[str]) -> None:
-    """Raises UnsupportedStatement if the node has another argument than those in `allowed`."""
-    if _given(node, set(node.args) - allowed):
+def _check_arguments(node: exp.Expr, allowed: frozenset[str]) -> None:
+    """Raise UnsupportedStatement if the node has another argument than those in `allowed`."""
+    if _arguments(node, set(node.args) - allowed):
         raise UnsupportedStatement

@@ -44,7 +44,7 @@ class DateSpan:
     def later(self, unit: str, count: int) -> DateSpan:
         """OverflowError or ValueError beyond the range of dates."""
         if unit not in UNITS:
-            low, high = (months_later(one, unit, count) for one in (self.low, self.high))
+            low, high = (months_later(bound, unit, count) for bound in (self.low, self.high))
             return DateSpan(low - _ZONES, high + _ZONES)
         moved, day = count * UNITS[unit], timedelta(days=1)
         return DateSpan(self.low + moved // day * day, self.high - (-moved // day) * day)

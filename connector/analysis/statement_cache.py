@@ -21,9 +21,9 @@ import structlog
 
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
+from seamark.connector.analysis.algebra.relations import Columns
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.scans import find_scans, result_types
-from seamark.connector.analysis.scopes import Columns
 from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.scan import Scan
 from seamark.formats.runtime.fair_lock import FairLock

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from seamark.cache.memory import MemoryCache
+from seamark.connector.analysis.algebra.relations import COMPUTED
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.relative_times import today_for
-from seamark.connector.analysis.scopes import COMPUTED
 from seamark.connector.analysis.statement_cache import StatementReader, StatementText
 from seamark.connector.client.errors import Refused
 from seamark.connector.plans import joins as joining

@@ -18,7 +18,7 @@ from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import ErrorLevel, SqlglotError
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.scopes import check_relations
+from seamark.connector.analysis.queries import check_relations
 from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, exchange, literal_kind, projections
 from seamark.connector.duckdb.shapes import (
     HIDDEN,

@@ -118,35 +118,35 @@ class SemiJoin:
 
 
 @dataclass(frozen=True)
-class All:
+class AllOf:
     parts: tuple[Condition, ...]
     size: int
 
 
 @dataclass(frozen=True)
-class Any:
+class AnyOf:
     parts: tuple[Condition, ...]
     size: int
 
 
 Atom: TypeAlias = ColumnComparison | Like | SemiJoin
-Condition: TypeAlias = Atom | All | Any
+Condition: TypeAlias = Atom | AllOf | AnyOf
 Move: TypeAlias = Callable[[ColumnReference], ColumnReference | None]
 """From a column to a column of another source with the same value; None if there is none."""
-NEVER = Any((), 1)
+NEVER = AnyOf((), 1)
 
 
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
     kept: dict[Condition, None] = {}
     size = 0
-    for given in parts:
-        for part in given.parts if isinstance(given, All) else () if given is None else (given,):
+    for condition in parts:
+        for part in parts_of(condition):
             if part == NEVER:
                 return NEVER
             if part not in kept and size + part.size <= LEAVES_MAX:
                 kept[part] = None
                 size += part.size
-    return next(iter(kept)) if len(kept) == 1 else All(tuple(kept), size) if kept else None
+    return next(iter(kept)) if len(kept) == 1 else AllOf(tuple(kept), size) if kept else None
 
 
 def any_of(parts: Iterable[Condition | None]) -> Condition | None:
@@ -159,7 +159,7 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
     size = sum(part.size for part in kept)
     if size > LEAVES_MAX:
         return None
-    return next(iter(kept)) if len(kept) == 1 else Any(tuple(kept), size) if kept else NEVER
+    return next(iter(kept)) if len(kept) == 1 else AnyOf(tuple(kept), size) if kept else NEVER
 
 
 def move(condition: Condition | None, to: Move) -> Condition | None:
@@ -170,9 +170,9 @@ def move(condition: Condition | None, to: Move) -> Condition | None:
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
     """The condition with `keep` applied to each atom; None replaces an atom by "true", and `NEVER` by "false"."""
     match condition:
-        case All(parts):
+        case AllOf(parts):
             return all_of(weaken(part, keep) for part in parts)
-        case Any(parts):
+        case AnyOf(parts):
             return any_of(weaken(part, keep) for part in parts)
         case None:
             return None
@@ -187,9 +187,9 @@ def comparisons_of(condition: Condition | None) -> Condition | None:
 def rejects_null(condition: Condition | None) -> bool:
     """Whether it is true for no row in which all columns are null, as an outer join adds them."""
     match condition:
-        case All(parts):
+        case AllOf(parts):
             return any(rejects_null(part) for part in parts)
-        case Any(parts):
+        case AnyOf(parts):
             return all(rejects_null(part) for part in parts)
         case None:
             return False
@@ -199,18 +199,21 @@ def rejects_null(condition: Condition | None) -> bool:
 def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
     """LIKE predicates that follow from the condition; of each tuple, at least one is true."""
     found: list[tuple[Like, ...]] = []
-    for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
-        either = part.parts if isinstance(part, Any) else (part,)
+    for part in parts_of(condition):
+        either = part.parts if isinstance(part, AnyOf) else (part,)
         # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies the OR of the patterns.
-        likes = [next((leaf for leaf in _leaves(one) if isinstance(leaf, Like)), None) for one in either]
+        likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in either]
         there = tuple(one for one in likes if one is not None)
         if there and len(there) == len(likes):
             found.append(there)
     return tuple(found)
 
 
-def _leaves(condition: Condition) -> Iterable[Condition]:
-    return condition.parts if isinstance(condition, All) else (condition,)
+def parts_of(condition: Condition | None) -> tuple[Condition, ...]:
+    """Return the conditions that are all true where the condition is."""
+    if condition is None:
+        return ()
+    return condition.parts if isinstance(condition, AllOf) else (condition,)
 
 
 def references_of(condition: Condition) -> frozenset[ColumnReference]:
@@ -226,7 +229,7 @@ def within_limit(condition: Condition | None) -> Condition | None:
     """As many parts of the condition as have at most `TEXT_MAX` characters in SQL. Without semi-joins."""
     kept: list[Condition] = []
     left = TEXT_MAX
-    for part in condition.parts if isinstance(condition, All) else () if condition is None else (condition,):
+    for part in parts_of(condition):
         size = len(sql_of(part)) + len(" AND ")
         if size <= left:
             kept.append(part)
@@ -237,11 +240,11 @@ def within_limit(condition: Condition | None) -> Condition | None:
 def sql_of(condition: Condition) -> str:
     """SQL that Trino and Spark read. ValueError for a condition with semi-joins or LIKE."""
     match condition:
-        case All(parts):
+        case AllOf(parts):
             return "(" + " AND ".join(sql_of(part) for part in parts) + ")"
-        case Any(()):
+        case AnyOf(()):
             return "FALSE"
-        case Any(parts):
+        case AnyOf(parts):
             return "(" + " OR ".join(sql_of(part) for part in parts) + ")"
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as SQL")
@@ -274,9 +277,9 @@ def expression_of(condition: Condition) -> Expression:
     Iceberg's logic has two values: `not-eq` is true for null, so that a comparison with <> also requires `not-null`.
     """
     match condition:
-        case All(parts):
+        case AllOf(parts):
             return iceberg.all_of(*map(expression_of, parts))
-        case Any(parts):
+        case AnyOf(parts):
             return iceberg.any_of(*map(expression_of, parts))
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as an expression")

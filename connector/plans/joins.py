@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seamark.connector.plans.async_client import JoinRequest, KnownTable, Name
-from seamark.connector.plans.conditions import All, Atom, ColumnComparison, all_of, expression_of, weaken
+from seamark.connector.plans.conditions import AllOf, Atom, ColumnComparison, all_of, expression_of, weaken
 from seamark.connector.plans.scan import Join, Scan, columns_of
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
@@ -189,7 +189,7 @@ def _of_column(atom: Atom) -> Atom | None:
 def _has_values(scan: Scan) -> bool:
     """Whether a column of the needed rows is equal to one of a few literals."""
     condition = scan.condition
-    parts = condition.parts if isinstance(condition, All) else (condition,)
+    parts = condition.parts if isinstance(condition, AllOf) else (condition,)
     return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)
 
 

@@ -6,6 +6,8 @@ import os
 
 import pytest
 
+from seamark.commands.installation.java import java_25_home
+
 NEEDS_TRINO = [
     pytest.mark.trino,
     pytest.mark.timeout(600),

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from click.testing import CliRunner
 
+from seamark.commands.main import cli
+
 
 def invoke_seamark(*arguments: str, url: str = "", env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Run the command, against the server at `url`; return its exit code and all that it printed."""

@@ -9,7 +9,7 @@ engines (`expressions.py`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from functools import cached_property
@@ -59,6 +59,7 @@ SAME_TYPES = {
 }
 """Iceberg types whose values Spark compares as Iceberg does, with Spark's names. A uuid is a string in Spark, and fixed
 is a binary of any length."""
+_ICEBERG_KINDS = {kind: iceberg for iceberg, kind in SAME_TYPES.items()}
 _COMPARED = {
     "EqualTo": "=",
     "LessThan": "<",
@@ -93,8 +94,6 @@ class SparkColumn(NamedTuple):
     """Spark's type: `bigint`, `decimal(9,2)`, …; of a struct `struct`."""
     fields: tuple[SparkColumn, ...] = ()
     """Of a struct, the fields that Spark compares as Iceberg does."""
-    or_null: bool = False
-    """Any of the values may be null in place of the stored one."""
 
 
 class _Term(NamedTuple):
@@ -116,6 +115,11 @@ def spark_kind(iceberg_type: object) -> str | None:
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return SAME_TYPES.get(iceberg_type)
+
+
+def iceberg_kind(kind: str) -> str | None:
+    """Return Iceberg's name of a Spark type; None if Spark compares its values in another way than Iceberg."""
+    return kind if kind.startswith("decimal(") else _ICEBERG_KINDS.get(kind)
 
 
 def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
@@ -146,7 +150,6 @@ class Conditions:
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
         """A condition that is true where all the nodes are; with LIKE, which only filters the rows of a dimension."""
-        or_null = tuple(column.name for column in columns.values() if column.or_null)
         found: list[Condition | None] = []
         for node in nodes:
             try:
@@ -157,7 +160,7 @@ class Conditions:
             found += _Reading(self._catalyst, columns).months(nodes)
         except (_TooLarge, RecursionError):
             pass
-        return weaken(all_of(found), lambda atom: _sure(atom, or_null))
+        return weaken(all_of(found), _sure)
 
 
 class _TooLarge(Exception):
@@ -395,15 +398,12 @@ def _rule_kind(kind: str) -> str | None:
     return kind if kind.startswith("decimal(") else _RULE_KINDS.get(kind)
 
 
-def _sure(atom: Atom, or_null: Collection[str]) -> Atom | None:
-    """Without what null meets, of columns whose values may have become null. Not every file format counts a field of a
-    null struct as null. LIKE is of columns only."""
-    if isinstance(atom, SemiJoin):
+def _sure(atom: Atom) -> Atom | None:
+    """Return the atom, but no condition on a field that null meets: not every file format counts a field of a null
+    struct as null. LIKE is of columns only."""
+    if isinstance(atom, SemiJoin) or "." not in atom.column[1]:
         return atom
-    name, _, field = atom.column[1].partition(".")
-    if not field and name not in or_null:
-        return atom
-    return atom if atom.rejects_null and (not field or isinstance(atom, ColumnComparison)) else None
+    return atom if atom.rejects_null and isinstance(atom, ColumnComparison) else None
 
 
 def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:

@@ -4,7 +4,7 @@
     sql(spark, "SELECT … FROM sea.ssb.lineorder JOIN …").show()
 
 Spark's Iceberg connector sends the server filters, but no joins, and plans tables of format version 3 itself. This
-module analyses the whole query (`name_positions.py`, `relations.py`), requests plan tables (`connector/plans/`), and
+module analyses the whole query (`name_positions.py`, `plan_reader.py`), requests plan tables (`connector/plans/`), and
 replaces the names in the query's text, which Spark then runs.
 
 Invariant: if anything is uncertain or fails, the text runs unchanged. Plan tables have a lease; a DataFrame reads them
@@ -18,30 +18,25 @@ import asyncio
 import logging
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of, likes_on
+from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
-from seamark.connector.plans.conditions import (
-    Condition,
-    Like,
-    all_of,
-    any_of,
-    comparisons_of,
-    likes_of,
-    within_limit,
-)
+from seamark.connector.plans.conditions import any_of, within_limit
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
 from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
-from seamark.connector.plans.scan import Join, Scan
+from seamark.connector.plans.scan import Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
 from seamark.connector.spark.query.maintenance import run_maintenance
@@ -55,9 +50,9 @@ from seamark.connector.spark.query.name_positions import (
     query_of,
     replace_names,
 )
-from seamark.connector.spark.query.relations import Relation, Relations, TooLarge
+from seamark.connector.spark.query.plan_reader import MarkedTable, PlanReader, TooLarge
 from seamark.formats.iceberg.metadata.properties import count_of
-from seamark.formats.protocol.wire import LIKES_MAX, PLAN_MARK
+from seamark.formats.protocol.wire import PLAN_MARK
 
 _CATALOG_CLASS = "org.apache.iceberg.spark.SparkCatalog"
 _TABLE_CLASS = "org.apache.iceberg.spark.source.SparkTable"
@@ -238,15 +233,16 @@ class _Query:
             # A DataFrame is run later, and again: its conditions hold for a day (`relative_times.py`).
             self._lease_s = min(self._lease_s, LEASE_S)
         self._find(plan)
-        relations = Relations(self._catalyst, self._relation)
-        relations.read(self._catalyst.simplified(plan))
-        by_mark: defaultdict[int, list[Relation]] = defaultdict(list)
-        for one in relations.found:
-            by_mark[one.mark].append(one)
+        reader = PlanReader(self._catalyst, self._marked_table)
+        reader.read(self._catalyst.simplified(plan))
+        by_mark: defaultdict[int, list[Table]] = defaultdict(list)
+        for read_table, mark in reader.tables.items():
+            by_mark[mark].append(read_table)
         scans = {}
         for mark, table in sorted(self._tables.items()):
             each, reference = by_mark.get(mark, []), found[mark]
-            condition = any_of([all_of(one.parts) for one in each]) if each else None
+            # Literals of instants have their zone, so the session's zone does not matter.
+            condition = any_of(condition_of(one, utc=True) for one in each) if each else None
             scans[mark] = Scan(
                 catalog=table.catalog,
                 schema=".".join(table.name[:-1]),
@@ -257,9 +253,9 @@ class _Query:
                 alias_needed=reference.alias,
                 snapshot_id=reference.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
-                condition=within_limit(comparisons_of(condition)),
-                likes=_likes(condition),
-                joins=_joins(each, mark),
+                condition=within_limit(condition),
+                likes=likes_on(each),
+                joins=common_joins([joins_of(one, partial(_mark_of, reader.tables, mark), utc=True) for one in each]),
                 ref=reference.ref if table.ref is None else table.ref,
             )
         return scans
@@ -279,7 +275,7 @@ class _Query:
                 self._marks |= dict.fromkeys(numbers, mark)
         self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
 
-    def _relation(self, leaf: Node) -> Relation | None:
+    def _marked_table(self, leaf: Node) -> MarkedTable | None:
         """UnsupportedQuery for another relation of a table that was found: it would need the same plan."""
         if not self._catalyst.is_relation(leaf):
             return None
@@ -288,7 +284,9 @@ class _Query:
         mark = marks.pop() if len(marks) == 1 else None
         table = None if mark is None else self._tables.get(mark)
         if table is not None and mark is not None:
-            return Relation(mark, {number: table.columns[name] for number, name in attributes if name in table.columns})
+            return MarkedTable(
+                mark, {number: table.columns[name] for number, name in attributes if name in table.columns}
+            )
         table = self._table(leaf) if mark is None else None
         if table is not None and table.read in {one.read for one in self._tables.values()}:
             raise UnsupportedQuery("its relations cannot be distinguished")
@@ -393,33 +391,10 @@ class _Query:
         return run_in_thread(ask())
 
 
-def _likes(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
-    """As many as a request takes."""
-    found = list(likes_of(condition))
-    while sum(map(len, found)) > LIKES_MAX:
-        found.pop()
-    return tuple(found)
-
-
-def _joins(relations: Sequence[Relation], mark: int) -> tuple[Join, ...]:
-    """The joins that all relations of a marker have."""
-    each = [dict.fromkeys(_joins_of(one, mark)) for one in relations]
-    return tuple(join for join in each[0] if all(join in other for other in each)) if each else ()
-
-
-def _joins_of(relation: Relation, mark: int) -> Iterator[Join]:
-    own = {join.any_of for join in relation.joins if join.partner.mark == mark}
-    for join in relation.joins:
-        # Without one of its alternatives, the others restrict no row.
-        if join.partner.mark != mark and (join.any_of is None or join.any_of not in own):
-            yield Join(
-                join.partner.mark,
-                join.on,
-                join.transform,
-                within_limit(join.where),
-                join.any_of,
-                join.unless,
-            )
+def _mark_of(marks: Mapping[Table, int], own: int, table: Table) -> int | None:
+    """Return the marker of another table, by which a table at the marker `own` may be joined with it."""
+    mark = marks.get(table)
+    return None if mark == own else mark
 
 
 def _analyzed(frame: DataFrame) -> Node:

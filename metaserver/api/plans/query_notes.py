@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
-from seamark.connector.plans.conditions import All, Condition, expression_of, sql_of
+from seamark.connector.plans.conditions import AllOf, Condition, expression_of, sql_of
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.sql import parse_sql
@@ -56,7 +56,7 @@ def unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Sc
     column."""
     known = list(schemas)
     found: dict[str, str] = {}
-    for part in condition.parts if isinstance(condition, All) else (condition,):
+    for part in condition.parts if isinstance(condition, AllOf) else (condition,):
         if len(found) == NOTES_MAX:
             break
         if resolve_literals(expression_of(part), schema, known) == TRUE:

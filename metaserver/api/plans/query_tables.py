@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 from sqlglot import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 
+from seamark.connector.analysis.algebra.relations import Columns
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.relative_times import today_for
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.analysis.scopes import Columns
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.scan import Scan
 from seamark.formats.iceberg.expressions.sql import syntax_message

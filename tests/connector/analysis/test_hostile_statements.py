@@ -10,10 +10,10 @@ import pytest
 import sqlglot
 from sqlglot import exp
 
+from seamark.connector.analysis.algebra.equivalences import equivalence_classes
 from seamark.connector.analysis.lexer import UnsupportedStatement
-from seamark.connector.analysis.partners import groups_of
+from seamark.connector.analysis.queries import RELATIONS_MAX
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.analysis.scopes import RELATIONS_MAX
 from seamark.connector.duckdb.kinds import exchange
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.plans import conditions
@@ -80,7 +80,7 @@ def test_equal_columns_are_found_by_way_of_others() -> None:
                 reached |= more
                 left += more
             expected[start] = reached
-        assert groups_of(equal) == expected, equal
+        assert equivalence_classes(equal) == expected, equal
 
 
 def test_statements_with_very_many_tables_are_not_read() -> None:

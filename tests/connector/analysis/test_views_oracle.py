@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import duckdb
 import pytest
 
+from seamark.connector.analysis.algebra.relations import COMPUTED
 from seamark.connector.analysis.scans import find_scans, read_from_view, result_types
-from seamark.connector.analysis.scopes import COMPUTED
 from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice

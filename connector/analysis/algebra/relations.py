@@ -1,9 +1,9 @@
-"""The rows of a query, from tables, subqueries, set operations and names in WITH. Blocks are in `blocks.py`.
+"""The relations of a statement: tables, literal rows, set operations and names in WITH. Blocks are in `blocks.py`.
 
 A condition on a result is pushed down to its inputs, unless an operation between them counts or orders rows. Invariant:
 rows of a source may be left out only if the statement's answer stays the same for any data.
 
-- A condition on a column of a set operation is pushed to the same column of both inputs, if both have the same type.
+- A condition on a column of a set operation is pushed to the same column of both inputs if both have the same type.
 - The query of a name in WITH gets the disjunction of the conditions of all its uses.
 
 `origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
@@ -12,14 +12,10 @@ each value of the result is in a row of the table that can change the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol, TypeAlias
 
-from sqlglot import exp
-
-from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.operands import EXACT, TEXT, class_of_kind
 from seamark.connector.plans.conditions import Atom, ColumnComparison, ColumnReference, Condition, any_of, move, weaken
 from seamark.connector.plans.literals import Literal
@@ -33,14 +29,9 @@ SHARED_LEAVES_MAX = 500
 """The limit of comparisons in the condition on a name in WITH with several uses. Above it, the name is read completely:
 in a chain of such names each would cost as much as all comparisons that a statement may have."""
 
-RELATIONS_MAX = 400
-"""The limit of tables, subqueries and lists of values in a statement. The time of the analysis grows with the square of
-the sources of one query."""
-
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
 """Types whose equal values are identical: floats have two zeros, and nested types are not compared."""
 
-_LITERALS = (exp.Literal, exp.Neg, exp.Cast, exp.Boolean)
 _DISCRIMINATED = frozenset((TEXT, EXACT))
 """The classes of columns that are a literal in one input of a set operation and may be stored in the other."""
 
@@ -52,26 +43,7 @@ def is_exact(kind: str | None) -> bool:
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
 
 
-def check_relations(tree: exp.Expr) -> None:
-    """Raises UnsupportedStatement for a statement with more than `RELATIONS_MAX` relations."""
-    if sum(1 for _ in islice(tree.find_all(exp.Table, exp.Select, exp.Values, exp.Unnest), RELATIONS_MAX + 1)) > (
-        RELATIONS_MAX
-    ):
-        raise UnsupportedStatement(f"it has more than {RELATIONS_MAX} tables and subqueries")
-
-
-def canonical_name(name: str) -> str:
-    """The name as Trino compares it, quoted or not (trinodb/trino#17). Unclear if Trino's methods give two results."""
-    low = name.lower()
-    if not name.isascii():
-        # Java's equalsIgnoreCase converts each character to upper case first; toLowerCase does not.
-        upper = [one.upper() if len(one.upper()) == 1 else one for one in name]
-        if "".join(one.lower() if len(one.lower()) == 1 else one for one in upper) != low:
-            raise UnsupportedStatement
-    return low
-
-
-class Scope(Protocol):
+class Relation(Protocol):
     """The rows of a query, of a table, or of another relation in FROM."""
 
     def has(self, column: str) -> bool | None:
@@ -101,9 +73,9 @@ class Scope(Protocol):
 
 @dataclass(eq=False)
 class Table:
-    """A reference to a stored table. `predicate`, once all is pushed down, is true for each row that is needed."""
+    """A reference to a stored table. After the statement's condition is pushed down, `predicate` is true for each row
+    that is needed. Readers keep what they know about the reference beside it."""
 
-    node: exp.Table
     columns: Columns | None
     predicate: Condition | None = None
 
@@ -117,8 +89,8 @@ class Table:
         return None if self.columns is None else self.columns.get(column)
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        known = self.columns or {}
-        return (self, tuple(columns)) if all(is_exact(known.get(one)) for one in columns) else None
+        kinds = self.columns or {}
+        return (self, tuple(columns)) if all(is_exact(kinds.get(column)) for column in columns) else None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
@@ -134,8 +106,12 @@ Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 """A table and its column names."""
 
 
+@dataclass(frozen=True)
 class UnknownRelation:
-    """Rows without any information: a function, a table at an earlier time, VALUES and UNNEST of expressions."""
+    """Rows without any information: a function, a table at an earlier time, VALUES and UNNEST of expressions. The rows
+    may depend on all rows of its `inputs`."""
+
+    inputs: tuple[Relation, ...] = ()
 
     def has(self, column: str) -> None:
         return None
@@ -156,7 +132,8 @@ class UnknownRelation:
         return None
 
     def push_down(self, wanted: Condition | None) -> None:
-        return None
+        for relation in self.inputs:
+            relation.push_down(None)
 
 
 @dataclass
@@ -173,7 +150,7 @@ class LiteralRows:
         return tuple(f"_col{number}" for number in range(len(self.columns)))
 
     def kind(self, column: str) -> str | None:
-        kinds = {_LITERAL_TYPES.get(one.kind) for one in self.values(column) or ()}
+        kinds = {_LITERAL_TYPES.get(literal.kind) for literal in self.values(column) or ()}
         return kinds.pop() if len(kinds) == 1 else None
 
     def origin(self, columns: Sequence[str]) -> None:
@@ -183,7 +160,7 @@ class LiteralRows:
         names = self.names()
         if column not in names:
             return None
-        return tuple(one for one in self.columns[names.index(column)] if one.kind != "null")
+        return tuple(literal for literal in self.columns[names.index(column)] if literal.kind != "null")
 
     def value_class(self, column: str) -> None:
         return None
@@ -196,7 +173,7 @@ class LiteralRows:
 class _ColumnsOf:
     """A relation with the columns of its `body`."""
 
-    body: Scope
+    body: Relation
 
     def has(self, column: str) -> bool | None:
         return self.body.has(column)
@@ -221,11 +198,11 @@ class _ColumnsOf:
 class PushdownBarrier(_ColumnsOf):
     """Rows that are counted or ordered: no condition is pushed below, nor to the `others` that the rows depend on."""
 
-    others: tuple[Scope, ...] = ()
+    others: tuple[Relation, ...] = ()
 
     def push_down(self, wanted: Condition | None) -> None:
-        for one in (self.body, *self.others):
-            one.push_down(None)
+        for relation in (self.body, *self.others):
+            relation.push_down(None)
 
 
 @dataclass
@@ -236,8 +213,8 @@ class SetOperation:
     of one input, such as the `'a'` of `SELECT 'a' AS source, …`, is compared as a value of that type.
     """
 
-    left: Scope
-    right: Scope
+    left: Relation
+    right: Relation
 
     def has(self, column: str) -> bool | None:
         return self.left.has(column)
@@ -248,7 +225,7 @@ class SetOperation:
     def kind(self, column: str) -> str | None:
         name = same_position(column, self.left.names(), self.right.names())
         kind = None if name is None else self.left.kind(column)
-        return kind if name is not None and is_exact(kind) and self.right.kind(name) == kind else None
+        return kind if name is not None and self.right.kind(name) == kind else None
 
     def origin(self, columns: Sequence[str]) -> None:
         return None
@@ -258,16 +235,18 @@ class SetOperation:
 
     def value_class(self, column: str) -> str | None:
         name = same_position(column, self.left.names(), self.right.names())
-        found = None if name is None else self.left.value_class(column)
-        return found if name is not None and found in _DISCRIMINATED and self.right.value_class(name) == found else None
+        class_ = None if name is None else self.left.value_class(column)
+        if name is None or class_ not in _DISCRIMINATED:
+            return None
+        return class_ if self.right.value_class(name) == class_ else None
 
     def push_down(self, wanted: Condition | None) -> None:
-        def kept(atom: Atom) -> Atom | None:
+        def keep(atom: Atom) -> Atom | None:
             if isinstance(atom, ColumnComparison) and self.value_class(atom.column[1]) is not None:
                 return atom
             return atom.moved(lambda reference: reference if self.kind(reference[1]) is not None else None)
 
-        both = weaken(wanted, kept)
+        both = weaken(wanted, keep)
 
         def on_right(reference: ColumnReference) -> ColumnReference | None:
             name = same_position(reference[1], self.left.names(), self.right.names())
@@ -278,18 +257,27 @@ class SetOperation:
 
 
 def same_position(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
-    """The name in `others` at the position of `column` in `names`; None if one of the two is not there exactly once."""
-    if names is None or others is None or len(names) != len(others) or names.count(column) != 1:
+    """Return the name in `others` at the position of `column` in `names`, with the same field if it is one of a struct.
+
+    None if one of the two is not there exactly once.
+    """
+    if names is None or others is None or len(names) != len(others):
+        return None
+    field = ""
+    if column not in names:
+        column, dot, path = column.partition(".")
+        field = dot + path
+    if names.count(column) != 1:
         return None
     other = others[names.index(column)]
-    return None if other is None or others.count(other) != 1 else other
+    return None if other is None or others.count(other) != 1 else other + field
 
 
 @dataclass
 class RenamedColumns:
     """Rows whose columns are renamed by position: `AS t (a, b)`."""
 
-    inner: Scope
+    inner: Relation
     columns: tuple[str, ...]
 
     def has(self, column: str) -> bool | None:
@@ -299,30 +287,30 @@ class RenamedColumns:
         return self.columns
 
     def kind(self, column: str) -> str | None:
-        name = self._before(column)
+        name = self._inner_name(column)
         return None if name is None else self.inner.kind(name)
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        names = [name for one in columns if (name := self._before(one)) is not None]
+        names = [name for column in columns if (name := self._inner_name(column)) is not None]
         return self.inner.origin(names) if len(names) == len(columns) else None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        name = self._before(column)
+        name = self._inner_name(column)
         return None if name is None else self.inner.values(name)
 
     def value_class(self, column: str) -> str | None:
-        name = self._before(column)
+        name = self._inner_name(column)
         return None if name is None else self.inner.value_class(name)
 
     def push_down(self, wanted: Condition | None) -> None:
         def inside(reference: ColumnReference) -> ColumnReference | None:
-            name = self._before(reference[1])
+            name = self._inner_name(reference[1])
             return None if name is None else (0, name)
 
         self.inner.push_down(move(wanted, inside))
 
-    def _before(self, column: str) -> str | None:
-        """The inner name of the column; None if the name is ambiguous."""
+    def _inner_name(self, column: str) -> str | None:
+        """Return the name of the column in the inner relation, or None if the name is ambiguous."""
         return same_position(column, self.columns, self.inner.names())
 
 
@@ -330,9 +318,9 @@ class RenamedColumns:
 class NamedQuery:
     """A name in WITH. Its query gets one condition, after all its uses have added theirs."""
 
-    inner: Scope
+    inner: Relation
     collected: list[Condition | None] = field(default_factory=list)
-    _known: dict[str, bool | None] = field(default_factory=dict)
+    _has: dict[str, bool | None] = field(default_factory=dict)
     _kinds: dict[str, str | None] = field(default_factory=dict)
     _names: list[tuple[str | None, ...] | None] = field(default_factory=list)
     _origins: dict[tuple[str, ...], Origin | None] = field(default_factory=dict)
@@ -341,9 +329,9 @@ class NamedQuery:
     """Caches: names that use other names twice would need exponential time."""
 
     def has(self, column: str) -> bool | None:
-        if column not in self._known:
-            self._known[column] = self.inner.has(column)
-        return self._known[column]
+        if column not in self._has:
+            self._has[column] = self.inner.has(column)
+        return self._has[column]
 
     def names(self) -> tuple[str | None, ...] | None:
         if not self._names:
@@ -389,48 +377,5 @@ class WithClause(_ColumnsOf):
 
     def push_down(self, wanted: Condition | None) -> None:
         self.body.push_down(wanted)
-        for one in reversed(self.named):
-            one.push_collected()
-
-
-def star_qualifier(projection: exp.Expr) -> str | None:
-    """The qualifier of a star, "" for a star without one; None if the projection is no star."""
-    if isinstance(projection, exp.Star):
-        return ""
-    if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
-        qualifiers = projection.parts[:-1]
-        # More than one: a table with its schema, or a struct.
-        return canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
-    return None
-
-
-def output_name(projection: exp.Expr) -> str | None:
-    if isinstance(projection, exp.Alias):
-        return canonical_name(projection.alias)
-    if type(projection) is exp.Column or isinstance(projection, exp.Dot):
-        return canonical_name(projection.name) or None
-    return None
-
-
-def output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
-    """Of columns without a star. A literal without an alias has a name that no statement can write."""
-    return tuple(
-        output_name(one) or (f"\0{number}" if isinstance(one, _LITERALS) else None)
-        for number, one in enumerate(projections)
-    )
-
-
-def literal_output(
-    projections: Sequence[exp.Expr], name: str, literal_of: Callable[[exp.Expr], Literal | None]
-) -> Literal | None:
-    """The value of an output column that is a literal; None for other columns, and for null."""
-    if any(star_qualifier(one) is not None for one in projections):
-        return None
-    names = output_names(projections)
-    literal = literal_of(projections[names.index(name)].unalias()) if names.count(name) == 1 else None
-    return None if literal is None or literal.kind == "null" else literal
-
-
-def is_plain_name(name: str) -> bool:
-    """No hidden column, and no name that the catalog would read as a struct field."""
-    return "$" not in name and "." not in name
+        for query in reversed(self.named):
+            query.push_collected()

@@ -1,0 +1,320 @@
+"""One query block: joined sources, and how conditions are pushed down to them.
+
+- A condition on the rows of an inner join is pushed to both sides.
+- An outer join keeps all rows of its preserved side, so ON is pushed to the other side only. A condition from above the
+  join is pushed to the other side only if it is true for no row of nulls: otherwise a preserved row whose partner was
+  removed would pass. A semi-join is an inner join, and an anti-join an outer join, whose right columns are no outputs.
+- A condition on a grouping key is pushed to the rows of the groups; so is HAVING. Of sets of groups, it is a key of
+  every set.
+- An output that may be null in place of the stored value has only conditions that are true for no null.
+- If all aggregates of a block without groups have FILTER, only rows that meet one of these conditions count.
+- A condition on columns by which every window function of the block is partitioned is pushed to the partitions' rows.
+- A condition on a column is also true for an equal column of the same type. Columns are equal by AND, or by each branch
+  of OR (`equivalences.py`).
+- A disjunction of conditions on several sources is a disjunction of semi-joins for a source that is joined with them.
+- If a row is used only with a join partner, and its columns equal columns of a stored table, its values are among the
+  values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
+- A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
+  with values of needed rows of this block are needed. The same applies to LATERAL.
+- VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from seamark.connector.analysis.algebra.equivalences import (
+    ALWAYS,
+    Equality,
+    Pair,
+    Predicate,
+    imply_by_equality,
+    join_equivalences,
+    move_to_column,
+    push_disjunction_across_join,
+    restrict_to_columns,
+    restrict_to_sources,
+    semi_joins,
+)
+from seamark.connector.analysis.algebra.relations import Origin, Relation
+from seamark.connector.analysis.comparisons import decided
+from seamark.connector.analysis.operands import class_of_kind, class_of_literal
+from seamark.connector.plans.conditions import (
+    Atom,
+    ColumnReference,
+    Condition,
+    SemiJoin,
+    all_of,
+    comparisons_of,
+    move,
+    parts_of,
+    references_of,
+    rejects_null,
+    weaken,
+)
+from seamark.connector.plans.literals import Literal
+
+
+@dataclass(frozen=True)
+class SourceJoin:
+    """A join of sources. `keeps_left`: a left row without a partner is kept, with nulls."""
+
+    left: JoinTree
+    right: JoinTree
+    keeps_left: bool = False
+    keeps_right: bool = False
+    on: Predicate = ALWAYS
+    """Its columns are those of the sources of the join."""
+
+    @property
+    def is_outer(self) -> bool:
+        return self.keeps_left or self.keeps_right
+
+
+JoinTree: TypeAlias = int | SourceJoin
+"""A number is the position of a source in the block."""
+
+
+def sources_of(tree: JoinTree) -> frozenset[int]:
+    return frozenset({tree}) if isinstance(tree, int) else sources_of(tree.left) | sources_of(tree.right)
+
+
+def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin]]:
+    """Return the operands of nested inner joins, and these joins."""
+    if isinstance(tree, int) or tree.is_outer:
+        return [tree], []
+    (left, left_joins), (right, right_joins) = flatten_inner_joins(tree.left), flatten_inner_joins(tree.right)
+    return [*left, *right], [*left_joins, *right_joins, tree]
+
+
+class Outputs(Protocol):
+    """The output columns of a block."""
+
+    def has(self, name: str) -> bool | None:
+        """Tell whether there is a column of this name; None if unknown."""
+
+    def names(self) -> tuple[str | None, ...] | None:
+        """Return the names of all columns in order, None for a column without a name; None if unknown."""
+
+    def reference(self, name: str) -> ColumnReference | None:
+        """Return the column of a source whose unchanged value the output has."""
+
+    def literal(self, name: str) -> Literal | None:
+        """Return the value of an output that is a literal of the statement; None for other columns, and for null."""
+
+    def may_be_null(self, name: str) -> bool:
+        """Tell whether the output may be null in place of the value of its column."""
+
+
+@dataclass(frozen=True)
+class InnerQuery:
+    """A subquery in an expression of a block, or a LATERAL subquery.
+
+    Attributes:
+        relation: The rows of the subquery.
+        block: Its block, if it is one.
+        pairs: Columns of the sources of its block that its WHERE requires to be equal to columns of the outer block.
+        source: The position of a LATERAL subquery among the sources of the outer block.
+    """
+
+    relation: Relation
+    block: Block | None = None
+    pairs: tuple[Equality, ...] = ()
+    source: int | None = None
+
+
+@dataclass(eq=False)
+class Block:
+    """One SELECT, or one node of a query plan.
+
+    Attributes:
+        sources: The relations that it reads.
+        tree: Their joins; None for a block without sources.
+        outputs: Its output columns.
+        where: A predicate on the joined rows.
+        passes: Whether a condition on an output may be pushed to the sources.
+        needs_rows: Whether the block has no row if no row of the sources meets `where`.
+        keys: If the rows are grouped, the grouping keys of which each group has one value.
+        having: A condition on `keys`.
+        counted: A condition that is true for each row that an aggregate counts.
+        partitions: For each window function, the columns by which it is partitioned.
+        extremes: Outputs that are the least or the greatest value of a column of a source.
+        inner: The subqueries in its expressions, and its LATERAL sources.
+        correlated: A condition on the rows of the sources that follows from the rows of an outer block.
+    """
+
+    sources: Sequence[Relation]
+    tree: JoinTree | None
+    outputs: Outputs
+    where: Predicate | None = None
+    passes: bool = True
+    needs_rows: bool = False
+    keys: frozenset[ColumnReference] | None = None
+    having: Condition | None = None
+    counted: Condition | None = None
+    partitions: Sequence[frozenset[ColumnReference]] = ()
+    extremes: Mapping[str, ColumnReference] = field(default_factory=dict)
+    inner: Sequence[InnerQuery] = ()
+    correlated: Condition | None = None
+    _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
+    _kinds: dict[str, str | None] = field(default_factory=dict)  # without it, nested blocks need exponential time
+
+    def has(self, column: str) -> bool | None:
+        return self.outputs.has(column)
+
+    def names(self) -> tuple[str | None, ...] | None:
+        return self.outputs.names()
+
+    def kind(self, column: str) -> str | None:
+        if column not in self._kinds:
+            reference = self.outputs.reference(column)
+            self._kinds[column] = None if reference is None else self.kind_of(reference)
+        return self._kinds[column]
+
+    def kind_of(self, reference: ColumnReference) -> str | None:
+        source, column = reference
+        return self.sources[source].kind(column)
+
+    def origin(self, columns: Sequence[str]) -> Origin | None:
+        if len({column for column in columns if column in self.extremes}) > 1:
+            return None  # they may be the values of two rows
+        references = [self.extremes.get(column) or self.outputs.reference(column) for column in columns]
+        sources = {None if reference is None else reference[0] for reference in references}
+        source = sources.pop() if len(sources) == 1 else None
+        if source is None:
+            return None
+        return self.sources[source].origin([reference[1] for reference in references if reference is not None])
+
+    def values(self, column: str) -> tuple[Literal, ...] | None:
+        reference = self.outputs.reference(column)
+        return None if reference is None else self.sources[reference[0]].values(reference[1])
+
+    def value_class(self, column: str) -> str | None:
+        literal = self.outputs.literal(column)
+        return class_of_kind(self.kind(column)) if literal is None else class_of_literal(literal)
+
+    def push_down(self, wanted: Condition | None) -> None:
+        if self.tree is not None:
+            self._push_to(self.tree, self._condition_on_rows(wanted))
+        # After the sources, because conditions on these also hold for equal columns of correlated subqueries.
+        for query in self.inner:
+            if query.block is not None:
+                query.block.correlated = self._correlated_condition(query.block, query.pairs)
+            query.relation.push_down(None if query.source is None else self._lateral_conditions.get(query.source))
+
+    # Conditions on the joined rows
+
+    def _condition_on_rows(self, wanted: Condition | None) -> Condition | None:
+        """Return a condition that is true for each joined row that can change the result."""
+        above = self._condition_before_windows(self._condition_on_columns(wanted) if self.passes else None)
+        above = all_of([above, self.having, self.counted, self.correlated])
+        if self.where is None:
+            return above
+        return self._imply(all_of([self.where.condition, above]), self.where.equalities)
+
+    def _condition_on_columns(self, wanted: Condition | None) -> Condition | None:
+        """Return the condition on the outputs as one on the columns of the sources."""
+        wanted = weaken(wanted, lambda atom: decided(atom, self.outputs.literal))
+        above = move(weaken(wanted, self._keep_sure), lambda reference: self.outputs.reference(reference[1]))
+        return above if self.keys is None else restrict_to_columns(above, self.keys)
+
+    def _keep_sure(self, atom: Atom) -> Atom | None:
+        if atom.rejects_null or not any(self.outputs.may_be_null(name) for _, name in references_of(atom)):
+            return atom
+        return None
+
+    def _condition_before_windows(self, condition: Condition | None) -> Condition | None:
+        """Return the part of a condition on the result that leaves out whole partitions of every window function."""
+        for columns in self.partitions:
+            condition = restrict_to_columns(condition, columns)
+        return condition
+
+    def _imply(self, condition: Condition | None, equalities: Sequence[Equality]) -> Condition | None:
+        """Return the condition with all that follows from the equality of columns."""
+        condition = all_of([*join_equivalences(equalities, self.sources), condition])
+        condition = imply_by_equality(condition, equalities, self.kind_of)
+        return all_of([condition, *push_disjunction_across_join(condition, equalities, self.sources)])
+
+    # Joins
+
+    def _push_to(self, tree: JoinTree, wanted: Condition | None) -> None:
+        """Push a condition down that is true for each row of the join that can change the result."""
+        if isinstance(tree, SourceJoin):
+            (self._push_to_outer_join if tree.is_outer else self._push_to_inner_joins)(tree, wanted)
+            return
+        own_part = move(restrict_to_sources(wanted, frozenset({tree})), lambda reference: (0, reference[1]))
+        if any(query.source == tree for query in self.inner):
+            self._lateral_conditions[tree] = own_part
+        else:
+            self.sources[tree].push_down(own_part)
+
+    def _push_to_inner_joins(self, tree: SourceJoin, wanted: Condition | None) -> None:
+        """Process nested inner joins together: each row meets every ON, for any number of sources."""
+        sides, joins = flatten_inner_joins(tree)
+        equalities = [equality for join in joins for equality in join.on.equalities]
+        implied = self._imply(all_of([wanted, *(join.on.condition for join in joins)]), equalities)
+        side_of = {source: number for number, side in enumerate(sides) for source in sources_of(side)}
+        parts_by_side: list[list[Condition]] = [[] for _ in sides]
+        for part in parts_of(implied):
+            for number in {side_of[source] for source, _ in references_of(part) if source in side_of}:
+                parts_by_side[number].append(part)
+        for side, parts in zip(sides, parts_by_side, strict=True):
+            self._push_to(side, all_of(parts))
+
+    def _push_to_outer_join(self, tree: SourceJoin, wanted: Condition | None) -> None:
+        left, right = sources_of(tree.left), sources_of(tree.right)
+        # A row with nulls for the other side does not meet the condition from above: the side is not kept.
+        keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted, right))
+        keeps_right = tree.keeps_right and not rejects_null(restrict_to_sources(wanted, left))
+        tree = replace(tree, keeps_left=keeps_left, keeps_right=keeps_right)
+        if not tree.is_outer:
+            self._push_to_inner_joins(tree, wanted)
+            return
+        equalities = tree.on.equalities
+        on = all_of([tree.on.condition, *join_equivalences(equalities, self.sources)])
+        for side, own, other, is_kept, other_is_kept in (
+            (tree.left, left, right, keeps_left, keeps_right),
+            (tree.right, right, left, keeps_right, keeps_left),
+        ):
+            condition = None if other_is_kept else restrict_to_sources(wanted, own)
+            if not is_kept:  # a row is used only with a partner that matters and meets ON
+                beside = all_of([restrict_to_sources(wanted, other), on])
+                implied = imply_by_equality(beside, equalities, self.kind_of)
+                condition = all_of([condition, restrict_to_sources(implied, own)])
+            self._push_to(side, condition)
+
+    # Correlated subqueries
+
+    def _correlated_condition(self, query: Block, pairs: Sequence[Equality]) -> Condition | None:
+        """Return the condition on the rows of a subquery that the rows of this block imply.
+
+        The subquery's WHERE compares columns of its sources with columns of this block, of which only rows are needed
+        that meet their own conditions.
+        """
+        parts: list[Condition | None] = []
+        for own, (source, column) in pairs:
+            partner = self.sources[source]
+            parts += semi_joins([(own, column)], partner)
+            origin = partner.origin([column])
+            if origin is not None and partner.kind(column) == query.kind_of(own):
+                table, (name,) = origin
+                on_column = restrict_to_columns(table.predicate, {(0, name)})
+                parts.append(comparisons_of(move_to_column(on_column, own)))
+        return all_of(parts)
+
+
+def exists_values(query: Block, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
+    """Yield semi-joins for columns of the outer block of a subquery that has a row.
+
+    `pairs` are as those of `InnerQuery`. Nothing is known if the block has rows without rows of its sources.
+    """
+    if not query.needs_rows:
+        return
+    by_source: defaultdict[int, list[Pair]] = defaultdict(list)
+    for (source, column), outer in pairs:
+        by_source[source].append((outer, column))
+    for source, own_pairs in by_source.items():
+        yield from semi_joins(own_pairs, query.sources[source])

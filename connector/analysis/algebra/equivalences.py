@@ -1,0 +1,218 @@
+"""Equal columns of the sources of a block, and what follows from them for the rows of each source.
+
+A column that is equal to a column of a partner has the values of that column: those of a row of its table (a
+semi-join), or literals. A condition on a column is also true for each column that is equal to it and has the same type.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from seamark.connector.analysis.algebra.relations import Relation, is_exact
+from seamark.connector.plans.conditions import (
+    LEAVES_MAX,
+    NEVER,
+    AnyOf,
+    ColumnComparison,
+    ColumnReference,
+    Condition,
+    SemiJoin,
+    all_of,
+    any_of,
+    move,
+    parts_of,
+    references_of,
+    weaken,
+)
+
+Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
+"""Two columns of the sources of a block."""
+Pair: TypeAlias = tuple[ColumnReference, str]
+"""A column of the sources of a block, and the equal column of another relation."""
+KindOf: TypeAlias = Callable[[ColumnReference], str | None]
+_WHOLE = frozenset(("int", "long"))
+
+
+@dataclass(frozen=True)
+class Predicate:
+    """What is true for each row for which a boolean expression is true.
+
+    Attributes:
+        condition: A condition on columns of the block's sources. It has a semi-join for each subquery and each period
+            whose values a column has.
+        equalities: Equal columns. Their types are comparable.
+    """
+
+    condition: Condition | None = None
+    equalities: tuple[Equality, ...] = ()
+
+
+ALWAYS = Predicate()
+
+
+def is_comparable(first: str | None, second: str | None) -> bool:
+    """Tell whether values of the two types are equal only if they are identical."""
+    return is_exact(first) and (first == second or {first, second} == _WHOLE)
+
+
+def is_year_number(kind: str | None) -> bool:
+    """Tell whether a column of this type may hold the number of a year."""
+    return kind in _WHOLE
+
+
+# Parts of conditions
+
+
+def restrict_to_sources(condition: Condition | None, sources: frozenset[int]) -> Condition | None:
+    return move(condition, lambda reference: reference if reference[0] in sources else None)
+
+
+def restrict_to_columns(
+    condition: Condition | None, references: Collection[ColumnReference | None]
+) -> Condition | None:
+    return move(condition, lambda reference: reference if reference in references else None)
+
+
+def move_to_column(condition: Condition | None, reference: ColumnReference) -> Condition | None:
+    return move(condition, lambda _: reference)
+
+
+# Values of a partner
+
+
+def semi_joins(pairs: Sequence[Pair], partner: Relation) -> list[SemiJoin]:
+    """Return a single semi-join, with one row of the table, if all columns of the partner come from one table.
+
+    Otherwise there is a semi-join for each column that comes from a table.
+    """
+    origin = partner.origin([column for _, column in pairs])
+    if origin is not None:
+        table, names = origin
+        references = [reference for reference, _ in pairs]
+        return [SemiJoin(tuple(sorted(zip(references, names, strict=True))), table)]
+    return [] if len(pairs) == 1 else [semi_join for pair in pairs for semi_join in semi_joins([pair], partner)]
+
+
+def partner_values(pairs: Sequence[Pair], partner: Relation) -> list[Condition]:
+    """Return conditions that the columns have the values of the partner: those of rows of a table, or literals."""
+    conditions: list[Condition] = [*semi_joins(pairs, partner)]
+    for reference, column in pairs:
+        literals = partner.values(column)
+        if literals is not None:
+            conditions.append(ColumnComparison(reference, "IN", literals) if literals else NEVER)
+    return conditions
+
+
+def period_values(reference: ColumnReference, transform: str, partner: Relation, column: str) -> Iterator[SemiJoin]:
+    """Yield the semi-join of a column whose period (`transform`) is a value of the partner's column."""
+    origin = partner.origin([column])
+    if origin is not None:
+        table, (name,) = origin
+        yield SemiJoin(((reference, name),), table, transform=transform)
+
+
+# Equivalences
+
+
+def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference, set[ColumnReference]]:
+    """Return, for each column, the columns that are equal to it, also by way of others, and the column itself."""
+    classes: dict[ColumnReference, set[ColumnReference]] = {}
+    for left, right in equalities:
+        first, second = (classes.get(reference, {reference}) for reference in (left, right))
+        if first is second:
+            continue
+        small, large = sorted((first, second), key=len)
+        large |= small
+        classes |= dict.fromkeys(small | {left, right}, large)
+    return classes
+
+
+def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
+    """Return the condition, and its parts on single columns also for the columns that are equal to these."""
+    classes = equivalence_classes(
+        (left, right)
+        for left, right in equalities
+        if kind_of(left) is not None and kind_of(left) == kind_of(right)  # otherwise a comparison may convert one
+    )
+    if condition is None or not classes:
+        return condition
+    own_parts = parts_of(condition)
+    parts: list[Condition | None] = list(own_parts)
+    for part in own_parts:
+        references = references_of(part)
+        if len(references) == 1 and len(parts) < LEAVES_MAX:  # `all_of` takes no more
+            (reference,) = references
+            equal_columns = classes.get(reference, set(references)) - references
+            parts += [move_to_column(part, other) for other in sorted(equal_columns)]
+    return all_of(parts)
+
+
+def pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], list[Pair]]:
+    """Return, by two sources, columns of the first and the equal columns of the second."""
+    pairs: defaultdict[tuple[int, int], list[Pair]] = defaultdict(list)
+    for left, right in equalities:
+        for here, there in ((left, right), (right, left)):
+            if here[0] != there[0]:
+                pairs[here[0], there[0]].append((here, there[1]))
+    return pairs
+
+
+def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation]) -> Iterator[Condition]:
+    """Yield conditions on the columns of each source that is joined with another: they have the other's values."""
+    for (_, partner), pairs in pairs_by_partner(equalities).items():
+        yield from partner_values(pairs, sources[partner])
+
+
+# Disjunctions on several sources
+
+
+def push_disjunction_across_join(
+    condition: Condition | None, equalities: Iterable[Equality], sources: Sequence[Relation]
+) -> Iterator[Condition | None]:
+    """Yield what follows from disjunctions of conditions on several sources, for each source that is joined with them.
+
+    `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets its condition.
+    """
+    pairs = pairs_by_partner(equalities)
+    for part in parts_of(condition):
+        if not isinstance(part, AnyOf) or len({source for source, _ in references_of(part)}) < 2:
+            continue
+        for source in {first for first, _ in pairs}:
+            partners = {second: of_both for (first, second), of_both in pairs.items() if first == source}
+            yield any_of(_push_branch(branch, source, partners, sources) for branch in part.parts)
+
+
+def _push_branch(
+    branch: Condition, source: int, partners: Mapping[int, Sequence[Pair]], sources: Sequence[Relation]
+) -> Condition | None:
+    """Return the part of a branch on a source's own columns, or otherwise on one of its partners."""
+    own_part = restrict_to_sources(branch, frozenset({source}))
+    if own_part is not None:
+        return own_part
+    for partner, pairs in partners.items():
+        wanted = restrict_to_sources(branch, frozenset({partner}))
+        semi_join = _semi_join_where(pairs, sources[partner], wanted)
+        if semi_join is not None:
+            return semi_join
+    return None
+
+
+def _semi_join_where(pairs: Sequence[Pair], partner: Relation, wanted: Condition | None) -> SemiJoin | None:
+    """Return a semi-join with a row of the partner's table that meets a condition on its columns.
+
+    Comparisons that are true for null are left out: null may represent a missing value.
+    """
+    where = weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
+    if where is None:
+        return None
+    columns = sorted({column for _, column in references_of(where)})
+    origin = partner.origin([*(column for _, column in pairs), *columns])
+    if origin is None:
+        return None
+    table, names = origin
+    stored = dict(zip(columns, names[len(pairs) :], strict=True))
+    matched = zip((reference for reference, _ in pairs), names[: len(pairs)], strict=True)
+    return SemiJoin(tuple(sorted(matched)), table, move(where, lambda reference: (0, stored[reference[1]])))

@@ -1,0 +1,168 @@
+"""The needed rows of a table after push-down: a condition, LIKE predicates, and joins with other tables.
+
+Invariant: rows of a table for which its predicate is not true can be left out, and the statement's answer stays the
+same for any data. The same applies to rows without a partner in one of its joins. A partner is a row of the other table
+for which that table's predicate and joins are true, and that is equal and not null in all the columns. The other scan
+must read that table at that snapshot. If this is uncertain, predicates are weaker, and there are fewer joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+from seamark.connector.analysis.algebra.relations import COMPUTED, Columns, Table
+from seamark.connector.plans.conditions import (
+    AnyOf,
+    Atom,
+    ColumnComparison,
+    ColumnReference,
+    Condition,
+    Like,
+    SemiJoin,
+    all_of,
+    any_of,
+    comparisons_of,
+    likes_of,
+    move,
+    parts_of,
+    weaken,
+    within_limit,
+)
+from seamark.connector.plans.literals import LOCAL, ZONED
+from seamark.connector.plans.scan import Join
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.protocol.wire import LIKES_MAX
+
+ScanOf: TypeAlias = Callable[[Table], int | None]
+"""The number of the scan that reads a table; None if no scan may be joined with it."""
+
+
+def condition_of(table: Table, *, utc: bool) -> Condition | None:
+    """Return the condition without joins, and without comparisons that the catalog would evaluate in another way."""
+    return _evaluated_part(table, all_of([table.predicate, *_partner_conditions(table)]), utc=utc)
+
+
+def _evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> Condition | None:
+    """Return the part of a condition on the table's columns that the catalog evaluates as the engine does."""
+    columns = table.columns or {}
+
+    def keep(atom: Atom) -> Atom | None:
+        if not isinstance(atom, ColumnComparison) or columns.get(atom.column[1]) == COMPUTED:
+            return None
+        if _has_field(atom) and not atom.rejects_null:  # not every file format counts a field of a null struct
+            return None
+        return atom if utc or _is_zone_independent(atom, columns) else None
+
+    return within_limit(weaken(condition, keep))
+
+
+def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool:
+    """Tell whether the comparison has the same result in each time zone of the session."""
+    if not comparison.zones:
+        return True
+    kind = columns.get(comparison.column[1])
+    if kind is None:
+        return False
+    return comparison.zones == ({ZONED} if kind.startswith("timestamptz") else {LOCAL})
+
+
+def _partner_conditions(table: Table) -> Iterator[Condition | None]:
+    """Yield conditions on the columns of joins: a partner meets its own conditions, and has equal values."""
+    for semi_join in parts_of(table.predicate):
+        if not isinstance(semi_join, SemiJoin) or semi_join.transform != IDENTITY:
+            continue
+        for reference, column in semi_join.pairs:
+            partner = semi_join.of.predicate if isinstance(semi_join.of, Table) else None
+            yield move(comparisons_of(partner), partial(_replace_column, column, reference))
+
+
+def _replace_column(column: str, by: ColumnReference, reference: ColumnReference) -> ColumnReference | None:
+    return by if reference[1] == column else None
+
+
+def _has_field(atom: Atom) -> bool:
+    return isinstance(atom, ColumnComparison) and "." in atom.column[1]
+
+
+def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
+    """Return the LIKE predicates on columns that are known to be stored strings, as many as a request takes.
+
+    Args:
+        references: The references to a table that one scan reads.
+    """
+    if not references:
+        return ()
+    columns = references[0].columns or {}
+    strings = {name for name, kind in columns.items() if kind == "string" and "." not in name}
+    wanted = likes_of(any_of(table.predicate for table in references))
+    likes = [either for either in wanted if all(like.column[1] in strings for like in either)]
+    while sum(map(len, likes)) > LIKES_MAX:
+        likes.pop()
+    return tuple(likes)
+
+
+def joins_of(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
+    """Return the joins that each needed row has, and the alternatives of disjunctions with joins."""
+    joins: dict[Join, None] = {}
+    for number, part in enumerate(parts_of(table.predicate)):
+        if isinstance(part, SemiJoin):
+            join = _join_of(part, table, scan_of, utc=utc)
+            joins |= {} if join is None else {join: None}
+        elif isinstance(part, AnyOf):
+            joins |= dict.fromkeys(_alternatives(part, table, scan_of, number, utc=utc))
+    return tuple(joins)
+
+
+def _join_of(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -> Join | None:
+    partner = semi_join.of
+    scan = scan_of(partner) if isinstance(partner, Table) and partner is not table else None
+    if scan is None or not isinstance(partner, Table):
+        return None
+    on = tuple((reference[1], column) for reference, column in semi_join.pairs)
+    return Join(scan, on, semi_join.transform, _evaluated_part(partner, semi_join.where, utc=utc))
+
+
+def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
+    """Return the joins of a disjunction, each with the condition on the table's own columns of the other branches.
+
+    There are none if a branch has neither: then the disjunction may be true for each row.
+    """
+    joins: dict[Join, None] = {}
+    own: list[Condition | None] = []
+    for branch in either.parts:
+        # Rows of a dimension are not filtered by fields of structs.
+        condition = _evaluated_part(table, weaken(branch, lambda atom: None if _has_field(atom) else atom), utc=utc)
+        if condition is not None:
+            own.append(condition)
+            continue
+        candidates = (
+            _join_of(part, table, scan_of, utc=utc) for part in parts_of(branch) if isinstance(part, SemiJoin)
+        )
+        join = next((candidate for candidate in candidates if candidate is not None), None)
+        if join is None:
+            return []
+        joins[join] = None
+    unless = any_of(own) if own else None
+    return [replace(join, any_of=number, unless=unless) for join in joins]
+
+
+def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
+    """Return the joins that all of several references to a table have, which one scan reads.
+
+    Alternatives are common only all together: without one of them, the others restrict no row.
+    """
+    if not joins_of_each:
+        return ()
+    first, *others = joins_of_each
+    groups = [{_group(join, joins) for join in joins} for joins in others]
+    return tuple(join for join in first if all(_group(join, first) in each for each in groups))
+
+
+def _group(join: Join, joins: Sequence[Join]) -> frozenset[Join]:
+    """Return the join and its alternatives."""
+    if join.any_of is None:
+        return frozenset({join})
+    return frozenset(replace(other, any_of=-1) for other in joins if other.any_of == join.any_of)

@@ -1,0 +1,291 @@
+"""Resolves the names in one SELECT of sqlglot's tree: columns of its sources, and its output columns.
+
+A name is resolved only if each engine resolves it in the same way. There is no condition on another name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sqlglot import exp
+
+from seamark.connector.analysis.algebra.blocks import JoinTree, SourceJoin
+from seamark.connector.analysis.algebra.equivalences import ALWAYS, Predicate
+from seamark.connector.analysis.algebra.relations import Relation, Table, is_exact
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.plans.conditions import ColumnReference
+from seamark.connector.plans.literals import Literal
+
+_LITERALS = (exp.Literal, exp.Neg, exp.Cast, exp.Boolean)
+_EXTREMES = (exp.Min, exp.Max)
+
+
+@dataclass(frozen=True, eq=False)
+class NamedSource:
+    """A relation in FROM.
+
+    Attributes:
+        relation: Its rows.
+        name: The name that qualifies its columns.
+        schema: The schema that qualifies them with the name, if it is a table without an alias.
+    """
+
+    relation: Relation
+    name: str | None
+    schema: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ParsedJoin:
+    """A join in FROM; `keeps_left` and `keeps_right` are those of `SourceJoin`."""
+
+    left: ParsedTree
+    right: ParsedTree
+    keeps_left: bool = False
+    keeps_right: bool = False
+    on: exp.Expr | None = None
+    using: tuple[str, ...] = ()
+
+
+ParsedTree: TypeAlias = int | ParsedJoin
+"""A number is the position of a source in FROM."""
+
+
+def sources_in(tree: ParsedTree) -> frozenset[int]:
+    return frozenset({tree}) if isinstance(tree, int) else sources_in(tree.left) | sources_in(tree.right)
+
+
+def joins_in(tree: ParsedTree | None) -> Iterator[ParsedJoin]:
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ParsedJoin):
+            yield node
+            pending += [node.left, node.right]
+
+
+def join_tree(tree: ParsedTree, predicate_on: Callable[[ParsedJoin], Predicate]) -> JoinTree:
+    """Return the join tree of a block."""
+    if isinstance(tree, int):
+        return tree
+    left, right = join_tree(tree.left, predicate_on), join_tree(tree.right, predicate_on)
+    on = ALWAYS if tree.on is None and not tree.using else predicate_on(tree)
+    return SourceJoin(left, right, tree.keeps_left, tree.keeps_right, on)
+
+
+class SelectNames:
+    """The names of one SELECT. It is the `Outputs` of its block.
+
+    Args:
+        projections: The expressions after SELECT.
+        sources: The relations in FROM.
+        tree: Their joins; None without FROM.
+        relation_names: The names of all relations of the statement.
+        literal_of: Returns the literal that an expression is, or None.
+    """
+
+    def __init__(
+        self,
+        projections: Sequence[exp.Expr],
+        sources: Sequence[NamedSource],
+        tree: ParsedTree | None,
+        relation_names: frozenset[str],
+        literal_of: Callable[[exp.Expr], Literal | None],
+    ) -> None:
+        self.projections = projections
+        self.sources = sources
+        self.tree = tree
+        self._relation_names = relation_names
+        self._literal_of = literal_of
+
+    # The outputs of the block (`algebra.blocks.Outputs`)
+
+    def has(self, name: str) -> bool | None:
+        answers: set[bool | None] = {False}
+        for projection in self.projections:
+            star = star_qualifier(projection)
+            if star is None:
+                answers.add(output_name(projection) == name)
+            elif star == "":
+                answers |= {source.relation.has(name) for source in self.sources}
+            else:
+                answers |= {source.relation.has(name) for source in self._qualified(star)} or {None}
+        return True if True in answers else None if None in answers else False
+
+    def names(self) -> tuple[str | None, ...] | None:
+        if len(self.projections) == len(self.sources) == 1 and star_qualifier(self.projections[0]) == "":
+            return self.sources[0].relation.names()
+        has_star = any(star_qualifier(projection) is not None for projection in self.projections)
+        return None if has_star else output_names(self.projections)
+
+    def reference(self, name: str) -> ColumnReference | None:
+        """None also if the name may be ambiguous: more than one star, or a star beside other columns."""
+        stars = []
+        for projection in self.projections:
+            star = star_qualifier(projection)
+            if star is not None:
+                stars.append(star)
+            elif output_name(projection) == name:
+                return self.resolve_node(projection.this if isinstance(projection, exp.Alias) else projection)
+        if len(stars) != 1:
+            return None
+        return self._resolve_name(name) if stars[0] == "" else self._resolve_name(name, stars[0])
+
+    def literal(self, name: str) -> Literal | None:
+        if any(star_qualifier(projection) is not None for projection in self.projections):
+            return None
+        names = output_names(self.projections)
+        literal = self._literal_of(self.projections[names.index(name)].unalias()) if names.count(name) == 1 else None
+        return None if literal is None or literal.kind == "null" else literal
+
+    def may_be_null(self, name: str) -> bool:
+        return False
+
+    # Columns in its expressions
+
+    def kind(self, reference: ColumnReference) -> str | None:
+        source, column = reference
+        return self.sources[source].relation.kind(column)
+
+    def resolve(self, column: exp.Column) -> ColumnReference | None:
+        parts = column.parts
+        if not all(isinstance(part, exp.Identifier) for part in parts) or len(parts) > 3:
+            return None
+        *qualifiers, name = (canonical_name(part.name) for part in parts)
+        if len(qualifiers) < 2:
+            return self._resolve_name(name, *qualifiers)
+        # A table with its schema, or a field of a struct. Trino prefers the table.
+        schema, table = qualifiers
+        of_schema = [source for source in self._qualified(table) if source.schema == schema]
+        return self._resolve_name(name, table) if len(of_schema) == 1 else None
+
+    def resolve_node(self, node: exp.Expr) -> ColumnReference | None:
+        """Return the column that the node is."""
+        return self.resolve(node) if type(node) is exp.Column else None
+
+    def resolve_stored(self, column: exp.Column) -> ColumnReference | None:
+        """Return a column, or a field of a struct of a table."""
+        return self.resolve(column) or self._resolve_field(column)
+
+    def resolve_in(self, tree: ParsedTree, name: str) -> ColumnReference | None:
+        """Return the column that an unqualified name refers to in a join.
+
+        A column merged by USING has the value of the left side, or of the right side if the row has no left side. It is
+        the column of one side if the join keeps no row of the other side without a partner.
+        """
+        if isinstance(tree, int):
+            has = self.sources[tree].relation.has(name)
+            if has is None:
+                others = (source.relation.has(name) for number, source in enumerate(self.sources) if number != tree)
+                has = all(other is False for other in others)
+            return (tree, name) if has and is_plain_name(name) else None
+        left, right = self.resolve_in(tree.left, name), self.resolve_in(tree.right, name)
+        if name not in tree.using:
+            # If both sides had the column, the name would be ambiguous, and the statement would fail.
+            return left or right if left is None or right is None else None
+        if left is None or right is None or (tree.keeps_left and tree.keeps_right):
+            return None
+        kind = self.kind(left)
+        if kind is None or self.kind(right) != kind:  # otherwise it is converted
+            return None
+        return left if not tree.keeps_right else right if is_exact(kind) else None
+
+    def is_outer_name(self, column: exp.Column) -> bool:
+        """Tell whether it is certain that the column is of an outer block, by its qualifier, and is no struct field."""
+        first = column.parts[0]
+        if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
+            return False
+        name = canonical_name(first.name)
+        if self._qualified(name) if len(column.parts) == 2 else self._has_alias(name):
+            return False
+        return all(source.relation.has(name) is False for source in self.sources)
+
+    def _has_alias(self, name: str) -> bool:
+        """Tell whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
+        return any(
+            isinstance(projection, exp.Alias) and output_name(projection) == name for projection in self.projections
+        )
+
+    def _resolve_name(self, name: str, qualifier: str | None = None) -> ColumnReference | None:
+        if qualifier is not None:
+            matching = self._qualified(qualifier)
+            if len(matching) != 1 or matching[0].relation.has(name) is False or not is_plain_name(name):
+                return None
+            return self.sources.index(matching[0]), name
+        return None if self.tree is None else self.resolve_in(self.tree, name)
+
+    def _resolve_field(self, column: exp.Column) -> ColumnReference | None:
+        """Return the field `column.field` or `alias.column.field` of a table among the sources; its name has dots.
+
+        None also if a name may be that of a relation of any block of the statement.
+        """
+        parts = column.parts
+        if len(parts) < 2 or not all(isinstance(part, exp.Identifier) for part in parts):
+            return None
+        names = [canonical_name(part.name) for part in parts]
+        if any("." in name for name in names):
+            return None
+        qualified = self._qualified(names[0])
+        if qualified:
+            names = names[1:]
+        if len(names) < 2 or names[0] in self._relation_names or len(qualified) > 1:
+            return None
+        candidates = [source for source in qualified or self.sources if source.relation.has(names[0]) is not False]
+        table = candidates[0].relation if len(candidates) == 1 else None
+        if not isinstance(table, Table):
+            return None
+        field = ".".join(names)
+        return None if table.kind(field) is None else (self.sources.index(candidates[0]), field)
+
+    def _qualified(self, qualifier: str) -> list[NamedSource]:
+        return [source for source in self.sources if source.name == qualifier]
+
+
+def canonical_name(name: str) -> str:
+    """Return the name as Trino compares it, quoted or not (trinodb/trino#17).
+
+    Raises:
+        UnsupportedStatement: Trino's methods give two results.
+    """
+    low = name.lower()
+    if not name.isascii():
+        # Java's equalsIgnoreCase converts each character to upper case first; toLowerCase does not.
+        upper = [letter.upper() if len(letter.upper()) == 1 else letter for letter in name]
+        if "".join(letter.lower() if len(letter.lower()) == 1 else letter for letter in upper) != low:
+            raise UnsupportedStatement
+    return low
+
+
+def is_plain_name(name: str) -> bool:
+    """Tell whether it is no hidden column, and no name that the catalog would read as a struct field."""
+    return "$" not in name and "." not in name
+
+
+def star_qualifier(projection: exp.Expr) -> str | None:
+    """Return the qualifier of a star, "" for a star without one; None if the projection is no star."""
+    if isinstance(projection, exp.Star):
+        return ""
+    if type(projection) is exp.Column and isinstance(projection.this, exp.Star):
+        qualifiers = projection.parts[:-1]
+        # More than one: a table with its schema, or a struct.
+        return canonical_name(qualifiers[-1].name) if len(qualifiers) == 1 else "\0"
+    return None
+
+
+def output_name(projection: exp.Expr) -> str | None:
+    if isinstance(projection, exp.Alias):
+        return canonical_name(projection.alias)
+    if type(projection) is exp.Column or isinstance(projection, exp.Dot):
+        return canonical_name(projection.name) or None
+    return None
+
+
+def output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
+    """Return the names of columns without a star. A literal or an extreme without an alias has a name that no statement
+    can write."""
+    return tuple(
+        output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)
+        for number, projection in enumerate(projections)
+    )

@@ -1,0 +1,262 @@
+"""Reads the predicates of one SELECT of sqlglot's tree: conditions, equal columns, values of subqueries and periods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from sqlglot import exp
+
+from seamark.connector.analysis.algebra.blocks import Block, exists_values
+from seamark.connector.analysis.algebra.equivalences import (
+    Equality,
+    Pair,
+    Predicate,
+    is_comparable,
+    is_year_number,
+    partner_values,
+    period_values,
+    restrict_to_sources,
+)
+from seamark.connector.analysis.algebra.relations import Relation
+from seamark.connector.analysis.conditions import ConditionReader, conjuncts, is_plain
+from seamark.connector.analysis.literals import unit_of
+from seamark.connector.analysis.select_names import ParsedJoin, SelectNames, sources_in
+from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnReference, Condition, SemiJoin, all_of
+
+
+class InnerSelect(NamedTuple):
+    """A subquery that is a block, and what its own names mean."""
+
+    block: Block
+    names: SelectNames
+    where: exp.Expr | None
+
+
+class PredicateReader:
+    """Reads the predicates of one SELECT.
+
+    Args:
+        names: The names of the SELECT.
+        reader: Reads conditions.
+        queries: The subqueries in its expressions, by the identity of their nodes.
+        selects: The blocks of the statement, by their identity.
+    """
+
+    def __init__(
+        self,
+        names: SelectNames,
+        reader: ConditionReader,
+        queries: Mapping[int, Relation],
+        selects: Mapping[int, InnerSelect],
+    ) -> None:
+        self._names = names
+        self._reader = reader
+        self._queries = queries
+        self._selects = selects
+
+    def condition(self, node: exp.Expr) -> Condition | None:
+        """Return the condition on columns of the sources that is true for each row for which `node` is true."""
+        return self._reader.read(node, self._names.resolve_stored, self._names.kind)
+
+    def condition_on(self, node: exp.Expr, columns: frozenset[ColumnReference]) -> Condition | None:
+        """Return the condition on these columns only."""
+
+        def resolve(column: exp.Column) -> ColumnReference | None:
+            reference = self._names.resolve(column)
+            return reference if reference in columns else None
+
+        return self._reader.read(node, resolve, self._names.kind)
+
+    def predicate(self, node: exp.Expr) -> Predicate:
+        """Return the predicate of WHERE."""
+        return Predicate(self._held_condition(node, None), tuple(self._equalities(node)))
+
+    def predicate_on(self, join: ParsedJoin) -> Predicate:
+        """Return the predicate of ON or USING, which see the sources of their join only.
+
+        Another name may be that of an outer block.
+        """
+        own = sources_in(join)
+        equalities = [(left, right) for left, right in self._equalities(join.on) if left[0] in own and right[0] in own]
+        equalities += self._merged_columns(join)
+        return Predicate(restrict_to_sources(self._held_condition(join.on, own), own), tuple(equalities))
+
+    def _held_condition(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Condition | None:
+        """Return a condition that is true for each row where `node` is true. `seen`: the sources that `node` sees, None
+        for all."""
+        if node is None:
+            return None
+        return all_of([self.condition(node), *self._subquery_values(node), *self._period_values(node, seen)])
+
+    # Equal columns
+
+    def _equalities(self, node: exp.Expr | None) -> list[Equality]:
+        """Return the columns that are equal for each row where `node` is true.
+
+        If it is an OR, each branch requires them.
+        """
+        equalities: list[Equality] = []
+        for part in conjuncts(node):
+            if isinstance(part, exp.Or):
+                equalities += self._equalities_in_each(part)
+            elif type(part) is exp.EQ:
+                left, right = self._names.resolve_node(part.this), self._names.resolve_node(part.expression)
+                if left is not None and right is not None and self._are_comparable(left, right):
+                    equalities.append((left, right))
+        return equalities
+
+    def _equalities_in_each(self, either: exp.Or) -> list[Equality]:
+        common: dict[Equality, None] | None = None
+        for branch in either.flatten():
+            equalities = {(min(equality), max(equality)): None for equality in self._equalities(branch)}
+            common = equalities if common is None else {each: None for each in common if each in equalities}
+            if not common:
+                break
+        return list(common or ())
+
+    def _merged_columns(self, join: ParsedJoin) -> Iterator[Equality]:
+        """Yield the equal columns of USING."""
+        for column in join.using:
+            left, right = (self._names.resolve_in(side, column) for side in (join.left, join.right))
+            if left is not None and right is not None and self._are_comparable(left, right):
+                yield left, right
+
+    def _are_comparable(self, left: ColumnReference, right: ColumnReference) -> bool:
+        return is_comparable(self._names.kind(left), self._names.kind(right))
+
+    # Values of subqueries
+
+    def _subquery_values(self, node: exp.Expr) -> Iterator[Condition]:
+        """Yield conditions that columns have values of the subqueries in `node`, for each row where it is true."""
+        for part in conjuncts(node):
+            match part:
+                case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
+                    query = self._queries.get(id(part.args["query"]))
+                    columns = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
+                    yield from self._values_in(columns, query)
+                    yield from self._values_of_exists(query)
+                case exp.EQ():
+                    for column, other in ((part.this, part.expression), (part.expression, part.this)):
+                        inner = other.this if isinstance(other, exp.Any) else other
+                        yield from self._values_in([column], self._queries.get(id(inner)))
+                case exp.Exists():
+                    yield from self._values_of_exists(self._queries.get(id(part.this)))
+
+    def _values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
+        """Yield conditions for columns that are equal, all together, to the columns of a row of the query."""
+        names = None if query is None else query.names()
+        if query is None or names is None or len(names) != len(columns):
+            return
+        pairs: list[Pair] = []
+        for column, name in zip(columns, names, strict=True):
+            reference = self._names.resolve_node(column)
+            if reference is None or name is None:
+                continue
+            if is_comparable(self._names.kind(reference), _kind_of_output(query, name)):
+                pairs.append((reference, name))
+        if pairs:
+            yield from partner_values(pairs, query)
+
+    def _values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
+        """Yield semi-joins for columns of this SELECT that the WHERE of a subquery compares with its own columns."""
+        select = self._selects.get(id(query))
+        if select is not None:
+            yield from exists_values(select.block, self.correlated_pairs(select))
+
+    def correlated_pairs(self, query: InnerSelect) -> tuple[Equality, ...]:
+        """Return columns of a subquery's sources that its WHERE requires to be equal to columns of this SELECT."""
+        pairs: list[Equality] = []
+        for part in conjuncts(query.where):
+            if type(part) is not exp.EQ or type(part.this) is not exp.Column or type(part.expression) is not exp.Column:
+                continue
+            for inside, outside in ((part.this, part.expression), (part.expression, part.this)):
+                own = query.names.resolve(inside)
+                outer = self._names.resolve(outside) if query.names.is_outer_name(outside) else None
+                if own is None or outer is None:
+                    continue
+                if is_comparable(self._names.kind(outer), query.names.kind(own)):
+                    pairs.append((own, outer))
+        return tuple(pairs)
+
+    # Periods
+
+    def _period_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
+        """Yield semi-joins for columns whose day, month, year or hour is a value of another source."""
+        for part in conjuncts(node):
+            sides = (part.this, part.expression) if type(part) is exp.EQ else ()
+            for side, other in zip(sides, reversed(sides), strict=True):
+                period = parse_period(side)
+                reference = None if period is None else self._names.resolve(period.column)
+                partner = self._names.resolve_node(other.unnest())
+                if period is None or reference is None or partner is None or reference[0] == partner[0]:
+                    continue
+                is_seen = seen is None or {reference[0], partner[0]} <= seen
+                if is_seen and period.has_values_of(self._names.kind(reference), self._names.kind(partner)):
+                    relation = self._names.sources[partner[0]].relation
+                    yield from period_values(reference, period.transform, relation, partner[1])
+
+
+class Period(NamedTuple):
+    """An expression that is the start of a period of a column or, with `is_number`, the number of its year.
+
+    `transform` is one of Iceberg.
+    """
+
+    column: exp.Column
+    transform: str
+    is_cast: bool = False
+    is_number: bool = False
+
+    def has_values_of(self, kind: str | None, partner_kind: str | None) -> bool:
+        """Tell whether the period of a column of the type `kind` may be compared with a column of the other type.
+
+        Their values are equal only if they are the same period: a zoned time is not compared with one without a zone.
+        """
+        if kind == "date" and self.transform == HOUR:
+            return False
+        if self.is_number:
+            return kind in ("date", "timestamp", "timestamptz") and is_year_number(partner_kind)
+        if self.is_cast:
+            return kind in ("timestamp", "timestamptz") and partner_kind == "date"
+        return kind in ("date", "timestamp") and partner_kind in ("date", "timestamp")
+
+
+def parse_period(node: exp.Expr) -> Period | None:
+    """Return the period that an expression is, or None."""
+    node = node.unnest()
+    parts: tuple[exp.Expr, str, bool, bool] | None = None
+    match node:
+        case exp.Cast() if type(node) is exp.Cast and node.to.this is exp.DataType.Type.DATE and is_plain(node):
+            parts = node.this, DAY, True, False
+        case exp.Date() if not node.expressions and is_plain(node):
+            parts = node.this, DAY, True, False
+        case exp.TimestampTrunc() | exp.DateTrunc() if unit_of(node).lower() in (DAY, MONTH, YEAR, HOUR):
+            parts = node.this, unit_of(node).lower(), False, False
+        case exp.Year() if is_plain(node):
+            parts = node.this, YEAR, False, True
+        case exp.Extract() if type(node.this) is exp.Var and node.name.upper() == "YEAR" and is_plain(node):
+            parts = node.expression, YEAR, False, True
+    return Period(parts[0], *parts[1:]) if parts is not None and type(parts[0]) is exp.Column else None
+
+
+def extremes_of(names: SelectNames) -> dict[str, ColumnReference]:
+    """Return the output columns of a SELECT that are the least or the greatest value of a column, with that column."""
+    columns: dict[int, ColumnReference] = {}
+    for number, projection in enumerate(names.projections):
+        aggregate = projection.unalias()
+        if type(aggregate) in (exp.Min, exp.Max) and is_plain(aggregate) and not aggregate.args.get("expressions"):
+            reference = names.resolve_node(aggregate.this)
+            columns |= {} if reference is None else {number: reference}
+    outputs = (names.names() or ()) if columns else ()
+    return {
+        str(name): columns[number]
+        for number, name in enumerate(outputs)
+        if number in columns and outputs.count(name) == 1
+    }
+
+
+def _kind_of_output(query: Relation, name: str) -> str | None:
+    """Return the type of an output of a subquery: of a stored column, or of an extreme of one."""
+    extreme = query.extremes.get(name) if isinstance(query, Block) else None
+    return query.kind(name) if extreme is None or not isinstance(query, Block) else query.kind_of(extreme)

@@ -1,0 +1,485 @@
+"""Reads the plan of Spark's analyser as relations of the block algebra (`connector/analysis/algebra/`).
+
+Each node of the plan is a block or another relation. The columns of a relation are named by the ids of Spark's
+attributes. Nodes that are not supported are opaque: no condition is pushed to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from seamark.connector.analysis.algebra.blocks import Block, SourceJoin
+from seamark.connector.analysis.algebra.equivalences import (
+    Equality,
+    Predicate,
+    is_comparable,
+    partner_values,
+    period_values,
+)
+from seamark.connector.analysis.algebra.relations import (
+    LiteralRows,
+    PushdownBarrier,
+    Relation,
+    SetOperation,
+    Table,
+    UnknownRelation,
+)
+from seamark.connector.plans.conditions import ColumnReference, Condition, all_of, any_of, move
+from seamark.connector.plans.literals import Literal
+from seamark.connector.spark.query.aggregates import conditions_of_rows, extreme_of
+from seamark.connector.spark.query.catalyst import Catalyst, Node
+from seamark.connector.spark.query.conditions import Conditions, SparkColumn, iceberg_kind
+from seamark.connector.spark.query.constant_rows import constant_columns
+from seamark.connector.spark.query.periods import period_of
+from seamark.connector.spark.scala import items
+
+NODES_MAX = 2_000
+"""The limit for one query's plan."""
+EXPANDED_MAX = 500
+"""Values of a row of GROUPING SETS that are read: a value takes calls to the JVM."""
+_SAME_ROWS = frozenset(
+    {"SubqueryAlias", "View", "Sort", "Distinct", "RepartitionByExpression", "Repartition", "ResolvedHint"}
+    | {"PipeOperator"}
+)
+"""Nodes whose rows are rows of their child with the same attributes, in any order and number. Whether a row is in the
+result does not depend on other rows, except on equal rows."""
+_UNDER_EACH = frozenset({"GlobalLimit", "LocalLimit", "Offset", "Tail", "Sample"})
+"""Nodes whose attributes have the values of the child's attributes, but whose rows depend on other rows."""
+_SET_OPERATIONS = frozenset({"Union", "Intersect", "Except"})
+_KEPT_SIDES = {
+    "Inner$": (False, False),
+    "Cross$": (False, False),
+    "LeftOuter$": (True, False),
+    "RightOuter$": (False, True),
+    "FullOuter$": (True, True),
+    "LeftSemi$": (False, False),
+    "LeftAnti$": (True, False),
+    "ExistenceJoin": (True, False),
+}
+"""The sides (left, right) of which a row without a partner may be in the result."""
+_ROWS_OF_LEFT = ("LeftSemi$", "LeftAnti$", "ExistenceJoin")
+"""Joins whose rows are rows of the left side."""
+
+
+class TooLarge(Exception):
+    """The plan has more than `NODES_MAX` nodes."""
+
+
+@dataclass(frozen=True)
+class MarkedTable:
+    """A table at a marker (`name_positions.py`), with its columns by the ids of attributes."""
+
+    mark: int
+    columns: Mapping[int, SparkColumn]
+
+
+@dataclass(frozen=True)
+class AttributeOutputs:
+    """The outputs of a block, by the ids of attributes. A field of a struct has the id, a dot and its name.
+
+    Attributes:
+        references: The columns of sources whose values the outputs have. None: those of the only source.
+        order: All names in order, if they are known.
+        nullable: The outputs that may be null in place of the value.
+    """
+
+    references: Mapping[str, ColumnReference] | None = None
+    order: tuple[str, ...] | None = None
+    nullable: frozenset[str] = frozenset()
+
+    def has(self, name: str) -> bool | None:
+        return None if self.order is None else name in self.order
+
+    def names(self) -> tuple[str, ...] | None:
+        return self.order
+
+    def reference(self, name: str) -> ColumnReference | None:
+        if self.references is None:
+            return 0, name
+        attribute, dot, path = name.partition(".")
+        reference = self.references.get(attribute)
+        return None if reference is None else (reference[0], f"{reference[1]}{dot}{path}")
+
+    def literal(self, name: str) -> Literal | None:
+        return None
+
+    def may_be_null(self, name: str) -> bool:
+        return name.partition(".")[0] in self.nullable
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of a node.
+
+    Attributes:
+        relation: The rows.
+        columns: Its attributes that have unchanged stored values. A column has the name of its attribute.
+        sources: Its other attributes whose values are those of a column: extremes, and constants.
+    """
+
+    relation: Relation
+    columns: Mapping[int, SparkColumn] = field(default_factory=dict)
+    sources: frozenset[int] = frozenset()
+
+    @property
+    def ids(self) -> set[int]:
+        return {*self.columns, *self.sources}
+
+
+class _Key(NamedTuple):
+    """A column that is compared for equality. `kind` is its Iceberg type."""
+
+    reference: ColumnReference
+    kind: str | None
+
+
+class PlanReader:
+    """Reads one plan.
+
+    Args:
+        catalyst: Access to the plan.
+        table_of: Returns the table of a leaf, or None.
+
+    Attributes:
+        tables: The tables of the plan, with their markers. After `read`, they have the conditions on their needed rows.
+    """
+
+    def __init__(self, catalyst: Catalyst, table_of: Callable[[Node], MarkedTable | None]) -> None:
+        self.tables: dict[Table, int] = {}
+        self._catalyst = catalyst
+        self._table_of = table_of
+        self._conditions = Conditions(catalyst)
+        self._nodes_left = NODES_MAX
+        self._has_subqueries = True
+        self._roots: list[Relation] = []
+        self._subqueries: dict[int, Relation | None] = {}
+        """The subqueries that Spark's rules did not turn into joins, by the ids of their first attributes; None if
+        several have the same."""
+
+    def read(self, plan: Node) -> None:
+        """Push the conditions of the plan down to its tables.
+
+        Raises:
+            TooLarge: The plan has too many nodes, or is too deep.
+        """
+        self._has_subqueries = self._catalyst.has_subqueries(plan)
+        try:
+            self._roots.append(self._read(plan).relation)
+            for relation in self._roots:
+                relation.push_down(None)
+        except RecursionError:
+            raise TooLarge from None
+
+    def _read(self, node: Node) -> _Rows:
+        self._nodes_left -= 1
+        if self._nodes_left < 0:
+            raise TooLarge
+        if self._has_subqueries:
+            for subquery in items(node.subqueries()):
+                self._read_subquery(subquery)
+        kind = self._catalyst.kind(node)
+        if kind == "Join":
+            rows = self._read_join(node)
+        else:
+            children = [self._read(child) for child in self._catalyst.children(node)]
+            rows = self._read_leaf(node) if not children else self._read_node(node, kind, children)
+        if not rows.ids or node.deterministic():
+            return rows
+        return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
+
+    def _read_subquery(self, plan: Node) -> None:
+        relation = self._read(plan).relation
+        self._roots.append(relation)
+        outputs = plan.output()
+        if outputs.isEmpty():
+            return
+        number = self._catalyst.id_of(outputs.head())
+        # Two references to a query of WITH have the same ids.
+        self._subqueries[number] = None if number in self._subqueries else relation
+
+    def _read_node(self, node: Node, kind: str, children: Sequence[_Rows]) -> _Rows:
+        child = children[0]
+        match kind:
+            case "Filter":
+                where = self._predicate(node.condition(), child)
+                return self._with_same_columns(Block([child.relation], 0, AttributeOutputs(), where=where), child)
+            case "Project":
+                return self._read_project(items(node.projectList()), child)
+            case "Aggregate":
+                return self._read_aggregate(node, child)
+            case "Window":
+                keys = self._references(items(node.partitionSpec()), child)
+                return self._with_same_columns(Block([child.relation], 0, AttributeOutputs(), partitions=[keys]), child)
+            case "Expand":
+                return self._read_expand(node, children)
+            case "Generate":
+                return self._cross_join(child, self._read_constants(node))
+            case _ if kind in _SET_OPERATIONS:
+                return self._read_set_operation(node, children)
+            case _ if kind in _UNDER_EACH:
+                return self._with_same_columns(PushdownBarrier(child.relation), child)
+            case _ if kind in _SAME_ROWS:
+                return child
+        return _hide(children)
+
+    def _with_same_columns(self, relation: Relation, child: _Rows) -> _Rows:
+        return _Rows(relation, child.columns, child.sources)
+
+    # Leaves
+
+    def _read_leaf(self, node: Node) -> _Rows:
+        marked = self._table_of(node)
+        if marked is None:
+            return self._read_constants(node)
+        table = Table(dict(_kinds_of(marked.columns.values())))
+        self.tables[table] = marked.mark
+        outputs = AttributeOutputs({str(number): (0, column.name) for number, column in marked.columns.items()})
+        columns = {number: _rename(column, str(number)) for number, column in marked.columns.items()}
+        return _Rows(Block([table], 0, outputs), columns)
+
+    def _read_constants(self, node: Node) -> _Rows:
+        """Read the columns of VALUES, and of an array's elements."""
+        columns = constant_columns(self._catalyst, node)
+        if not columns:
+            return _Rows(UnknownRelation())
+        rows = LiteralRows(tuple(values for _, _, values in columns))
+        names = zip(columns, rows.names(), strict=True)
+        outputs = AttributeOutputs({str(number): (0, name) for (number, _, _), name in names})
+        return _Rows(Block([rows], 0, outputs), {}, frozenset(number for number, _, _ in columns))
+
+    # Nodes with a child
+
+    def _read_project(self, outputs: Iterable[Node], child: _Rows) -> _Rows:
+        columns, sources, references = self._pass_on(outputs, child)
+        return _Rows(Block([child.relation], 0, AttributeOutputs(references)), columns, sources)
+
+    def _pass_on(
+        self, outputs: Iterable[Node], child: _Rows
+    ) -> tuple[dict[int, SparkColumn], frozenset[int], dict[str, ColumnReference]]:
+        """Return the columns, sources and references of outputs that are attributes of the child."""
+        columns: dict[int, SparkColumn] = {}
+        sources: set[int] = set()
+        references: dict[str, ColumnReference] = {}
+        for output in outputs:
+            source = self._attribute(output)
+            if source is None or source not in child.ids:
+                continue
+            number = self._catalyst.id_of(output)
+            references[str(number)] = (0, str(source))
+            if source in child.columns:
+                columns[number] = _rename(child.columns[source], str(number))
+            else:
+                sources.add(number)
+        return columns, frozenset(sources), references
+
+    def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
+        """A condition on grouping keys leaves out entire groups."""
+        groups, outputs = items(node.groupingExpressions()), items(node.aggregateExpressions())
+        keys = {self._attribute(key) for key in groups} - {None}
+        columns, sources, references = self._pass_on(
+            [output for output in outputs if self._attribute(output) in keys], child
+        )
+        extremes = {}
+        for output in outputs:
+            extreme = extreme_of(self._catalyst, output)
+            source = None if extreme is None else self._attribute(extreme)
+            if source in child.ids:
+                extremes[str(self._catalyst.id_of(output))] = (0, str(source))
+        filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
+        is_sure = bool(filters) and bool(node.deterministic())
+        counted = any_of(self._read_condition([each], child.columns) for each in filters) if is_sure else None
+        block = Block(
+            [child.relation],
+            0,
+            AttributeOutputs(references),
+            keys=self._references(groups, child),
+            counted=None if counted is None else _at_sources(counted, dict.fromkeys(child.columns, 0)),
+            extremes=extremes,
+        )
+        return _Rows(block, columns, sources | {int(name) for name in extremes})
+
+    def _read_expand(self, node: Node, children: Sequence[_Rows]) -> _Rows:
+        """Read GROUPING SETS, UNPIVOT and others: several rows of each row.
+
+        A grouping key is null outside of its sets.
+        """
+        child, projections, outputs = children[0], items(node.projections()), items(node.output())
+        if len(projections) * len(outputs) > EXPANDED_MAX:
+            return _hide(children)
+        columns: dict[int, SparkColumn] = {}
+        sources: set[int] = set()
+        references: dict[str, ColumnReference] = {}
+        nullable: set[str] = set()
+        for output, *values in zip(outputs, *map(items, projections), strict=True):
+            nulls = [self._catalyst.kind(value) == "Literal" and value.value() is None for value in values]
+            attributes = {self._attribute(value) for value, null in zip(values, nulls, strict=True) if not null}
+            source = attributes.pop() if len(attributes) == 1 else None
+            if source is None or source not in child.ids:
+                continue
+            number = self._catalyst.id_of(output)
+            references[str(number)] = (0, str(source))
+            nullable |= {str(number)} if any(nulls) else set()
+            if source in child.columns:
+                columns[number] = _rename(child.columns[source], str(number))
+            else:
+                sources.add(number)
+        block = Block([child.relation], 0, AttributeOutputs(references, nullable=frozenset(nullable)))
+        return _Rows(block, columns, frozenset(sources))
+
+    # Nodes with several children
+
+    def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
+        """A condition is pushed to each input, by position. The origin of a value is unknown."""
+        inputs = [items(child.output()) for child in items(node.children())]
+        outputs = items(node.output())
+        order = tuple(map(str, range(len(outputs))))
+        relation: Relation | None = None
+        for attributes, child in zip(inputs, children, strict=True):
+            positions = zip(order, attributes, strict=True)
+            references = {name: (0, str(self._catalyst.id_of(attribute))) for name, attribute in positions}
+            block = Block([child.relation], 0, AttributeOutputs(references, order))
+            relation = block if relation is None else SetOperation(relation, block)
+        columns, names = {}, {}
+        for position, (output, attribute) in enumerate(zip(outputs, inputs[0], strict=True)):
+            column = children[0].columns.get(self._catalyst.id_of(attribute))
+            if column is not None and column.kind in ("struct", self._catalyst.type_of(output)):
+                number = self._catalyst.id_of(output)
+                columns[number] = _rename(column, str(number))
+                names[str(number)] = (0, str(position))
+        rows: Relation = UnknownRelation() if relation is None else relation
+        return _Rows(Block([rows], 0, AttributeOutputs(names)), columns)
+
+    def _cross_join(self, left: _Rows, right: _Rows) -> _Rows:
+        if not right.ids:
+            return left
+        return self._joined_rows(left, right, SourceJoin(0, 1))
+
+    def _read_join(self, node: Node) -> _Rows:
+        left, right = self._read(node.left()), self._read(node.right())
+        kind = self._catalyst.kind(node.joinType())
+        kept_sides = _KEPT_SIDES.get(kind)
+        if kept_sides is None:
+            rows = self._joined_rows(left, right, SourceJoin(0, 1, keeps_left=True, keeps_right=True))
+            return _Rows(PushdownBarrier(rows.relation), rows.columns, rows.sources)
+        condition = node.condition()
+        on = self._predicate(condition.get(), left, right) if condition.isDefined() else Predicate()
+        rows = self._joined_rows(left, right, SourceJoin(0, 1, *kept_sides, on))
+        if kind not in _ROWS_OF_LEFT:
+            return rows
+        columns = {number: column for number, column in rows.columns.items() if number in left.columns}
+        return _Rows(rows.relation, columns, rows.sources & left.sources)
+
+    def _joined_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
+        source_of = _sources_by_id([left, right])
+        references = {str(number): (source, str(number)) for number, source in source_of.items()}
+        block = Block([left.relation, right.relation], tree, AttributeOutputs(references))
+        columns = {number: one for rows in (left, right) for number, one in rows.columns.items() if number in source_of}
+        sources = frozenset(number for number in left.sources | right.sources if number in source_of)
+        return _Rows(block, columns, sources)
+
+    # Predicates
+
+    def _predicate(self, condition: Node, *sources: _Rows) -> Predicate:
+        source_of = _sources_by_id(sources)
+        columns = {number: column for rows in sources for number, column in rows.columns.items() if number in source_of}
+        parts = self._catalyst.operands(condition, "And")
+        conditions: list[Condition | None] = [_at_sources(self._read_condition(parts, columns), source_of)]
+        equalities: list[Equality] = []
+        for part in parts:
+            if self._catalyst.kind(part) != "EqualTo":
+                continue
+            left, right = part.left(), part.right()
+            keys = self._key(left, source_of), self._key(right, source_of)
+            if keys[0] is not None and keys[1] is not None and is_comparable(keys[0].kind, keys[1].kind):
+                equalities.append((keys[0].reference, keys[1].reference))
+            for side, key, other in ((left, keys[0], right), (right, keys[1], left)):
+                conditions += self._values_of_subquery(key, other)
+                conditions += self._values_of_period(side, other, source_of, sources)
+        return Predicate(all_of(conditions), tuple(equalities))
+
+    def _read_condition(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
+        return self._conditions.read_with_likes(nodes, columns) if columns else None
+
+    def _values_of_subquery(self, key: _Key | None, other: Node) -> list[Condition]:
+        """Return conditions on a column that is equal to a scalar subquery."""
+        if key is None or self._catalyst.kind(other) != "ScalarSubquery":
+            return []
+        output = other.plan().output().head()
+        number = self._catalyst.id_of(output)
+        query = self._subqueries.get(number)
+        if query is None or not is_comparable(key.kind, iceberg_kind(self._catalyst.type_of(output))):
+            return []
+        return partner_values([(key.reference, str(number))], query)
+
+    def _values_of_period(
+        self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]
+    ) -> Iterator[Condition]:
+        """Yield semi-joins for a column whose day, month or year is a value of another column."""
+        partner = self._attribute(other)
+        period = None if partner is None or partner not in source_of else period_of(self._catalyst, side)
+        if period is None or partner is None or self._catalyst.type_of(other) not in period.partners:
+            return
+        number = self._catalyst.id_of(period.column)
+        if number in source_of:
+            rows = sources[source_of[partner]]
+            yield from period_values((source_of[number], str(number)), period.transform, rows.relation, str(partner))
+
+    def _key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
+        """Return the key that an attribute is, or an int attribute that is cast to bigint."""
+        if self._catalyst.kind(node) == "Cast" and self._catalyst.type_of(node) == "bigint":
+            node = node.child()
+            if self._catalyst.type_of(node) != "int":
+                return None
+        if self._catalyst.kind(node) != "AttributeReference":
+            return None
+        number = self._catalyst.id_of(node)
+        if number not in source_of:
+            return None
+        return _Key((source_of[number], str(number)), iceberg_kind(self._catalyst.type_of(node)))
+
+    def _attribute(self, output: Node) -> int | None:
+        """Return the attribute of an output, possibly renamed; None for other expressions."""
+        if self._catalyst.kind(output) == "Alias":
+            output = output.child()
+        return self._catalyst.id_of(output) if self._catalyst.kind(output) == "AttributeReference" else None
+
+    def _references(self, nodes: Iterable[Node], child: _Rows) -> frozenset[ColumnReference]:
+        numbers = {self._attribute(node) for node in nodes}
+        return frozenset((0, str(number)) for number in numbers if number in child.ids)
+
+
+def _hide(children: Sequence[_Rows]) -> _Rows:
+    return _Rows(UnknownRelation(tuple(child.relation for child in children)))
+
+
+def _sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
+    """Return the positions of the sources of attributes, without attributes that several sources have."""
+    positions: dict[int, int] = {}
+    repeated: set[int] = set()
+    for position, rows in enumerate(sources):
+        repeated |= positions.keys() & rows.ids
+        positions |= dict.fromkeys(rows.ids, position)
+    return {number: position for number, position in positions.items() if number not in repeated}
+
+
+def _at_sources(condition: Condition | None, source_of: Mapping[int, int]) -> Condition | None:
+    """Return a condition on attributes as one on the columns of sources."""
+    return move(condition, lambda reference: (source_of[int(reference[1].partition(".")[0])], reference[1]))
+
+
+def _rename(column: SparkColumn, name: str) -> SparkColumn:
+    if column.name == name:
+        return column
+    fields = tuple(_rename(each, f"{name}.{each.name.rpartition('.')[2]}") for each in column.fields)
+    return SparkColumn(name, column.kind, fields)
+
+
+def _kinds_of(columns: Iterable[SparkColumn]) -> Iterator[tuple[str, str]]:
+    """Yield the names and the Iceberg types of columns and of their fields."""
+    for column in columns:
+        kind = iceberg_kind(column.kind)
+        if kind is not None:
+            yield column.name, kind
+        yield from _kinds_of(column.fields)

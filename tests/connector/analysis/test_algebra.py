@@ -1,0 +1,84 @@
+"""Rules of the block algebra that few statements show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from seamark.connector.analysis.algebra.blocks import Block, SourceJoin
+from seamark.connector.analysis.algebra.equivalences import Predicate, equivalence_classes
+from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of
+from seamark.connector.analysis.algebra.relations import SetOperation, Table
+from seamark.connector.plans.conditions import ColumnComparison, all_of, any_of, sql_of
+from seamark.connector.plans.literals import Literal
+from seamark.connector.plans.scan import Join
+from seamark.connector.spark.query.plan_reader import AttributeOutputs
+
+
+def compare(column: str, op: str, *values: str) -> ColumnComparison:
+    return ColumnComparison((0, column), op, tuple(Literal("integer", value) for value in values))
+
+
+def projection(table: Table, *names: str, nullable: frozenset[str] = frozenset()) -> Block:
+    outputs = AttributeOutputs({name: (0, name) for name in names}, names, nullable)
+    return Block([table], 0, outputs)
+
+
+def predicate_text(table: Table) -> str | None:
+    condition = condition_of(table, utc=True)
+    return None if condition is None else sql_of(condition)
+
+
+def test_alternatives_are_common_to_references_only_all_together() -> None:
+    """Without one of its alternatives, a join would leave out rows that the other reference needs."""
+    first, second, third = (Join(scan, (("a", "b"),), any_of=2) for scan in (1, 2, 3))
+    always = Join(4, (("a", "b"),))
+    assert common_joins([(first, second, always), (first, third, always)]) == (always,)
+    renumbered = tuple(replace(join, any_of=5) for join in (second, first))
+    assert common_joins([(first, second, always), renumbered]) == (first, second)
+    assert common_joins([(first,), ()]) == ()
+    assert common_joins([]) == ()
+
+
+def test_floats_pass_set_operations_but_join_nothing() -> None:
+    left, right = (Table({"x": "double", "k": "long"}) for _ in range(2))
+    both = SetOperation(projection(left, "x", "k"), projection(right, "x", "k"))
+    both.push_down(compare("x", ">", "3"))
+    assert predicate_text(left) == predicate_text(right) == '"x" > 3'
+    converted = Table({"x": "float", "k": "long"})
+    SetOperation(projection(left, "x", "k"), projection(converted, "x", "k")).push_down(compare("x", ">", "3"))
+    assert predicate_text(left) is predicate_text(converted) is None
+    assert left.origin(["x"]) is None
+
+
+def test_an_output_that_may_be_null_has_only_conditions_that_reject_null() -> None:
+    table = Table({"a": "long", "b": "long"})
+    block = projection(table, "a", "b", nullable=frozenset({"a"}))
+    block.push_down(all_of([compare("a", "=", "1"), any_of([compare("a", "IS NULL"), compare("b", "=", "2")])]))
+    assert predicate_text(table) == '"a" = 1'
+
+
+def test_two_extremes_are_not_of_one_row() -> None:
+    table = Table({"a": "long", "b": "long", "k": "long"})
+    outputs = AttributeOutputs({"k": (0, "k")})
+    block = Block([table], 0, outputs, keys=frozenset({(0, "k")}), extremes={"low": (0, "a"), "high": (0, "b")})
+    assert block.origin(["k", "low"]) == (table, ("k", "a"))
+    assert block.origin(["low", "high"]) is None
+
+
+def test_an_anti_join_keeps_rows_of_the_left_side() -> None:
+    """Conditions on the left side are pushed to both sides, and ON only to the right side."""
+    left, right = Table({"a": "long"}), Table({"b": "long"})
+    on = Predicate(ColumnComparison((1, "b"), ">", (Literal("integer", "3"),)), (((0, "a"), (1, "b")),))
+    block = Block([left, right], SourceJoin(0, 1, keeps_left=True, on=on), AttributeOutputs({"a": (0, "a")}))
+    block.push_down(compare("a", "<", "9"))
+    assert predicate_text(left) == '"a" < 9'
+    assert predicate_text(right) == '("b" > 3 AND "b" < 9)'
+    numbers = {left: 0, right: 1}
+    assert joins_of(left, numbers.get, utc=True) == ()
+    assert joins_of(right, numbers.get, utc=True) == (Join(0, (("b", "a"),)),)
+
+
+def test_equal_columns_are_one_class() -> None:
+    classes = equivalence_classes([((0, "a"), (1, "b")), ((2, "c"), (1, "b")), ((3, "d"), (4, "e"))])
+    assert classes[0, "a"] == classes[2, "c"] == {(0, "a"), (1, "b"), (2, "c")}
+    assert classes[3, "d"] == {(3, "d"), (4, "e")}
