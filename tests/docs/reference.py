@@ -1,7 +1,8 @@
 """Writes the reference pages that are lists of what the code has: `python -m tests.docs.reference` in the checkout.
 
 docs/reference/cli.md comes from the commands, errors.md from the tree of errors, rest-operations.md from Iceberg's
-specification and our router, and the list in docs/how-to/table-services.md from the declarations of services. A test compares them with what is committed. What only a person can say about an item
+specification and our router, and the list in docs/how-to/table-services.md from the declarations of services. A test
+compares them with what is committed. What only a person can say about an item
 stands in the dictionaries below; an item without a line there fails the test.
 """
 

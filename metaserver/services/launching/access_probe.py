@@ -29,7 +29,7 @@ _NAMESPACE = ("seamark:access-check",)
 
 
 def lends_keys(settings: Settings) -> bool:
-    """Whether the server gives its keys to jobs.
+    """Return whether the server gives its keys to jobs.
 
     With the objects gateway jobs get keys for one table from the catalog, as all clients. A folder in the place of a
     store has no keys.

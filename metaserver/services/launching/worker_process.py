@@ -47,8 +47,10 @@ _END_S = 2.0
 
 
 def job_variables(*, on_s3: bool) -> dict[str, str]:
-    """The variables of the server that processes of jobs get. `on_s3`: they need the keys of AWS's provider chain,
-    unless the catalog hands out others."""
+    """Return the variables of the server that processes of jobs get.
+
+    `on_s3`: they need the keys of AWS's provider chain, unless the catalog hands out others.
+    """
     prefixes = (*_PREFIXES, _STORAGE_PREFIX) if on_s3 else _PREFIXES
     return {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith(prefixes)}
 
