@@ -34,10 +34,19 @@ BATCH_BYTES, BATCH_FILES = 512 << 20, 500
 def split_buckets(
     client: SeamarkClient, table: Name, *, dry_run: bool = False, settled: bool = False, branch: str = MAIN
 ) -> RewriteReport:
-    """Splits all files of specs with fewer buckets.
+    """Split all files of specs with fewer buckets.
 
-    `dry_run`: reports the files that would be replaced and commits nothing. `settled`: leaves files out that writers
-    will probably replace soon. BadRequest for a table of version 1; Unreadable, Refused.
+    Args:
+        client: A client of the server.
+        table: The table.
+        dry_run: Report the files that would be replaced, and commit nothing.
+        settled: Leave out files that writers will probably replace soon.
+        branch: The branch whose files are split.
+
+    Raises:
+        BadRequest: The table has format version 1.
+        Unreadable: A file cannot be read.
+        Refused: The server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
     coarse = coarser_specs(opened.metadata)

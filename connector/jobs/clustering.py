@@ -184,11 +184,11 @@ def _new_layers(
             else:
                 layers[placed[1]].append(task)
         if due or len(loose) >= policy.min_files or _size_of(loose) >= policy.target_bytes:
-            yield from _merged(loose, sorted(layers.values(), key=_size_of))
+            yield from _form_layers(loose, sorted(layers.values(), key=_size_of))
 
 
-def _merged(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
-    """`layers`: ascending by size."""
+def _form_layers(loose: Sequence[ScanTask], layers: list[Layer]) -> Iterator[Layer]:
+    """Yield the layers of a rewrite: the loose files, and those of `layers`, ascending by size, that are small."""
     for part in divide_tasks(loose, LAYER_BYTES, LAYER_FILES):
         merged, size_bytes = list(part), _size_of(part)
         while layers and (layer_bytes := _size_of(layers[0])) <= min(size_bytes, LAYER_BYTES - size_bytes):

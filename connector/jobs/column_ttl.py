@@ -22,11 +22,20 @@ from seamark.formats.runtime import errors
 def expire_columns(
     client: SeamarkClient, table: Name, *, dry_run: bool = False, now_ms: int | None = None
 ) -> RewriteReport:
-    """Removes the columns that have expired now. A partition that has expired in part stays until all of it has.
+    """Remove the columns that have expired now. A partition that has expired in part stays until all of it has.
 
-    `dry_run`: reports the files that would be rewritten and about how large the new files would be, and commits
-    nothing. BadRequest for a table without a policy or with an invalid one, and for a column that is not dropped from
-    files (`drop_columns`); Unreadable."""
+    Args:
+        client: A client of the server.
+        table: The table.
+        dry_run: Report the files that would be rewritten and about how large the new files would be, and commit
+            nothing.
+        now_ms: The time by which columns expire, in milliseconds since the epoch; None: that of the clock.
+
+    Raises:
+        BadRequest: The table has no policy or an invalid policy, or a column is not dropped from files
+            (`drop_columns`).
+        Unreadable: A file cannot be read.
+    """
     opened = open_table(client, table, At(ref=MAIN))
     now_ms = time.time_ns() // 1_000_000 if now_ms is None else now_ms
     try:
@@ -45,12 +54,12 @@ def expire_columns(
 def _sum(reports: Iterable[RewriteReport]) -> RewriteReport:
     total = RewriteReport()
     for report in reports:
-        for one in fields(RewriteReport):
-            value = getattr(report, one.name)
-            before = getattr(total, one.name)
+        for field in fields(RewriteReport):
+            value = getattr(report, field.name)
+            before = getattr(total, field.name)
             if isinstance(value, dict):
                 for reason, count in value.items():
                     before[reason] = before.get(reason, 0) + count
             else:
-                setattr(total, one.name, before + value)
+                setattr(total, field.name, before + value)
     return total

@@ -73,7 +73,7 @@ def merge_files(
     policy = CopyPolicy.of(target.properties)
     tasks = list(plan(client, opened, stats=float_columns(opened.schema)))
     chosen = []
-    selected = filter(is_rewritable, _selected(opened, tasks, where, utc=utc))
+    selected = filter(is_rewritable, _select_tasks(opened, tasks, where, utc=utc))
     for members in group_by_partition(selected):
         due = [task for task in members if task.deletes or task.size_bytes < GOOD * policy.target_bytes]
         if len(due) > 1 or any(task.deletes for task in due):
@@ -114,18 +114,18 @@ def drop_columns(
     BadRequest for a column that cannot be null, or that the table's layout needs, for a condition that does not select
     whole partitions, for files that are encrypted or not Parquet, and for a table of version 1."""
     opened, target = _open(client, table, branch)
-    ids = [_droppable(opened, name) for name in columns]
+    ids = [_find_droppable(opened, name) for name in columns]
     if not ids:
         raise BadRequest("Name at least one column to drop")
     dropped = _DroppedColumns.of(opened.schema, frozenset(ids))
     sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
     keys = keys_of_table(opened.name)
-    select = partial(_selected, opened, where=where, utc=utc, whole_partitions=whole_partitions)
+    select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
     if whole_partitions:  # most runs of a policy find nothing
         bound = bound_filter(where, opened)
-        found = select(plan(client, opened, bound, stats=dropped.names))
-        if not any(dropped.bytes_in(opened, task, keys) for task in found):
+        candidates = select(plan(client, opened, bound, stats=dropped.names))
+        if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
             return RewriteReport()
     tasks = list(plan(client, opened, stats=[*dropped.names, *float_columns(dropped.rest)]))
     chosen = list(select(tasks))
@@ -180,8 +180,8 @@ def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
     rows, changed = file["record-count"], dict(file)
     for name in ("value-counts", "null-value-counts"):
         counts = changed.get(name) or {"keys": [], "values": []}
-        known = dict(zip(counts["keys"], counts["values"], strict=True)) | dict.fromkeys(sorted(leaves), rows)
-        changed[name] = {"keys": list(known), "values": list(known.values())}
+        count_by_id = dict(zip(counts["keys"], counts["values"], strict=True)) | dict.fromkeys(sorted(leaves), rows)
+        changed[name] = {"keys": list(count_by_id), "values": list(count_by_id.values())}
     return changed
 
 
@@ -196,12 +196,16 @@ class _DroppedColumns(NamedTuple):
 
     @staticmethod
     def of(schema: Schema, ids: frozenset[int]) -> _DroppedColumns:
-        """BadRequest if a struct, or the table, would have no column left."""
+        """Return the columns that are dropped with these ids.
+
+        Raises:
+            BadRequest: A struct, or the table, would have no column left.
+        """
         rest = _without(schema, ids)
         structs_left = [field.type for field in _all_fields(rest.fields) if isinstance(field.type, StructType)]
         if not rest.fields or not all(kind.fields for kind in structs_left):
             raise BadRequest("These are all columns of the table or of a struct; drop what contains them")
-        gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {kept.id for kept in leaves_of(rest)}]
+        gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(rest)}]
         counted = frozenset(leaf.id for leaf in gone if not leaf.repeated)
         columns = schema.index.by_id
         names = tuple(columns[leaf.id].name for leaf in gone) if len(counted) == len(gone) else ()
@@ -226,7 +230,7 @@ def _open(client: SeamarkClient, table: Name, branch: str) -> tuple[OpenTable, W
     return opened, target_of(opened.metadata, opened.storage, opened.name)
 
 
-def _selected(
+def _select_tasks(
     opened: OpenTable,
     tasks: Iterable[ScanTask],
     where: str | Mapping[str, Any] | None,
@@ -234,8 +238,11 @@ def _selected(
     utc: bool,
     whole_partitions: bool = False,
 ) -> Iterator[ScanTask]:
-    """The files of the partitions that the condition selects. BadRequest if it selects a part of a partition; with
-    `whole_partitions`, such a partition is left out."""
+    """Yield the files of the partitions that the condition selects.
+
+    Raises:
+        BadRequest: The condition selects a part of a partition. With `whole_partitions`, such a partition is left out.
+    """
     bound = bound_filter(where, opened)
     if not utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
         raise BadRequest(
@@ -259,7 +266,11 @@ def _selected(
 
 
 def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
-    """BadRequest if files cannot be rewritten: readers would still see values in them."""
+    """Require that all files can be rewritten: readers would still see values in the others.
+
+    Raises:
+        BadRequest: Some files cannot be rewritten.
+    """
     others = [task.path for task in tasks if not is_rewritable(task)]
     if others:
         raise BadRequest(
@@ -268,8 +279,12 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
         )
 
 
-def _droppable(opened: OpenTable, name: str) -> int:
-    """The id of a column that may be null in all rows. BadRequest."""
+def _find_droppable(opened: OpenTable, name: str) -> int:
+    """Return the id of a column that may be null in all rows.
+
+    Raises:
+        BadRequest: There is no such column.
+    """
     schema, metadata = opened.schema, opened.metadata
     column = _column(schema, name)
     if column is None:
@@ -287,17 +302,21 @@ def _droppable(opened: OpenTable, name: str) -> int:
 
 
 def _column(schema: Schema, name: str) -> Column | None:
-    """By its name, or by the only name that differs in case. BadRequest if there are several."""
+    """Return the column with this name, or with the only name that differs in case.
+
+    Raises:
+        BadRequest: Several names differ in case.
+    """
     if (column := schema.column_named(name)) is not None:
         return column
-    alike = {number for known, number in schema.index.by_name.items() if known.lower() == name.lower()}
+    alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
     if len(alike) > 1:
         raise BadRequest(f"{name!r} matches several columns that differ in case; write the name as the table has it")
     return schema.column(alike.pop()) if alike else None
 
 
 def _all_fields(fields: Iterable[Field]) -> Iterator[Field]:
-    """These, and those in structs."""
+    """Yield the fields, and the fields of structs in them."""
     for field in fields:
         yield field
         if isinstance(field.type, StructType):
@@ -309,7 +328,7 @@ def _names(schema: Schema) -> list[str]:
 
 
 def _path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
-    """The fields through structs to a column."""
+    """Return the fields through structs to a column."""
     for field in fields:
         if field.id == column_id:
             return [field]
@@ -319,15 +338,15 @@ def _path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
 
 
 def _without(schema: Schema, ids: frozenset[int]) -> Schema:
-    """The schema without these columns, with the same id."""
-    return Schema(_kept(schema.fields, ids), schema.schema_id, schema.identifier_field_ids)
+    """Return the schema without these columns, with the same id."""
+    return Schema(_without_fields(schema.fields, ids), schema.schema_id, schema.identifier_field_ids)
 
 
-def _kept(fields: Sequence[Field], ids: frozenset[int]) -> tuple[Field, ...]:
-    kept = []
+def _without_fields(fields: Sequence[Field], ids: frozenset[int]) -> tuple[Field, ...]:
+    remaining = []
     for field in fields:
         if field.id not in ids:
             kind = field.type
-            inner = StructType(_kept(kind.fields, ids)) if isinstance(kind, StructType) else kind
-            kept.append(field if inner == kind else structs.replace(field, type=inner))
-    return tuple(kept)
+            inner = StructType(_without_fields(kind.fields, ids)) if isinstance(kind, StructType) else kind
+            remaining.append(field if inner == kind else structs.replace(field, type=inner))
+    return tuple(remaining)

@@ -48,7 +48,7 @@ _DECIMAL_BYTES = 16
 
 def is_partitioned(metadata: TableMetadata) -> bool:
     """Whether a spec has a field whose values have a type; other tables have no partition statistics."""
-    return bool(_unified(metadata))
+    return bool(_unify_fields(metadata))
 
 
 def write_partition_statistics(
@@ -62,7 +62,7 @@ def write_partition_statistics(
         row["vectors"] = vectors[row["spec_id"], row["partition"]]
         row["position_delete_files"] -= row["vectors"]
         row["values"] = _values_by_id(metadata, row)
-    unified = _unified(metadata)
+    unified = _unify_fields(metadata)
     listed.sort(key=lambda row: [_order(row["values"].get(field_id)) for field_id in unified])
     fields, arrays = [], []
     parts = [
@@ -97,19 +97,21 @@ def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
     return pa.Array.from_buffers(arrow_array(kind, ()).type, len(values), [valid, pa.py_buffer(numbers)])
 
 
-def _unified(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
-    """Name and type of each field of all specs, by field id: the type of partitions of any spec. The newest spec names
-    a field."""
-    found: dict[int, tuple[str, str]] = {}
+def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
+    """Return the name and type of each field of all specs, by field id: the type of partitions of any spec.
+
+    The newest spec names a field.
+    """
+    fields: dict[int, tuple[str, str]] = {}
     for spec in sorted(metadata.partition_specs, key=lambda spec: -spec.spec_id):
         for field, kind in zip(spec.fields, partition_types(metadata, spec), strict=True):
             if field.field_id is not None and not field.is_void and kind != UNKNOWN:
-                found.setdefault(field.field_id, (field.name, kind))
-    return dict(sorted(found.items()))
+                fields.setdefault(field.field_id, (field.name, kind))
+    return dict(sorted(fields.items()))
 
 
 def _values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any]:
-    """The partition's values by field id."""
+    """Return the values of a partition by field id."""
     spec = metadata.spec(row["spec_id"])
     shown = json.loads(row["partition"])
     if spec is None:
@@ -123,13 +125,13 @@ def _values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any
 
 
 def _count_vectors(client: SeamarkClient, opened: OpenTable, snapshot_id: int) -> Counter[tuple[int, str]]:
-    found: Counter[tuple[int, str]] = Counter()
+    vectors: Counter[tuple[int, str]] = Counter()
     for page in client.iter_files(opened.name, content="deletes", at=At(snapshot_id)):
         columns = [page[name].to_pylist() for name in ("file_format", "spec_id", "partition")]
-        found.update(
+        vectors.update(
             (spec_id, partition) for kind, spec_id, partition in zip(*columns, strict=True) if kind == _VECTORS
         )
-    return found
+    return vectors
 
 
 def _order(value: Any) -> tuple[bool, Any]:

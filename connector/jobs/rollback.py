@@ -30,10 +30,17 @@ class RolledBack:
 
 
 def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None, *, branch: str = MAIN) -> RolledBack:
-    """Restores the files that the commit of a job replaced, below what writers have committed since. `snapshot_id`: by
-    default that of the newest job that is not undone.
+    """Restore the files that the commit of a job replaced, below the later commits of writers.
 
-    BadRequest if there is none, or it cannot be undone; Conflict if later commits changed its files.
+    Args:
+        client: A client of the server.
+        table: The table.
+        snapshot_id: The snapshot of the job; None: of the newest job that is not undone.
+        branch: The branch of the snapshot.
+
+    Raises:
+        BadRequest: There is no such job, or it cannot be undone.
+        Conflict: Later commits changed its files.
     """
     if snapshot_id is None:
         snapshot_id = _newest(client, table, branch)

@@ -93,12 +93,15 @@ def answer_of(job: StatementJob) -> StatementAnswer:
         client.close()
 
 
-def main(given: Any = None) -> None:
-    """Prints of libraries go to standard error, so that they cannot damage the answer."""
+def main(source: Any = None) -> None:
+    """Answer the statement of the standard input, or of `source`.
+
+    Prints of libraries go to standard error, so that they cannot damage the answer.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     os.nice(_NICE)
-    job = from_json((given or sys.stdin.buffer).read(), StatementJob)
+    job = from_json((source or sys.stdin.buffer).read(), StatementJob)
     answers.write(msgspec.json.encode(answer_of(job)))
     answers.flush()
 

@@ -122,14 +122,14 @@ class _Parser:
     def parse(self) -> TableStatement | None:
         if not self._words("ALTER", "TABLE"):
             return None
-        table = self._dotted()
+        table = self._parse_name()
         if table is None:
             return None
         where = self._predicate() if self._words("PARTITION") else None
         if self._words("MERGE", "FILES"):
-            return self._ended(MergeFiles(table, where, self._target_bytes()))
+            return self._require_end(MergeFiles(table, where, self._target_bytes()))
         if where is not None and self._words("DROP", "COLUMNS"):
-            return self._ended(DropColumns(table, where, self._columns()))
+            return self._require_end(DropColumns(table, where, self._columns()))
         return None
 
     @property
@@ -150,8 +150,8 @@ class _Parser:
         self._at += 1
         return True
 
-    def _dotted(self) -> tuple[str, ...] | None:
-        """A name of one or several levels; None if there is none."""
+    def _parse_name(self) -> tuple[str, ...] | None:
+        """Parse a name of one or several levels; None if there is none."""
         levels = []
         while self._next.kind in ("word", "quoted"):
             levels.append(self._next.name)
@@ -161,7 +161,7 @@ class _Parser:
         return None
 
     def _predicate(self) -> str | None:
-        """The text between parentheses; None if they do not match, or if it is empty."""
+        """Parse the text between parentheses; None if they do not match, or if it is empty."""
         if not self._mark("("):
             return None
         begin, depth = self._next.start, 1
@@ -187,7 +187,7 @@ class _Parser:
         if not self._mark("("):
             self._fail("the columns in parentheses")
         columns = []
-        while (levels := self._dotted()) is not None:
+        while (levels := self._parse_name()) is not None:
             columns.append(".".join(levels))
             if not self._mark(","):
                 break
@@ -195,7 +195,7 @@ class _Parser:
             self._fail("the names of columns, separated by commas, and a closing parenthesis")
         return tuple(columns)
 
-    def _ended(self, statement: TableStatement) -> TableStatement:
+    def _require_end(self, statement: TableStatement) -> TableStatement:
         while self._mark(";"):
             pass
         if self._next.kind != "end":

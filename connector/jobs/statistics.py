@@ -82,11 +82,11 @@ def compute_statistics(
     snapshot = metadata.current_snapshot
     if snapshot is None:
         return StatisticsReport()
-    known = known_statistics(metadata, snapshot)
-    if if_stale and not known.is_stale(metadata, policy):
+    newest = known_statistics(metadata, snapshot)
+    if if_stale and not newest.is_stale(metadata, policy):
         return StatisticsReport()
     opened = open_table(client, table, At(snapshot.snapshot_id))
-    return _Computation(client, metadata, policy, known, opened).run(full=full, dry_run=dry_run)
+    return _Computation(client, metadata, policy, newest, opened).run(full=full, dry_run=dry_run)
 
 
 class _Computation:
@@ -95,20 +95,20 @@ class _Computation:
         client: SeamarkClient,
         metadata: TableMetadata,
         policy: StatisticsPolicy,
-        known: KnownStatistics,
+        newest: KnownStatistics,
         opened: OpenTable,
     ) -> None:
-        self._client, self._metadata, self._known, self._opened = client, metadata, known, opened
+        self._client, self._metadata, self._newest, self._opened = client, metadata, newest, opened
         self._types = policy.column_types(opened.schema)
         if not self._types:
             raise BadRequest("The table has none of the columns of which statistics are wanted")
-        self._snapshot_id = known.snapshot.snapshot_id
+        self._snapshot_id = newest.snapshot.snapshot_id
         self._percent = policy.changed_percent
 
     def run(self, *, full: bool, dry_run: bool) -> StatisticsReport:
-        counted = {} if full else self._counted()
+        counted = {} if full else self._load_sketches()
         tasks = list(plan(self._client, self._opened))
-        new = tasks if not counted else self._uncounted(tasks)
+        new = tasks if not counted else self._select_uncounted(tasks)
         whole = self._types.keys() - counted.keys()
         report = StatisticsReport(
             self._snapshot_id, len(self._types), len(whole), len(tasks if whole else new), len(tasks)
@@ -128,26 +128,28 @@ class _Computation:
         self._commit(sketches, removed, report)
         return report
 
-    def _counted(self) -> dict[int, tuple[ThetaSketch, int]]:
-        """By column: the sketch of an ancestor, and the rows that were removed since the column was read whole. Without
-        columns whose removed rows are too many, and those of files that cannot be read."""
-        file, known = self._known.file, self._known
-        blobs = {column: blob for column, blob in known.blobs(self._metadata).items() if column in self._types}
+    def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
+        """Return, by column, the sketch of an ancestor and the rows that were removed since the column was read whole.
+
+        Columns whose removed rows are too many are left out, and columns of files that cannot be read.
+        """
+        file, newest = self._newest.file, self._newest
+        blobs = {column: blob for column, blob in newest.blobs(self._metadata).items() if column in self._types}
         if file is None or not blobs or file.file_size_in_bytes > _FILE_BYTES_MAX:
             return {}
-        found: dict[int, tuple[ThetaSketch, int]] = {}
+        usable: dict[int, tuple[ThetaSketch, int]] = {}
         try:
             sketches = _read_sketches(self._opened.storage, file, blobs)
         except (OSError, ValueError, Corrupt):  # it was deleted, or is damaged: the data are read again
             return {}
         for column, sketch in sketches.items():
-            removed = known.removed + count_of(blobs[column].properties or {}, REMOVED, 0)
-            if removed * 100 < self._percent * max(1, known.rows):
-                found[column] = sketch, removed
-        return found
+            removed = newest.removed + count_of(blobs[column].properties or {}, REMOVED, 0)
+            if removed * 100 < self._percent * max(1, newest.rows):
+                usable[column] = sketch, removed
+        return usable
 
-    def _uncounted(self, tasks: Iterable[ScanTask]) -> list[ScanTask]:
-        snapshots = self._known.uncounted
+    def _select_uncounted(self, tasks: Iterable[ScanTask]) -> list[ScanTask]:
+        snapshots = self._newest.uncounted
         if not snapshots:
             return []
         counted: set[str] = set()
@@ -166,7 +168,7 @@ class _Computation:
         read_plan = plan_read(self._opened, [field.name for field in chosen], TRUE)
         expect(len(tasks), sum(task.size_bytes for task in tasks))
         with closing(read_tasks(read_plan, self._opened.storage, tasks)) as read:
-            for batch in joined(_advancing(read)):
+            for batch in joined(_report_progress(read)):
                 for field, column in zip(chosen, batch.columns, strict=True):
                     add_values(builders[field.id], column, self._types[field.id])
 
@@ -174,11 +176,11 @@ class _Computation:
         self, sketches: Mapping[int, ThetaSketch], removed: Mapping[int, int], report: StatisticsReport
     ) -> None:
         storage, folder = self._opened.storage, metadata_folder(self._metadata.location, self._metadata.properties)
-        sequence_number = self._known.snapshot.sequence_number
+        sequence_number = self._newest.snapshot.sequence_number
         location = f"{folder}/{self._snapshot_id}-{uuid.uuid4()}.stats"
         blobs = []
         for column, sketch in sketches.items():
-            properties = {NDV: str(min(round(sketch.estimate), max(self._known.rows, len(sketch.hashes))))}
+            properties = {NDV: str(min(round(sketch.estimate), max(self._newest.rows, len(sketch.hashes))))}
             properties |= {REMOVED: str(removed[column])} if removed.get(column) else {}
             blobs.append(
                 Blob(THETA, [sketch.encode()], (column,), None, properties, self._snapshot_id, sequence_number)
@@ -226,26 +228,36 @@ class _Computation:
                 update_table(self._client, self._opened.name, requirements, gone)
 
 
-def _advancing(read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+def _report_progress(read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
     for task, batches in read:
         yield from batches
         advance(1, task.size_bytes)
 
 
 def _read_sketches(storage: Storage, file: StatisticsFile, blobs: Mapping[int, BlobMetadata]) -> dict[int, ThetaSketch]:
-    """The sketches by column. Corrupt; OSError."""
+    """Return the sketches by column.
+
+    Raises:
+        Corrupt: The file is damaged.
+        OSError: The file cannot be read.
+    """
     data = storage.read(file.statistics_path)
     footer = read_footer(data, len(data), file.statistics_path)
-    found = {}
+    sketches = {}
     for blob in footer.blobs:
         if blob.type == THETA and len(blob.fields) == 1 and blob.fields[0] in blobs:
             stored = data[blob.offset : blob.offset + blob.length]
-            found[blob.fields[0]] = ThetaSketch.decode(_inflated(stored, blob.compression_codec))
-    return found
+            sketches[blob.fields[0]] = ThetaSketch.decode(_inflate(stored, blob.compression_codec))
+    return sketches
 
 
-def _inflated(stored: memoryview, codec: str | None) -> bytes | memoryview:
-    """ValueError for an unknown codec; Corrupt for more than `_SKETCH_BYTES_MAX`."""
+def _inflate(stored: memoryview, codec: str | None) -> bytes | memoryview:
+    """Return a stored sketch without its compression.
+
+    Raises:
+        ValueError: The codec is unknown.
+        Corrupt: The sketch has more than `_SKETCH_BYTES_MAX` bytes.
+    """
     if codec is None:
         return stored
     with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), codec) as stream:

@@ -53,10 +53,10 @@ def merge_written(
     deleted; a batch that cannot be merged is none.
     """
     with discarded_on_error(parts, target.storage):
-        return _merged(client, table, target, parts, runner, slots)
+        return _merge_small_files(client, table, target, parts, runner, slots)
 
 
-def _merged(
+def _merge_small_files(
     client: SeamarkClient,
     table: Name,
     target: WriteTarget,
@@ -66,7 +66,7 @@ def _merged(
 ) -> WrittenFiles:
     policy = CopyPolicy.of(target.properties)
     tasks = [ScanTask(file, ()) for part in parts for file in part.files]
-    groups = list(_due(tasks, policy.target_bytes, slots))
+    groups = list(_find_mergeable(tasks, policy.target_bytes, slots))
     if not groups:
         return WrittenFiles.joined(parts)
     opened = open_table(client, table, At())
@@ -77,7 +77,7 @@ def _merged(
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
     ]
     how = policy if target.ordering is None else None  # rows of several files are sorted together
-    merged, gone = list[WrittenFiles](), set[str]()
+    merged, replaced_paths = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
     with discarded_on_error(merged, target.storage):
         for batch, rewrite in runner(work):
@@ -85,14 +85,14 @@ def _merged(
                 new = rewrite()
                 if new is not None:
                     merged.append(new.written)
-                    gone.update(task.path for task in batch)
-    kept, superseded = zip(*(_divided(part, gone) for part in parts), strict=True)
+                    replaced_paths.update(task.path for task in batch)
+    remaining, superseded = zip(*(_divide(part, replaced_paths) for part in parts), strict=True)
     WrittenFiles.joined(superseded).discard(target.storage)
-    return WrittenFiles.joined([*kept, *merged])
+    return WrittenFiles.joined([*remaining, *merged])
 
 
-def _due(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
-    """The small files of each partition that become fewer files, in parts that can be merged apart."""
+def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:
+    """Yield the small files of each partition that become fewer files, in groups that can be merged separately."""
     small = [task for task in tasks if task.size_bytes < GOOD * target_bytes]
     share = sum(task.size_bytes for task in small) // slots
     for members in group_by_partition(small):
@@ -117,11 +117,13 @@ def _rewrite(
     return rewrite_rows(opened, target, batch, policy, published=False)
 
 
-def _divided(part: WrittenFiles, gone: set[str]) -> tuple[WrittenFiles, WrittenFiles]:
-    """(what stays of a task's files, what is deleted). An index file has the data files of its task, and stays while
-    one of them does."""
-    files = tuple(file for file in part.files if file["file-path"] not in gone)
-    skipped = tuple(skip for skip in part.skipped if skip[0] not in gone)
-    kept = WrittenFiles(files, part.index_files if files else (), skipped)
-    superseded = tuple(file for file in part.files if file["file-path"] in gone)
-    return kept, replace(part, files=superseded, index_files=() if files else part.index_files, skipped=())
+def _divide(part: WrittenFiles, replaced_paths: set[str]) -> tuple[WrittenFiles, WrittenFiles]:
+    """Return the files of a task that stay, and the files that are deleted.
+
+    An index file has the data files of its task, and stays while one of them does.
+    """
+    files = tuple(file for file in part.files if file["file-path"] not in replaced_paths)
+    skipped = tuple(skip for skip in part.skipped if skip[0] not in replaced_paths)
+    remaining = WrittenFiles(files, part.index_files if files else (), skipped)
+    superseded = tuple(file for file in part.files if file["file-path"] in replaced_paths)
+    return remaining, replace(part, files=superseded, index_files=() if files else part.index_files, skipped=())

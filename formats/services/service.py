@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 Requirement = Callable[[Mapping[str, str]], str | None]
 """Returns what the value of a property must be, if it is something else; None for a valid value. It receives the
@@ -100,17 +101,17 @@ class TableService:
     reads_joined_tables: bool = False
     """Whether a job reads the tables that `seamark.clustering.joins` names."""
 
-    @property
+    @cached_property
     def switch(self) -> str | None:
         """The table property that enables the service, if it has one."""
         return None if self.enabled_by_default is None else f"seamark.{self.name}.enabled"
 
-    @property
+    @cached_property
     def setting(self) -> str | None:
         """The setting that enables the service for tables without the switch, if it has one."""
         return None if self.enabled_by_default is None else f"services_{self.name.replace('-', '_')}"
 
-    @property
+    @cached_property
     def property_prefixes(self) -> tuple[str, ...]:
         """The prefixes of all properties of the service."""
         return self.prefixes or (f"seamark.{self.name}.",)

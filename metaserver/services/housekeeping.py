@@ -41,7 +41,7 @@ class Housekeeping:
         self._store = store
         self._clock = clock
         self._gaps: tuple[Gap, ...] | None = None
-        """Those of the last round; None before the first."""
+        """The gaps of the last round; None before the first round."""
         self._tasks: dict[str, Callable[[], Awaitable[int]]] = {
             "clock_jumps": self._look_at_clock,
             "archived": timeline.archive,
@@ -56,7 +56,7 @@ class Housekeeping:
         }
 
     async def run(self, holder: str) -> None:
-        """Until cancelled: rounds, by the worker or replica that holds the lease."""
+        """Run rounds while this worker or replica holds the lease, until cancelled."""
         interval_s = self._settings.housekeeping_interval_s
         lease = Lease(self._store, self._clock, "housekeeping", holder, lasts_s=3 * interval_s)
         while True:
@@ -69,7 +69,7 @@ class Housekeeping:
             await self.round()
 
     async def round(self) -> dict[str, int]:
-        """One round of all tasks; a failed task does not stop the others. Returns the count of each."""
+        """Run all tasks once and return the count of each. A failed task does not stop the others."""
         done: dict[str, int] = {}
         for name, work in self._tasks.items():
             try:
@@ -83,7 +83,7 @@ class Housekeeping:
         return done
 
     async def _look_at_clock(self) -> int:
-        """Each round, so that the time between two looks is short. Returns the number of new gaps."""
+        """Look at the clock and return the number of new gaps. Each round does, so that the time between is short."""
         gaps = (await look_at_clock(self._store, self._clock)).gaps
         fresh = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
         self._gaps = gaps

@@ -23,7 +23,7 @@ from seamark.metaserver.store.model import NamespacePath
 BACKOFF_S, BACKOFF_MAX_S = 5.0, 3600.0
 _SHARE = 4
 _STARTED_S = 1.0
-"""What a tenant is charged for a job that has started, until it is known how long it took."""
+"""The time that a tenant is charged for a job that has started, until the time that it took is known."""
 _STALE_MIN = 1000
 
 Key = tuple[str, str]
@@ -33,7 +33,7 @@ class _Entry(msgspec.Struct):
     job: Job
     due_s: float
     order: int
-    """By age of the first proposal."""
+    """The order by the age of the first proposal."""
     asked_s: float
     """When it was proposed first."""
     item: int = 0
@@ -67,7 +67,7 @@ class JobQueue:
         """(not before, failures in a row) of jobs that ended, until both are without effect."""
         self._delayed: list[tuple[float, int, Key]] = []
         self._ready: dict[str, list[tuple[int, int, int, Key]]] = {}
-        """By tenant: (priority, order, item, key)."""
+        """Heaps of (priority, order, item, key), by tenant."""
         self._served_s: dict[str, float] = {}
         """The time that the jobs of each tenant have taken; at least that of the tenant that was served last."""
         self._turn_s = 0.0
@@ -80,12 +80,14 @@ class JobQueue:
         return len(self._waiting) + len(self._running)
 
     def waiting_namespaces(self) -> Counter[NamespacePath]:
-        """How many jobs wait in each namespace."""
+        """Return the number of jobs that wait in each namespace."""
         return Counter(entry.job.namespace for entry in self._waiting.values())
 
     def next_jobs(self, limit: int) -> list[QueuedJob]:
-        """The first waiting jobs: those that are due, by priority and age, then the others by time. Jobs of different
-        tenants may start in another order."""
+        """Return the first waiting jobs: jobs that are due, by priority and age, then the others by time.
+
+        Jobs of different tenants may start in another order.
+        """
         now = self._now()
         first = nsmallest(
             limit,
@@ -98,21 +100,21 @@ class JobQueue:
         ]
 
     def lags(self) -> dict[str, float]:
-        """By service, the seconds that the job has waited that is due longest."""
+        """Return, by service, the seconds for which its longest waiting job has been due."""
         now = self._now()
-        found: dict[str, float] = {}
+        lags: dict[str, float] = {}
         for entry in self._waiting.values():
             lag_s = now - max(entry.asked_s, entry.due_s)
-            if lag_s > found.get(entry.job.service, 0.0):
-                found[entry.job.service] = lag_s
-        return found
+            if lag_s > lags.get(entry.job.service, 0.0):
+                lags[entry.job.service] = lag_s
+        return lags
 
     def failing(self) -> dict[str, int]:
-        """By service, the tables whose last job failed."""
+        """Return, by service, the number of tables whose last job failed."""
         return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
 
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
-        """Adds the job, or replaces the waiting one of the same table and service. It is due in `delay_s` seconds, or
+        """Add the job, or replace the waiting one of the same table and service. It is due in `delay_s` seconds, or
         when its last run is long enough ago. False when the tenant has no place left."""
         key, due_s = job.key, self._now() + delay_s
         if key in self._running:
@@ -138,14 +140,14 @@ class JobQueue:
         return True
 
     def discard(self, key: Key) -> None:
-        """Removes a waiting job, and the repeat of a running one."""
+        """Remove a waiting job, and the repeat of a running one."""
         waiting = self._waiting.pop(key, None)
         if waiting is not None:
             self._count(waiting.job, -1)
         self._repeated.pop(key, None)
 
     async def take(self) -> Job:
-        """Waits for a job that is due. The caller calls `finish` for it."""
+        """Wait for a job that is due and return it. The caller calls `finish` for it."""
         while True:
             now = self._now()
             chosen = self._choose(now)
@@ -164,8 +166,11 @@ class JobQueue:
                 continue
 
     def finish(self, job: Job, *, failed: bool, idle: bool = False) -> float:
-        """Ends a job that `take` returned. A failed one is due again after the returned seconds; so is one that was
-        proposed meanwhile, after a pause at least as long as the job took. `idle`: it found nothing to do."""
+        """End a job that `take` returned, and return the pause until it may run again.
+
+        A failed job is due again after this pause, and a job that was proposed meanwhile after a pause at least as long
+        as the job took. `idle`: the job found nothing to do.
+        """
         now = self._now()
         took_s = now - self._running.pop(job.key)
         self._served_s[job.tenant] = max(
@@ -182,7 +187,7 @@ class JobQueue:
         return pause_s
 
     def check_invariants(self) -> None:
-        """For tests."""
+        """Assert that the queue is consistent, for tests."""
         counts = Counter(entry.job.tenant for entry in self._waiting.values())
         assert counts == self._counts
         valid = {(key, item) for _, item, key in self._delayed}
@@ -207,7 +212,7 @@ class JobQueue:
         self._changed.set()
 
     def _rebuild(self) -> None:
-        """Drops stale items, of which there is one for each change of a waiting job."""
+        """Drop stale items, of which there is one for each change of a waiting job."""
         self._ready.clear()
         self._delayed = [(entry.due_s, entry.item, key) for key, entry in self._waiting.items()]
         heapify(self._delayed)
@@ -237,7 +242,7 @@ class JobQueue:
         return None
 
     def fail(self, job: Job) -> None:
-        """Ends a job that `take` returned as failed, unless it has ended."""
+        """End a job that `take` returned as failed, unless it has ended."""
         if job.key in self._running:
             self.finish(job, failed=True)
 

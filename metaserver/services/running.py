@@ -67,7 +67,7 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
     """Whether a replica holds the lease; true for each state that is read from it."""
 
     def is_complete(self, of: Callable[[NamespacePath], bool]) -> bool:
-        """Whether all waiting jobs in the namespaces for which `of` is true are listed."""
+        """Return whether all waiting jobs in the namespaces for which `of` is true are listed."""
         return not self.more and not any(of(namespace) for namespace in self.unlisted)
 
 
@@ -81,7 +81,10 @@ class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ServicesStatus:
-    """What this process knows: whether its settings enable table services, and why it cannot run them, if it cannot."""
+    """The state of table services that this process knows.
+
+    `enabled`: whether its settings enable them. `problem`: why it cannot run them; empty if it can.
+    """
 
     def __init__(self, *, enabled: bool) -> None:
         self.enabled = enabled
@@ -89,7 +92,7 @@ class ServicesStatus:
 
 
 class RunningJobs:
-    """Those of this replica. Belongs to one event loop."""
+    """The running jobs of this replica. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], RunningJob] = {}
@@ -99,7 +102,7 @@ class RunningJobs:
 
     @contextmanager
     def running(self, job: Job, launcher: str, started_ms: int) -> Iterator[Report]:
-        """The job runs during the block, which passes its progress on."""
+        """List the job as running during the block, which reports its progress."""
         self._jobs[job.key] = RunningJob(job.service, job.namespace, job.table, job.uuid, launcher, started_ms)
 
         def report(progress: JobProgress) -> None:
@@ -111,7 +114,7 @@ class RunningJobs:
             del self._jobs[job.key]
 
     def encode(self, queue: JobQueue, now_ms: int) -> str:
-        """With the jobs of the queue that start next."""
+        """Encode the state for the lease: the running jobs, and the jobs of the queue that start next."""
         waiting = [
             WaitingJob(
                 entry.job.service,
@@ -143,7 +146,8 @@ def encode_state(state: JobsState) -> str:
 
 
 async def load_jobs(store: PointerStore, now_ms: int) -> JobsState:
-    """As of the last renewal of the lease; empty if no replica runs table services, or one of another version does."""
+    """Load the jobs of the last renewal of the lease; empty if no replica runs table services, or one of another
+    version does."""
     state = await store.lease_state(SERVICES, now_ms)
     try:
         return msgspec.structs.replace(from_json(state, JobsState), is_held=True) if state else JobsState()
@@ -156,7 +160,7 @@ def state_of_services(jobs: JobsState, status: ServicesStatus) -> ServicesState:
 
     Args:
         jobs: What the lease says.
-        status: That of this process, which counts while no replica holds the lease.
+        status: The status of this process, which counts while no replica holds the lease.
     """
     if jobs.is_held:
         return ServicesState(running=not jobs.problem, enabled=True, problem=jobs.problem or None)

@@ -27,9 +27,9 @@ async def failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int 
     """Return the services whose last recorded run on a table failed, each with that run.
 
     Args:
-        timeline: With the runs.
-        table_uuid: That of the table.
-        since_ms: Earlier failures are left out: a job that still fails runs again within `FAILED_MS`.
+        timeline: The timeline, with the runs.
+        table_uuid: The UUID of the table.
+        since_ms: The time before which failures are left out: a job that still fails runs again within `FAILED_MS`.
     """
     wanted = InstantFilter(uuid=table_uuid, action=MAINTENANCE, newest_first=True, archived=False)
     last: dict[str, Instant] = {}
@@ -73,7 +73,7 @@ class RunLog:
         self._timeline.notify()
 
     async def _has_failed(self, job: Job) -> bool:
-        """Whether the last recorded run of the job failed."""
+        """Return whether the last recorded run of the job failed."""
         if job.key in self._clean:
             return False
         failed = job.service in await failed_runs(self._timeline, job.uuid)

@@ -79,8 +79,11 @@ class Scheduler:
         status: ServicesStatus | None = None,
         rights: StandingRights,
     ) -> None:
-        """`queue_limit`: of the jobs that wait. `probe`: a job that must succeed before this replica runs others.
-        `status` receives why it runs none. `rights`: of who set the policies."""
+        """Create a scheduler that does not run yet.
+
+        `queue_limit`: the maximum number of jobs that wait. `probe`: a job that must succeed before this replica runs
+        others. `status` receives the reason if it runs none. `rights`: the rights of the principals that set policies.
+        """
         self._probe = probe
         self._status = status or ServicesStatus(enabled=True)
         self._rights = rights
@@ -96,7 +99,7 @@ class Scheduler:
         self._observer = observer
 
     async def run(self) -> None:
-        """Until cancelled: runs jobs while this replica has the lease, and waits while another has it."""
+        """Run jobs while this replica has the lease, and wait while another has it, until cancelled."""
         try:
             await self._take_turns()
         finally:
@@ -127,8 +130,10 @@ class Scheduler:
         return self._lease.lasts_s * 2 / 3
 
     async def _is_able(self) -> bool:
-        """Whether jobs of this replica reach the server and the storage. If not, others can read the reason for a
-        while, and then this replica leaves the lease to them."""
+        """Return whether jobs of this replica reach the server and the storage.
+
+        If not, other replicas can read the reason for a while, and then this replica leaves the lease to them.
+        """
         if self._probe is None:
             return True
         running = asyncio.create_task(self._problem(self._probe()))
@@ -150,7 +155,7 @@ class Scheduler:
         return False
 
     async def _problem(self, probe: Job) -> str:
-        """Why a job of this replica fails; empty if it does not."""
+        """Return why a job of this replica fails; empty if it does not."""
         try:
             async with asyncio.timeout(PROBE_S):
                 await self._launchers[0].run(probe, lambda _: None)
@@ -164,7 +169,7 @@ class Scheduler:
         return ""
 
     async def _lead(self) -> None:
-        """Until the lease is lost, or the store fails."""
+        """Look at tables and run jobs until the lease is lost, or the store fails."""
         self._observer.services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)
         self._watch.forget()

@@ -57,11 +57,11 @@ class TableWatch:
         self._load = load
         self._clock = clock
         self._due_by_state: dict[int, float] = {}
-        """By a hash of a table's state: when it must be examined again, in monotonic seconds. A table whose hash is
+        """The monotonic seconds at which a table must be examined again, by a hash of its state. A table whose hash is
         by chance that of another waits for its next change."""
 
     async def follow(self, examine: Examine, since: str | None) -> None:
-        """Until cancelled: examines each table soon after it changed. `since`: the position on the timeline."""
+        """Examine each table soon after it changed, until cancelled. `since`: the position on the timeline."""
         async with self._timeline.watching(InstantFilter(since=since), counted=False) as watcher:
             while True:
                 instants = await self._timeline.next(watcher, _BATCH)
@@ -76,16 +76,18 @@ class TableWatch:
                         await self._examine(entry, await load_policies(self._store, namespace), examine)
 
     async def sweep(self, examine: Examine, *, pause: bool = True) -> int:
-        """Examines all tables, except those that have not changed and are not due, by default without keeping
-        the event loop busy for long. Returns the number of examined tables."""
+        """Examine all tables, except tables that have not changed and are not due, and return their number.
+
+        By default the event loop is not busy with it for long.
+        """
         examined = 0
-        known, self._due_by_state = self._due_by_state, {}
+        due_before, self._due_by_state = self._due_by_state, {}
         async for entries, policies in self._pages():
             began_s = self._clock.monotonic()
             inherited = hash(frozenset(policies.items()))
             for entry in entries:
                 state = hash((entry.uuid, entry.namespace, entry.name, entry.metadata_location, inherited))
-                due_s = known.get(state, 0.0)
+                due_s = due_before.get(state, 0.0)
                 if due_s <= began_s:
                     due_s = began_s + await self._examine(entry, policies, examine)
                     examined += 1
@@ -96,11 +98,11 @@ class TableWatch:
         return examined
 
     def forget(self) -> None:
-        """The next sweep examines all tables."""
+        """Let the next sweep examine all tables."""
         self._due_by_state = {}
 
     async def find(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata] | None:
-        """The table's current state; None if there is no such table, or its metadata cannot be read."""
+        """Return the table's current state; None if there is no such table, or its metadata cannot be read."""
         entry = await self._store.entry(EntryKind.TABLE, namespace, name)
         if entry is None:
             return None
@@ -112,7 +114,7 @@ class TableWatch:
             return None
 
     async def setters(self, entry: Entry) -> dict[str, str]:
-        """Who set the properties of the table's policy, by property; empty if its metadata cannot be read."""
+        """Return who set the properties of the table's policy, by property; empty if its metadata is unreadable."""
         try:
             metadata = await self._load(entry.metadata_location)
             return setters_in_effect(metadata, await load_policies(self._store, entry.namespace))
@@ -130,8 +132,11 @@ class TableWatch:
         return 0.0
 
     async def _pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
-        """The tables of all namespaces, in pages, with the policies that they inherit. Without recursion, as a
-        namespace may have a thousand levels, and with the properties of one namespace at a time."""
+        """Yield the tables of all namespaces, in pages, with the policies that they inherit.
+
+        There is no recursion, because a namespace may have a thousand levels, and the properties of one namespace are
+        loaded at a time.
+        """
         parents: list[_Parent] = [_Parent((), {})]
         while parents:
             path = await parents[-1].next(self._store)

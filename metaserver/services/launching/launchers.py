@@ -43,7 +43,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     folders: tuple[str, ...] | None
     """Local folders of the warehouse: the process opens no other local files. None: all."""
     umask: int
-    """Of the files of tables."""
+    """The umask of the files of tables."""
     fence: int | None = None
     arguments: dict[str, Any] = {}
     """Further arguments of the job, for one that a user starts."""
@@ -51,7 +51,7 @@ class JobRequest(msgspec.Struct, frozen=True):
     """Keys of S3 for tables that the catalog hands out without keys, as properties of a FileIO. The process gives them
     to no machine but its own."""
     certificates: str = ""
-    """Those of the server (PEM), if it is reached at an address that its certificate may not name."""
+    """The certificates of the server (PEM), if it is reached at an address that its certificate may not name."""
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
@@ -76,7 +76,11 @@ class JobLogin:
     certificates: Callable[[], str] | None = None
 
     async def request(self, job: Job) -> JobRequest:
-        """JobFailed if there are no keys for the storage."""
+        """Return the request of a job.
+
+        Raises:
+            JobFailed: There are no keys for the storage.
+        """
         token = None if self.issue is None else self.issue(job.namespace)
         try:
             storage = {} if self.keys is None else await asyncio.to_thread(self.keys)
@@ -98,18 +102,18 @@ class JobLogin:
 
 
 def has_local_spark() -> bool:
-    """Whether PySpark and Java are installed."""
+    """Return whether PySpark and Java are installed."""
     return importlib.util.find_spec("pyspark") is not None and shutil.which("java") is not None
 
 
 def launcher_of(properties: Mapping[str, str]) -> str:
-    """What the property says; `auto` for an invalid value."""
+    """Return the launcher that the property names; `auto` for an invalid value."""
     chosen = properties.get(PROPERTY, AUTO)
     return chosen if chosen in CHOICES else AUTO
 
 
 def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
-    """Why the value of the property is ignored, and jobs run as with `auto`; None if it is not."""
+    """Return why the value of the property is ignored, and jobs run as with `auto`; None if it is not."""
     if launcher not in CHOICES:
         return f"it must be one of {', '.join(CHOICES)}"
     if launcher == AUTO or launcher in permitted:
@@ -143,8 +147,10 @@ class LauncherChoice:
 
 
 def bytes_since(metadata: TableMetadata, mark: str) -> int:
-    """The bytes that commits have added since the last snapshot whose summary has the key `mark`: about what the next
-    rewrite reads. All bytes of the table if no snapshot has it."""
+    """Return the bytes that commits have added since the last snapshot whose summary has the key `mark`.
+
+    The next rewrite reads about as much. If no snapshot has the key, these are all bytes of the table.
+    """
     snapshot: Snapshot | None = metadata.current_snapshot
     total = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-files-size", 0)
     added = 0

@@ -47,7 +47,7 @@ _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark
 
 
 def submit_program() -> str | None:
-    """The path of spark-submit: that of SPARK_HOME, of PySpark, or in the PATH."""
+    """Return the path of spark-submit: of SPARK_HOME, of PySpark, or in the PATH; None without any."""
     homes = [os.environ.get("SPARK_HOME", "")]
     if (spec := importlib.util.find_spec("pyspark")) is not None and spec.origin:
         homes.append(str(Path(spec.origin).parent))
@@ -59,14 +59,14 @@ def submit_program() -> str | None:
 
 
 class LocalLimits(NamedTuple):
-    """`process_bytes`: the memory limit of each process of a job on this machine; 0: none."""
+    """The limits of a job on this machine. `process_bytes`: the memory limit of each process; 0: none."""
 
     master: str
     process_bytes: int
 
 
 def local_limits(memory_bytes: int) -> LocalLimits:
-    """Divides the memory among the JVM, the driver and as many tasks as there are CPUs, or fewer tasks if the memory
+    """Divide the memory among the JVM, the driver and as many tasks as there are CPUs, or fewer tasks if the memory
     does not suffice for them. 0: no limit."""
     if not memory_bytes:
         return LocalLimits("local[*]", 0)
@@ -75,8 +75,11 @@ def local_limits(memory_bytes: int) -> LocalLimits:
 
 
 class SparkSubmit:
-    """A `Launcher`. `options`: further options of spark-submit, as words of a shell. `environment`: of the driver.
-    `process_bytes`: as in `LocalLimits`."""
+    """A `Launcher` that runs each job by spark-submit.
+
+    `options`: further options of spark-submit, as words of a shell. `environment`: the variables of the driver.
+    `process_bytes`: as in `LocalLimits`.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class SparkSubmit:
         return answer.totals
 
     async def close(self) -> None:
-        """Each job has its own driver."""
+        """Do nothing: each job has its own driver."""
 
     def _command(self, program: str, folder: Path) -> list[str]:
         local = self._master.startswith("local")
@@ -130,8 +133,11 @@ class SparkSubmit:
         return [program, "--master", self._master, *configured, *self._options, str(folder / "job.py"), str(folder)]
 
     def _limit(self, pid: int) -> None:
-        """Limits the shell script that starts the JVM, from which all processes of the job inherit it. OSError if it
-        has ended, or the system refuses."""
+        """Limit the shell script that starts the JVM, from which all processes of the job inherit the limits.
+
+        Raises:
+            OSError: The script has ended, or the system refuses.
+        """
         if self._process_bytes:
             resource.prlimit(pid, resource.RLIMIT_DATA, (self._process_bytes,) * 2)
         os.setpriority(os.PRIO_PROCESS, pid, _NICE)
@@ -150,7 +156,7 @@ class SparkSubmit:
             try:
                 with suppress(OSError):
                     self._limit(process.pid)
-                code = await _ended(process, folder / PROGRESS, report)
+                code = await _wait_for_end(process, folder / PROGRESS, report)
             finally:
                 with suppress(ProcessLookupError):  # also the driver, which is a child of Spark's launcher
                     os.killpg(process.pid, signal.SIGKILL)
@@ -165,8 +171,8 @@ class SparkSubmit:
             raise JobFailed(f"The Spark driver ended with code {code} and without an answer: {why}") from None
 
 
-async def _ended(process: asyncio.subprocess.Process, progress: Path, report: Report) -> int:
-    """The code with which the process ends. Until then reports what the driver writes into the file."""
+async def _wait_for_end(process: asyncio.subprocess.Process, progress: Path, report: Report) -> int:
+    """Return the code with which the process ends. Until then, report the progress that the driver writes."""
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(_POLL_S):
