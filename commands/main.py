@@ -23,7 +23,7 @@ else:
 
 _COMMANDS = {
     "serve": DeferredCommand(
-        "seamark.commands.serve:serve", "Starts the server and stays until SIGTERM or Ctrl-C.", "server"
+        "seamark.commands.serving.serve:serve", "Starts the server and stays until SIGTERM or Ctrl-C.", "server"
     ),
     "demo": DeferredCommand(
         "seamark.commands.demo:demo", "Looks one user up in 2,000 files, then again with an index.", "demo"

@@ -53,13 +53,21 @@ def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
     return {"location": f"{root}/seamark-access-check-{clock.uuid4()}", "storage": address}
 
 
-async def storage_problem(settings: Settings, clock: Clock) -> str:
-    """Return why a worker process that these settings configure cannot use the storage; empty if it can."""
+async def storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:
+    """Return why a worker process that these settings configure cannot use the storage; empty if it can.
+
+    Args:
+        settings: Those of the server.
+        clock: Names the job and the object that it writes.
+        job_worker: The module of the worker process.
+    """
     keys = partial(key_properties, settings) if lends_keys(settings) else None
     login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=keys)
     probe = access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}
-    worker = WorkerProcess(login, memory_bytes=settings.services_memory_bytes, environment=job_variables(on_s3=True))
+    worker = WorkerProcess(
+        login, job_worker, memory_bytes=settings.services_memory_bytes, environment=job_variables(on_s3=True)
+    )
     try:
         async with asyncio.timeout(PROBE_S):
             await worker.run(msgspec.structs.replace(probe, arguments=arguments), lambda _: None)
