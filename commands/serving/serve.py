@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings, redact_url
 @click.command()
 @settings_flags()
 def serve(config: Path | None, **flags: Any) -> None:
-    """Runs the server until SIGTERM or Ctrl-C.
+    """Run the server until SIGTERM or Ctrl-C.
 
     Every flag is also an environment variable (shown in brackets) and a key of the TOML file. Precedence: flag,
     variable, file, default. When the server is ready, it prints its URL; logs go to standard error.
