@@ -52,12 +52,12 @@ _where = settings_flags(("home", "database"))
 
 @click.group()
 def token() -> None:
-    """Creates, lists and revokes bearer tokens."""
+    """Create, list and revoke bearer tokens."""
 
 
 @click.group()
 def grant() -> None:
-    """Adds, lists and removes grants: reader, writer or admin, on the whole catalog or a namespace and everything
+    """Add, list and remove grants: reader, writer or admin, on the whole catalog or a namespace and everything
     below it."""
 
 
@@ -77,7 +77,7 @@ def create(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Creates the token NAME and prints it on standard output. No later command shows it.
+    """Create the token NAME and print it on standard output. No later command shows it.
 
     Audit log and timeline show NAME. Engines take the token as `token`, or as `credential` NAME:TOKEN.
     """
@@ -106,7 +106,7 @@ def create(
 @json_option
 @_where
 def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Lists all tokens, including revoked tokens: name, state, creation, expiry, id."""
+    """List all tokens, including revoked tokens: name, state, creation, expiry, id."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         now_ms = clock.now_ms()
@@ -127,7 +127,7 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
 @json_option
 @_where
 def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Revokes the token NAME and all its access tokens. Its grants stay for a new token of the same name."""
+    """Revoke the token NAME and all its access tokens. Its grants stay for a new token of the same name."""
 
     async def work(store: PointerStore, clock: Clock) -> None:
         await revoke_token(store, clock, name)
@@ -146,7 +146,7 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 def add(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Grants ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
+    """Grant ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
 
     async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
@@ -171,7 +171,7 @@ def add(
 def remove(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Removes a grant of ROLE to PRINCIPAL with the same namespace."""
+    """Remove a grant of ROLE to PRINCIPAL with the same namespace."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
         grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
@@ -197,7 +197,7 @@ def _grant_json(grant: Grant) -> dict[str, Any]:
 @json_option
 @_where
 def list_grants(principal: str | None, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Lists the grants of PRINCIPAL, or all grants."""
+    """List the grants of PRINCIPAL, or all grants."""
 
     async def work(store: PointerStore, clock: Clock) -> list[tuple[str, ...]]:
         grants = await store.grants(principal)

@@ -50,7 +50,7 @@ def buckets(
     target_bytes: int,
     as_json: bool,
 ) -> None:
-    """Shows the sizes of the buckets of TABLE with advice on their number, or resizes them.
+    """Show the sizes of the buckets of TABLE with advice on their number, or resize them.
 
     \b
     For instance:

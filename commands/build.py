@@ -123,7 +123,7 @@ def interruptible() -> Iterator[None]:
 @engine_options
 @server_command
 def build_command(client: IndexClient, table: str, name: str | None, engine: str, master: str, as_json: bool) -> None:
-    """Builds the index NAME of TABLE, or all its indexes, for data files that are not covered.
+    """Build the index NAME of TABLE, or all its indexes, for data files that are not covered.
 
     Reads only the indexed columns. Writers do not wait; files that they commit during the build are included.
     """

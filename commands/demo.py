@@ -65,7 +65,7 @@ class DemoResult:
 @click.option("--files", default=2000, show_default=True, help=f"Data files of the table, at most {FILES_MAX}.")
 @click.option("--keep", is_flag=True, help="Keep the server and the table until Ctrl-C.")
 def demo(files: int, keep: bool) -> None:
-    """Looks one user up in 2,000 files, then again with an index.
+    """Look one user up in 2,000 files, then again with an index.
 
     Starts its own server in a temporary folder, writes the table with PyIceberg, and deletes all when it ends.
     Takes less than a minute.

@@ -88,7 +88,7 @@ def explain(
     as_of_ms: int | None,
     as_json: bool,
 ) -> None:
-    """Shows how a scan of TABLE with the SQL PREDICATE is planned: files and bytes after each stage.
+    """Show how a scan of TABLE with the SQL PREDICATE is planned: files and bytes after each stage.
 
     With --sql it shows this for each table of a whole query, with the conditions and joins that the query implies.
     Nothing is run.

@@ -36,21 +36,21 @@ _BUILT_NEXT = (
 )
 _COMMANDS = {
     "build": DeferredCommand(
-        "seamark.commands.build:build_command", "Builds the index files that a table's indexes lack."
+        "seamark.commands.build:build_command", "Build the index files that a table's indexes lack."
     ),
     "verify": DeferredCommand(
-        "seamark.commands.index_verify:verify_command", "Checks a table's indexes against its data."
+        "seamark.commands.index_verify:verify_command", "Check a table's indexes against its data."
     ),
     "rebuild-registry": DeferredCommand(
         "seamark.commands.index_verify:rebuild_registry_command",
-        "Registers the index files that the server does not list.",
+        "Register the index files that the server does not list.",
     ),
 }
 
 
 @click.group(cls=DeferredGroup, deferred=_COMMANDS)
 def index() -> None:
-    """Defines, builds and verifies indexes of a table, which prune files in addition to column statistics.
+    """Define, build and verify indexes of a table, which prune files in addition to column statistics.
 
     \b
     For instance:
@@ -61,7 +61,7 @@ def index() -> None:
 
 
 def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command an option for each parameter of an index kind."""
+    """Give a command an option for each parameter of an index kind."""
     for one in parameters().values():
         about = f"Of {', '.join(takers(one.name))}: {one.meaning}. Default: {one.default:g}."
         command = click.option(f"--{one.name}", type=float, help=about)(command)
@@ -85,7 +85,7 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
 def create(
     client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Defines an index on TABLE. Plans use each index file after it is registered."""
+    """Define an index on TABLE. Plans use each index file after it is registered."""
     try:
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
     except errors.BadRequest as error:
@@ -103,7 +103,7 @@ def create(
 @click.argument("table")
 @server_command
 def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
-    """Lists the indexes of TABLE and their coverage of the current snapshot."""
+    """List the indexes of TABLE and their coverage of the current snapshot."""
     indexes = client.indexes(table)
     if as_json:
         print_json([index.json for index in indexes])
@@ -120,7 +120,7 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """Shows the index NAME of TABLE with its index files."""
+    """Show the index NAME of TABLE with its index files."""
     shown = client.index(table, name)
     if as_json:
         print_json(shown.json)
@@ -146,7 +146,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """Pauses the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
+    """Pause the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
     paused = client.put_index(table, name, state="paused")
     print_result(paused.json, f"Index {name} is paused", as_json=as_json)
 
@@ -156,7 +156,7 @@ def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """Resumes the index NAME of TABLE: plans use it again."""
+    """Resume the index NAME of TABLE: plans use it again."""
     resumed = client.put_index(table, name, state="enabled")
     text = f"Index {name} is enabled, {show_count(resumed.lag_files, 'data file')} to index"
     print_result(resumed.json, text, as_json=as_json)
@@ -167,7 +167,7 @@ def resume(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """Drops the index NAME of TABLE."""
+    """Drop the index NAME of TABLE."""
     client.drop_index(table, name)
     print_result({"table": list(split_table(table)), "dropped": name}, f"Index {name} is dropped", as_json=as_json)
 

@@ -42,7 +42,7 @@ _PROBLEMS_SHOWN = 20
 def verify_command(
     client: IndexClient, table: str, name: str | None, sample: int, seed: int | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Verifies the index NAME of TABLE, or all its indexes, against the data.
+    """Verify the index NAME of TABLE, or all its indexes, against the data.
 
     Reads each live index file (checksums, counts) and some of its data files (key by key), and compares the row
     counts of the index with those of the table. Wrong index files are quarantined: plans do not use them, and the
@@ -151,7 +151,7 @@ def _end_of(location: str) -> str:
 @click.argument("table")
 @server_command
 def rebuild_registry_command(client: IndexClient, table: str, as_json: bool) -> None:
-    """Registers index files in TABLE's folder that the server does not list.
+    """Register index files in TABLE's folder that the server does not list.
 
     Use it after the loss of the database: register the tables again, then run this command. The files do not record
     quarantines, so run verify afterwards.

@@ -76,7 +76,7 @@ def indexer(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Keeps the indexes of all tables built, until SIGTERM or Ctrl-C.
+    """Keep the indexes of all tables built, until SIGTERM or Ctrl-C.
 
     Each round indexes new data files of each table and merges small index files. Writers do not wait. If several
     indexers run, one at a time works on an index.

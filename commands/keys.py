@@ -21,14 +21,14 @@ from seamark.metaserver.store.open import open_store
 
 @click.group()
 def keys() -> None:
-    """Replaces the keys that sign access tokens, and plan and page tokens."""
+    """Replace the keys that sign access tokens, and plan and page tokens."""
 
 
 @keys.command("renew")
 @json_option
 @settings_flags(("home", "database", "encryption_key", "encryption_key_file"))
 def renew(as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Creates new signing keys and deletes the old keys: access tokens and running scans and listings end.
+    """Create new signing keys and delete the old keys: access tokens and running scans and listings end.
 
     Use it if a key may have leaked or the encryption key is lost. Bearer tokens (seamark token) and tables stay
     valid; clients log in again automatically. Running servers use the new keys within a minute.

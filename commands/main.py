@@ -23,82 +23,86 @@ else:
 
 _COMMANDS = {
     "serve": DeferredCommand(
-        "seamark.commands.serve:serve", "Starts the server and stays until SIGTERM or Ctrl-C.", "server"
+        "seamark.commands.serving.serve:serve", "Start the server and stay until SIGTERM or Ctrl-C.", "server"
     ),
     "demo": DeferredCommand(
-        "seamark.commands.demo:demo", "Looks one user up in 2,000 files, then again with an index.", "demo"
+        "seamark.commands.demo:demo", "Look one user up in 2,000 files, then again with an index.", "demo"
     ),
-    "token": DeferredCommand("seamark.commands.access:token", "Makes, lists and revokes bearer tokens.", "server"),
+    "token": DeferredCommand("seamark.commands.access:token", "Make, list and revoke bearer tokens.", "server"),
     "grant": DeferredCommand(
-        "seamark.commands.access:grant", "Gives and takes roles: reader, writer or admin.", "server"
+        "seamark.commands.access:grant", "Give and take roles: reader, writer or admin.", "server"
     ),
-    "keys": DeferredCommand("seamark.commands.keys:keys", "Replaces the keys that sign tokens.", "server"),
+    "keys": DeferredCommand("seamark.commands.keys:keys", "Replace the keys that sign tokens.", "server"),
     "namespace": DeferredCommand(
         "seamark.commands.catalog.namespaces:namespace",
-        "Lists, shows, creates, changes and drops namespaces.",
+        "List, show, create, change and drop namespaces.",
     ),
     "table": DeferredCommand(
-        "seamark.commands.catalog.tables:table", "Lists, shows, creates, changes, renames and drops tables."
+        "seamark.commands.catalog.tables:table", "List, show, create, change, rename and drop tables."
     ),
     "view": DeferredCommand(
-        "seamark.commands.catalog.views:view", "Lists, shows, renames and drops views. Engines create views."
+        "seamark.commands.catalog.views:view", "List, show, rename and drop views. Engines create views."
     ),
     "undrop": DeferredCommand(
         "seamark.commands.catalog.tables:undrop",
-        "Restores the dropped table or view TABLE; without TABLE, lists what can be restored.",
+        "Restore the dropped table or view TABLE; without TABLE, list what can be restored.",
     ),
-    "snapshot": DeferredCommand("seamark.commands.catalog.history:snapshot", "Lists and shows snapshots of a table."),
+    "retained": DeferredCommand(
+        "seamark.commands.catalog.retained:retained",
+        "List and release dropped tables and views that keep their locations.",
+    ),
+    "snapshot": DeferredCommand("seamark.commands.catalog.history:snapshot", "List and show snapshots of a table."),
     "timeline": DeferredCommand(
         "seamark.commands.catalog.history:timeline",
-        "Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
+        "Show what happened to TABLE, or to all that you may read: the latest instants, oldest first.",
     ),
     "completion": DeferredCommand(
         "seamark.commands.installation.completion:completion",
-        "Prints the script that completes commands in SHELL.",
+        "Print the script that completes commands in SHELL.",
     ),
     "doctor": DeferredCommand(
         "seamark.commands.installation.doctor:doctor",
-        "Checks the installation, the server and engines' configurations.",
+        "Check the installation, the server and engines' configurations.",
     ),
     "connect": DeferredCommand(
         "seamark.commands.catalog.connect:connect",
-        "Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.",
+        "Print how ENGINE connects to the server: a command, a script or a file that runs unedited.",
     ),
-    "explain": DeferredCommand("seamark.commands.explain:explain", "Shows how a scan of a table is planned."),
+    "explain": DeferredCommand("seamark.commands.explain:explain", "Show how a scan of a table is planned."),
     "sql": DeferredCommand(
         "seamark.commands.sql.command:sql",
-        "Runs a statement on the engine that suits it, and prints the rows.",
+        "Run a statement on the engine that suits it, and print the rows.",
         "duckdb",
     ),
-    "buckets": DeferredCommand("seamark.commands.buckets:buckets", "Shows how large a table's buckets are."),
-    "index": DeferredCommand("seamark.commands.index:index", "Creates, builds, verifies and lists indexes."),
+    "buckets": DeferredCommand("seamark.commands.buckets:buckets", "Show how large a table's buckets are."),
+    "index": DeferredCommand("seamark.commands.index:index", "Create, build, verify and list indexes."),
     "indexer": DeferredCommand(
-        "seamark.commands.indexer:indexer", "Keeps the indexes of all tables built, until SIGTERM or Ctrl-C."
+        "seamark.commands.indexer:indexer", "Keep the indexes of all tables built, until SIGTERM or Ctrl-C."
     ),
     "run": DeferredCommand(
         "seamark.commands.maintenance.run:run",
-        "Runs a maintenance job on a table: cluster, column-ttl, compact, drop-columns, expire, index, manifests, "
+        "Run a maintenance job on a table: cluster, column-ttl, compact, drop-columns, expire, index, manifests, "
         "merge-files, orphan-files, split-buckets, statement, statistics.",
     ),
     "rollback-job": DeferredCommand(
-        "seamark.commands.maintenance.rollback:rollback_job", "Undoes a compaction or a clustering of a table."
+        "seamark.commands.maintenance.rollback:rollback_job", "Undo a compaction or a clustering of a table."
     ),
     "policy": DeferredCommand(
         "seamark.commands.maintenance.policy:policy",
-        "Lists, shows, sets and drops what table services do with a table.",
+        "List, show, set and drop what table services do with a table.",
     ),
     "advise": DeferredCommand(
         "seamark.commands.maintenance.advise:advise",
-        "Advises by how a table is used: columns that no query reads.",
+        "Advise by how a table is used: columns that no query reads.",
     ),
-    "health": DeferredCommand("seamark.commands.maintenance.health:health", "Shows what is wrong with a table."),
-    "services": DeferredCommand("seamark.commands.maintenance.services:services", "Lists what table services did."),
+    "health": DeferredCommand("seamark.commands.maintenance.health:health", "Show what is wrong with a table."),
+    "services": DeferredCommand("seamark.commands.maintenance.services:services", "List what table services did."),
     "replicas": DeferredCommand(
-        "seamark.commands.maintenance.replicas:replicas", "Lists the servers that read files through each other."
+        "seamark.commands.maintenance.replicas:replicas", "List the servers that read files through each other."
     ),
     "trino-proxy": DeferredCommand(
         "seamark.commands.trino_proxy:trino_proxy",
-        "Serves Trino's client protocol and prunes the files of its queries.",
+        "Serve Trino's client protocol and prune the files of its queries.",
         "trino",
     ),
 }
@@ -126,7 +130,7 @@ def cli() -> None:
 @cli.command()
 @json_option
 def version(as_json: bool) -> None:
-    """Prints the versions of Seamark and of Python."""
+    """Print the versions of Seamark and of Python."""
     seamark, python = metadata.version("seamark"), platform.python_version()
     click.echo(
         json.dumps({"seamark": seamark, "python": python}) if as_json else f"seamark {seamark} (Python {python})"

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.openapi import build_document
@@ -54,7 +55,7 @@ def openapi_document() -> str:
     """The OpenAPI document of Seamark's API, indented."""
     app = web.Application()
     app[SETTINGS] = Settings()
-    add_routes(app)
+    add_routes(app, EXTENSIONS)
     return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"
 
 

@@ -181,7 +181,7 @@ def trino_proxy(
     config: Path | None,
     **given: Any,
 ) -> None:
-    """Runs a proxy in front of Trino that rewrites statements to read only the files of Seamark's plans.
+    """Run a proxy in front of Trino that rewrites statements to read only the files of Seamark's plans.
 
     \b
     For instance, for Trino at port 8081 that has this Seamark as its catalog lake:

@@ -69,6 +69,7 @@ from seamark.metaserver.planner.plan.location_checks import LocationChecker
 from seamark.metaserver.planner.plan.planner import open_planner
 from seamark.metaserver.planner.plan.preparation import Preparation
 from seamark.metaserver.runtime.background import running, running_once
+from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
@@ -93,7 +94,7 @@ _log = structlog.get_logger("seamark.server")
 
 
 @asynccontextmanager
-async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerParts]:
+async def open_parts(settings: Settings, clock: Clock, extensions: Extensions) -> AsyncIterator[ServerParts]:
     """All parts of one worker, closed in reverse order. ConfigError, with the setting, if one is invalid."""
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
@@ -144,6 +145,7 @@ async def open_parts(settings: Settings, clock: Clock) -> AsyncIterator[ServerPa
         parts = ServerParts(
             settings=settings,
             clock=clock,
+            extensions=extensions,
             store=store,
             objects=objects,
             catalog=catalog,
@@ -206,6 +208,7 @@ async def table_services(parts: ServerParts, url: str, certificate: Certificate 
         certificate=certificate,
         observer=parts.metrics.jobs,
         status=parts.services_status,
+        extensions=parts.extensions,
     ) as scheduler:
         if scheduler is None:
             yield
@@ -377,6 +380,7 @@ async def serve(
     settings: Settings,
     sock: socket.socket,
     clock: Clock,
+    extensions: Extensions,
     on_ready: Callable[[], None],
     parent: int | None = None,
     *,
@@ -398,7 +402,7 @@ async def serve(
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
             await stack.enter_async_context(running("certificate", certificate.watch))
-        parts = await stack.enter_async_context(open_parts(settings, clock))
+        parts = await stack.enter_async_context(open_parts(settings, clock, extensions))
         await stack.enter_async_context(answering_peers(parts, certificate))
         await stack.enter_async_context(serving(parts, sock, certificate))
         if settings.gateway_port:
@@ -422,6 +426,7 @@ async def serve(
 def run(
     settings: Settings,
     sock: socket.socket,
+    extensions: Extensions,
     on_ready: Callable[[], None],
     parent: int | None = None,
     *,
@@ -430,7 +435,7 @@ def run(
     """Runs one worker on its own event loop; returns after the drain. Parameters as in `serve`."""
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(serve(settings, sock, SystemClock(), on_ready, parent, is_first=is_first))
+        runner.run(serve(settings, sock, SystemClock(), extensions, on_ready, parent, is_first=is_first))
 
 
 async def _flush(usage: ColumnUsage) -> None:

@@ -1,7 +1,8 @@
 """`python -m bench.structure.run`: how many of our files and functions does a warm request run through?
 
-A server runs in this process over SQLite and local files. `sys.setprofile` records each function of Seamark that is
-entered between a request and its answer, in the event loop and in its threads. Compiled kernels are not counted.
+A server and a Trino proxy run in this process over SQLite and local files; Trino is a program that only answers.
+`sys.setprofile` records each function of Seamark that is entered between a request and its answer, in the event loop
+and in its threads. Compiled kernels are not counted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import logging
 import sys
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -20,16 +23,21 @@ import structlog
 
 from bench.report import Report, Row
 from bench.run import Bench, names_of, parser_of, run_benches
+from bench.trino.upstream import upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
+from tests.connector.trino.rig import CATALOG, Rig, proxied
 from tests.server.rig import Running, running
 
 REPO = str(Path(__file__).resolve().parents[2])
 PACKAGES = tuple(f"{REPO}/{name}/" for name in ("commands", "metaserver", "formats", "connector", "cache"))
+PLAN, COMMIT, STATEMENT = "plan of a new filter", "commit of a property", "Trino statement through the proxy"
+EXISTS = "a table exists"
 GOALS: dict[str, tuple[int, int] | tuple[None, None]] = {
-    "plan of a new filter": (45, 200),
-    "commit of a property": (35, 160),
-    "a table exists": (None, None),
+    PLAN: (45, 200),
+    COMMIT: (35, 160),
+    STATEMENT: (None, None),
+    EXISTS: (None, None),
 }
 """Files and functions, from the issue on the project's structure. The last flow does no work: it shows what the HTTP
 server, the checks of the caller and one read of the database take of each flow."""
@@ -89,18 +97,31 @@ async def exists(server: Running, number: int) -> None:
             raise RuntimeError(f"the table was answered by {answer.status}")
 
 
-async def count_functions(server: Running, recorder: Recorder) -> dict[str, set[tuple[str, int]]]:
+async def send_statement(proxy: Rig, number: int) -> None:
+    """Send a statement with a new condition, which the proxy rewrites."""
+    text = f"SELECT city FROM t WHERE id = {number % 4} AND city <> 'none {number}'"
+    headers = {"X-Trino-User": "bench", "X-Trino-Catalog": CATALOG, "X-Trino-Schema": "db"}
+    status, answered, _ = await proxy.ask("POST", "/v1/statement", data=text.encode(), headers=headers)
+    if status != 200 or answered["X-Seamark-Plan"] != "rewritten":
+        raise RuntimeError(f"The proxy answered {status}, {answered.get('X-Seamark-Plan')}")
+
+
+async def count_functions(server: Running, proxy: Rig, recorder: Recorder) -> dict[str, set[tuple[str, int]]]:
     """Return the functions of each flow, after requests that warm the caches."""
-    flows = {"plan of a new filter": plan, "commit of a property": commit, "a table exists": exists}
+    flows: dict[str, Callable[[int], Awaitable[None]]] = {
+        PLAN: partial(plan, server),
+        COMMIT: partial(commit, server),
+        STATEMENT: partial(send_statement, proxy),
+        EXISTS: partial(exists, server),
+    }
     counted: dict[str, set[tuple[str, int]]] = {}
-    for title, request in flows.items():
+    for title, send in flows.items():
         for number in range(ROUNDS):
-            await request(server, number)
-        rounds = [
-            await recorder.record(lambda number=number, request=request: request(server, number))
-            for number in range(ROUNDS, 2 * ROUNDS)
-        ]
+            await send(number)
+        rounds = [await recorder.record(partial(send, number)) for number in range(ROUNDS, 2 * ROUNDS)]
         counted[title] = min(rounds, key=len)
+    # The server answers the proxy's requests in this process, too.
+    counted[STATEMENT] = {function for function in counted[STATEMENT] if function[0].startswith(f"{REPO}/connector/")}
     return counted
 
 
@@ -111,7 +132,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     threading.setprofile(recorder)
     sys.setprofile(recorder)
     try:
-        async with running(folder / "home") as server:
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(running(folder / "home"))
+            trino = stack.enter_context(upstream(folder))
+            proxy = await stack.enter_async_context(proxied(trino.base_url, seamark=server.url, rules=False))
             fields = [{"id": 1, "name": "id", "type": "long", "required": False}]
             fields.append({"id": 2, "name": "city", "type": "string", "required": False})
             schema = {"type": "struct", "fields": fields}
@@ -120,7 +144,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             for number in range(4):
                 rows = pa.table({"id": [number], "city": [f"city {number}"]}, SCHEMA)
                 await asyncio.to_thread(append, client, "db.t", rows)
-            counted = await count_functions(server, recorder)
+            counted = await count_functions(server, proxy, recorder)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type] # the documentation allows it

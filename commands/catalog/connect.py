@@ -22,7 +22,7 @@ from seamark.formats.runtime.tls import CA_VARIABLE
 @click.option("--s3", "on_s3", is_flag=True, help="Tables are in S3, and Trino has its own keys for it.")
 @server_options
 def connect(client: IndexClient, engine: str, catalog: str, on_s3: bool) -> None:
-    """Prints how ENGINE connects to the server: a command, a script or a file that runs unedited.
+    """Print how ENGINE connects to the server: a command, a script or a file that runs unedited.
 
     With --token or SEAMARK_TOKEN it takes the token from the variable SEAMARK_TOKEN. With SEAMARK_CA it prints what
     makes the engine trust that authority.

@@ -35,7 +35,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     @group.command(
         "list",
-        help=f"Lists the {plural} of NAMESPACE, or all {plural} that you may see.",
+        help=f"List the {plural} of NAMESPACE, or all {plural} that you may see.",
     )
     @click.argument("namespace", required=False)
     @server_command
@@ -52,7 +52,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
     @group.command(
         "rename",
-        help=f"Renames {noun.upper()} to NEW_NAME, which has a namespace too. Files stay where they are.",
+        help=f"Rename {noun.upper()} to NEW_NAME, which has a namespace too. Files stay where they are.",
     )
     @click.argument(noun)
     @click.argument("new_name")
@@ -76,7 +76,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
     command: Any = click.option("--yes", "-y", is_flag=True, help="Do not ask.")(server_command(drop_command))
     if kind.is_purgeable:
         command = click.option("--purge", is_flag=True, help="Delete its files after the retention.")(command)
-    text = f"Drops {noun.upper()}. `seamark undrop` restores it within the server's retention."
+    text = f"Drop {noun.upper()}. `seamark undrop` restores it within the server's retention."
     group.command("drop", help=text)(click.argument(noun)(command))
 
 

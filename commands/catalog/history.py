@@ -27,7 +27,7 @@ _HIDDEN = ("request-id", "definition-id")
 
 @click.group()
 def snapshot() -> None:
-    """Lists and shows snapshots of a table."""
+    """List and show snapshots of a table."""
 
 
 @snapshot.command("list")
@@ -35,7 +35,7 @@ def snapshot() -> None:
 @click.option("--limit", type=click.IntRange(min=1), default=_LIMIT, show_default=True, help="Number of snapshots.")
 @server_command
 def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -> None:
-    """Lists the snapshots of TABLE, newest first, with the branches and tags that name them."""
+    """List the snapshots of TABLE, newest first, with the branches and tags that name them."""
     snapshots, refs = _snapshots(client, table)
     shown = snapshots[:limit]
     if as_json:
@@ -69,7 +69,7 @@ def list_snapshots(client: IndexClient, table: str, limit: int, as_json: bool) -
 @click.argument("snapshot")
 @server_command
 def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
-    """Shows one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
+    """Show one SNAPSHOT of TABLE, by its id, or by the name of a branch or tag."""
     snapshots, refs = _snapshots(client, table)
     found = next(
         (
@@ -124,7 +124,7 @@ def _count(snapshot: dict[str, Any], name: str) -> str:
 def timeline(
     client: IndexClient, table: str | None, limit: int, action: str | None, follow: bool, as_json: bool
 ) -> None:
-    """Shows what happened to TABLE, or to all that you may read: the latest instants, oldest first."""
+    """Show what happened to TABLE, or to all that you may read: the latest instants, oldest first."""
     newest = list(client.timeline(table, action=action, newest_first=True, limit=limit))
     _show(newest[::-1], as_json=as_json)
     if not newest and not as_json and not follow:

@@ -19,7 +19,7 @@ from seamark.connector.client.policies import change_namespace_properties
 
 @click.group()
 def namespace() -> None:
-    """Lists, shows, creates, changes and drops namespaces.
+    """List, show, create, change and drop namespaces.
 
     Levels of a nested namespace are joined by dots; a dot within a level is written \\. .
     """
@@ -28,7 +28,7 @@ def namespace() -> None:
 @namespace.command("list")
 @server_command
 def list_namespaces(client: IndexClient, as_json: bool) -> None:
-    """Lists all namespaces that you may see."""
+    """List all namespaces that you may see."""
     names = sorted(client.namespaces())
     if as_json:
         print_json([list(name) for name in names])
@@ -43,7 +43,7 @@ def list_namespaces(client: IndexClient, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def show(client: IndexClient, name: str, as_json: bool) -> None:
-    """Shows the properties and the tables of the namespace NAME."""
+    """Show the properties and the tables of the namespace NAME."""
     properties = namespace_properties(client, name)
     tables = sorted(client.tables(split_name(name)))
     if as_json:
@@ -60,7 +60,7 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 @click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
 @server_command
 def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
-    """Creates the namespace NAME. The namespace above it must exist."""
+    """Create the namespace NAME. The namespace above it must exist."""
     create_namespace(client, name, checked_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 
@@ -73,7 +73,7 @@ def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json:
 def set_properties(
     client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
-    """Changes properties of the namespace NAME."""
+    """Change properties of the namespace NAME."""
     changes = checked_properties(parse_properties(properties, "property"))
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
@@ -90,6 +90,6 @@ def _print_changed(client: IndexClient, name: str, text: str, *, as_json: bool) 
 @click.argument("name")
 @server_command
 def drop(client: IndexClient, name: str, as_json: bool) -> None:
-    """Drops the namespace NAME, which must be empty."""
+    """Drop the namespace NAME, which must be empty."""
     drop_namespace(client, name)
     print_result({"dropped": list(split_name(name))}, f"Namespace {name} is dropped", as_json=as_json)

@@ -55,7 +55,7 @@ _SQL_TYPES = {
 
 @click.group()
 def table() -> None:
-    """Lists, shows, creates, changes, renames and drops tables.
+    """List, show, create, change, rename and drop tables.
 
     TABLE is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
@@ -74,7 +74,7 @@ add_commands(table, _TABLES)
 @click.argument("table")
 @server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
-    """Shows the schema, the partitions, the properties and the size of TABLE."""
+    """Show the schema, the partitions, the properties and the size of TABLE."""
     metadata = _load(client, table)
     if as_json:
         print_json(metadata)
@@ -146,7 +146,7 @@ def create(
     location: str | None,
     as_json: bool,
 ) -> None:
-    """Creates TABLE, empty. The namespace must exist."""
+    """Create TABLE, empty. The namespace must exist."""
     fields = [_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     given = checked_properties(parse_properties(properties, "--property"))
@@ -193,7 +193,7 @@ def _spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, A
 def set_properties(
     client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
-    """Changes properties of TABLE."""
+    """Change properties of TABLE."""
     changes = checked_properties(parse_properties(properties, "property"))
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
@@ -207,7 +207,7 @@ def set_properties(
 @click.option("--to", metavar="NAME", help="Restore it under another name, with its namespace.")
 @server_command
 def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str | None, as_json: bool) -> None:
-    """Restores the dropped table or view TABLE; without TABLE, lists what can be restored.
+    """Restore the dropped table or view TABLE; without TABLE, list what can be restored.
 
     If several had the name, the latest is restored.
     """

@@ -16,7 +16,7 @@ from seamark.connector.client.indexes import IndexClient
 
 @click.group()
 def view() -> None:
-    """Lists, shows, renames and drops views. Engines create views.
+    """List, show, rename and drop views. Engines create views.
 
     VIEW is a namespace and a name, joined by dots; a dot within a name is written \\. .
     """
@@ -29,7 +29,7 @@ add_commands(view, NamedEntries("view", list_views, load_view, rename_view, drop
 @click.argument("view")
 @server_command
 def show(client: IndexClient, view: str, as_json: bool) -> None:
-    """Shows the columns, the text in each dialect and the properties of VIEW."""
+    """Show the columns, the text in each dialect and the properties of VIEW."""
     metadata = load_view(client, view)
     if as_json:
         print_json(metadata)

@@ -13,7 +13,7 @@ _VARIABLE = "_SEAMARK_COMPLETE"
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Prints the script that completes commands in SHELL.
+    """Print the script that completes commands in SHELL.
 
     \b
     For instance, for every new shell:

@@ -72,7 +72,7 @@ def doctor(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Checks the installation, the warehouse, the server and engines' configurations.
+    """Check the installation, the warehouse, the server and engines' configurations.
 
     \b
     For instance:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from seamark.commands.installation.engine_files import Finding
+from seamark.commands.programs import JOB_WORKER
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.policies import service_jobs
@@ -30,7 +31,7 @@ def check_worker(settings: Settings) -> Iterator[Finding]:
         return
     if is_local or settings.services_workers == 0:
         return
-    problem = asyncio.run(storage_problem(settings, SystemClock()))
+    problem = asyncio.run(storage_problem(settings, SystemClock(), JOB_WORKER))
     if problem:
         fix = "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage as it does"
         yield Finding("worker processes", problem, fix, is_fault=True)

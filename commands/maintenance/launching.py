@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from seamark.commands.options import Misconfigured
+from seamark.commands.programs import SPARK_DRIVER
 from seamark.commands.terminal import say
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import split_table
@@ -73,7 +74,9 @@ def run_on_spark(
     umask = os.umask(0o022)
     os.umask(umask)
     login = JobLogin(client.url, None if client.token is None else lambda _: str(client.token), None, umask)
-    launcher = SparkSubmit(_LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ)
+    launcher = SparkSubmit(
+        _LOCAL_MASTER if on == LOCAL else str(master), submit_options, login, os.environ, SPARK_DRIVER
+    )
     if sys.stderr.isatty():
         say(f"Spark starts, for {service} of {table}", err=True)
     try:

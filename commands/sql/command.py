@@ -94,7 +94,7 @@ def sql(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Runs the SQL STATEMENT, or `-` for standard input.
+    """Run the SQL STATEMENT, or `-` for standard input.
 
     \b
     For instance:

@@ -136,14 +136,12 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
     return _filled(text, tokens, offsets, parameters)
 
 
-def with_position(statement: str, parameters: Sequence[str] = ()) -> tuple[int, bool]:
-    """The position for a first named subquery in `statement`, and whether the query already has WITH before it. Raises
-    UnsupportedStatement."""
-    inner = extract_query(statement, parameters)
-    tokens = inner.tokens
+def with_position(query: QueryText) -> tuple[int, bool]:
+    """Return the position in the statement for a first named subquery, and whether the query has WITH before it."""
+    tokens = query.tokens
     has_with = tokens[0].word == "WITH"
     first = tokens[0] if not has_with else tokens[2] if tokens[1].word == "RECURSIVE" else tokens[1]
-    return inner.offsets[first.start], has_with
+    return query.offsets[first.start], has_with
 
 
 def parse_execute(statement: str) -> ExecuteStatement | None:

@@ -18,7 +18,7 @@ as UTC. So such comparisons are used only if the session's zone is UTC (`utc`) o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from itertools import pairwise
 
@@ -42,6 +42,46 @@ _TRINO = Dialect.get_or_raise("trino")
 _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
 
 
+@dataclass(frozen=True)
+class ParsedQuery:
+    """The query inside a statement, parsed once. It is read any number of times, but by one thread at a time."""
+
+    text: QueryText
+    tree: exp.Expr
+    casts_decimal: bool
+    """Whether it may convert a value to a decimal."""
+    names: frozenset[str]
+    """The names of tables and their aliases, in lower case."""
+
+
+def parse_query(statement: str, parameters: Sequence[str] = ()) -> ParsedQuery:
+    """Parse the query in a statement.
+
+    Args:
+        statement: A query, or a statement with one.
+        parameters: Those of a prepared statement, in their form after USING.
+
+    Raises:
+        UnsupportedStatement: The statement is not fully understood.
+    """
+    if len(statement) > STATEMENT_MAX:
+        raise UnsupportedStatement
+    inner = extract_query(statement, parameters)
+    try:
+        tree = _parsed(inner)
+        check_relations(tree)
+        _check_patterns(tree)
+    except RecursionError:
+        raise UnsupportedStatement from None
+    casts_decimal = any(
+        one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
+    )
+    names = frozenset(
+        one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table) if isinstance(one.this, exp.Identifier)
+    )
+    return ParsedQuery(inner, tree, casts_decimal, names)
+
+
 def find_scans(
     statement: str,
     *,
@@ -50,16 +90,30 @@ def find_scans(
     utc: bool = False,
     today: date | None = None,
 ) -> tuple[Scan, ...]:
-    """The scans in the order of the text. Empty if the statement is not fully understood.
+    """Parse a statement, and return its scans as `scans_of` does. Empty if the statement is not fully understood."""
+    try:
+        query = parse_query(statement, parameters)
+    except UnsupportedStatement:
+        return ()
+    return scans_of(query, columns_of=columns_of, utc=utc, today=today)
 
-    `columns_of` gets (catalog, schema, table) and returns the columns; without it, names without a qualifier give no
-    conditions if there are several tables. `parameters`: those of a prepared statement, in their form after USING.
-    `utc`: the session's time zone is known to be UTC. `today`: the date in UTC, for conditions with the current time.
+
+def scans_of(
+    query: ParsedQuery, *, columns_of: ColumnsOf = lambda _: None, utc: bool = False, today: date | None = None
+) -> tuple[Scan, ...]:
+    """Return the scans in the order of the text. Empty if the query is not fully understood.
+
+    Args:
+        query: The parsed query.
+        columns_of: Gets (catalog, schema, table) and returns the columns. Without it, names without a qualifier give no
+            conditions if there are several tables.
+        utc: Whether the session's time zone is known to be UTC.
+        today: The date in UTC, for conditions with the current time.
     """
     try:
-        inner, queries, result = _read(statement, columns_of, parameters, today, utc=utc)
+        queries, result = _read(query, columns_of, today, utc=utc)
         result.push_down(None)
-        positions = _ReferencePositions(inner)
+        positions = _ReferencePositions(query.text)
         scans = [
             (table, scan)
             for table, node in queries.tables.items()
@@ -72,10 +126,10 @@ def find_scans(
     return tuple(replace(scan, joins=joins_of(table, numbers.get, utc=utc)) for table, scan in scans)
 
 
-def result_types(statement: str, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
-    """The Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
+def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: ColumnsOf) -> dict[str, str]:
+    """Return the Iceberg types of those `columns` of a query's result that are unchanged stored columns."""
     try:
-        _, _, result = _read(statement, columns_of, ())
+        _, result = _read(query, columns_of)
         found = {column: result.kind(column) for column in columns}
     except (UnsupportedStatement, RecursionError):
         return {}
@@ -99,23 +153,12 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 
 
 def _read(
-    statement: str, columns_of: ColumnsOf, parameters: Sequence[str], today: date | None = None, *, utc: bool = False
-) -> tuple[QueryText, Queries, Relation]:
+    query: ParsedQuery, columns_of: ColumnsOf, today: date | None = None, *, utc: bool = False
+) -> tuple[Queries, Relation]:
     """Raises UnsupportedStatement."""
-    if len(statement) > STATEMENT_MAX:
-        raise UnsupportedStatement
-    inner = extract_query(statement, parameters)
-    tree = _parsed(inner)
-    check_relations(tree)
-    _check_patterns(tree)
-    casts_decimal = any(
-        one.word == "AS" and other.word in ("DECIMAL", "DEC", "NUMERIC") for one, other in pairwise(inner.tokens)
-    )
-    names = frozenset(
-        one.name.lower() for one in tree.find_all(exp.TableAlias, exp.Table) if isinstance(one.this, exp.Identifier)
-    )
-    queries = Queries(columns_of, ConditionReader(casts_decimal=casts_decimal, today=today, utc=utc), names)
-    return inner, queries, queries.read(tree, {})
+    reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
+    queries = Queries(columns_of, reader, query.names)
+    return queries, queries.read(query.tree, {})
 
 
 def _parsed(inner: QueryText) -> exp.Expr:

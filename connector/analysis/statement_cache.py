@@ -1,5 +1,6 @@
 """Parses statements (`scans.py`) outside of the event loop, and caches the results. A result depends on the text and on
-the columns of its tables.
+the columns of its tables. A text is parsed once: its tree is kept, and is read again when the columns of its tables are
+known, or have changed.
 
 Parsing is Python: milliseconds for most texts, seconds for the longest. So one thread parses short texts
 and another long texts, for one client after the other: a client that sends much waits for its own. Concurrent requests
@@ -22,8 +23,9 @@ import structlog
 from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.connector.analysis.algebra.relations import Columns
+from seamark.connector.analysis.lexer import UnsupportedStatement, with_position
 from seamark.connector.analysis.queries import Names
-from seamark.connector.analysis.scans import find_scans, result_types
+from seamark.connector.analysis.scans import ParsedQuery, parse_query, result_types, scans_of
 from seamark.connector.plans.async_client import KnownTable
 from seamark.connector.plans.scan import Scan
 from seamark.formats.runtime.fair_lock import FairLock
@@ -36,6 +38,8 @@ SHORT_CHARACTERS = 4_000
 """To parse so many takes tens of milliseconds."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_SCAN = 2000
+_TREES_BYTES = 8 << 20
+_TREE_BYTES_PER_TOKEN = 750
 _log = structlog.get_logger("seamark.trino-proxy")
 
 
@@ -61,6 +65,8 @@ class ReadStatement:
     """Tables whose columns could give more conditions."""
     kinds: Mapping[str, str] = field(default_factory=dict)
     """The types of `StatementText.columns` (`scans.result_types`)."""
+    with_position: tuple[int, bool] = (0, False)
+    """Where a first named subquery belongs, and whether there is WITH before it (`lexer.with_position`)."""
 
 
 _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", "user"))
@@ -78,6 +84,8 @@ def on_behalf_of(address: str, who: str) -> Iterator[None]:
 
 
 _Key = tuple[StatementText, tuple[tuple[str, str], ...]]
+_ParsedKey = tuple[str, tuple[str, ...]]
+"""A text, and its parameters."""
 
 
 class StatementReader:
@@ -85,6 +93,8 @@ class StatementReader:
 
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
+        self._parsed: MemoryCache[_ParsedKey, ParsedQuery] = MemoryCache(_TREES_BYTES)
+        """A text is always read in the same turn, short or long, so one thread at a time reads its tree."""
         self._flights: SingleFlight[_Key, ReadStatement] = SingleFlight()
         self._short = FairLock()
         self._long = FairLock()
@@ -114,20 +124,31 @@ class StatementReader:
 
     async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop, text = asyncio.get_running_loop(), key[0]
+        parsed = self._parsed.get((text.text, text.parameters))
 
         def work() -> ReadStatement:
-            reading = _read(text, columns)
+            query, reading = _read(text, columns, parsed)
             with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(self._keep, key, reading)
+                loop.call_soon_threadsafe(self._keep, key, query, reading)
             return reading
 
         return await self._in_turn(len(text.text) + sum(map(len, text.parameters)), work)
 
-    def _keep(self, key: _Key, reading: ReadStatement) -> None:
+    def _keep(self, key: _Key, query: ParsedQuery | None, reading: ReadStatement) -> None:
+        if query is not None:
+            parsed_key = key[0].text, key[0].parameters
+            self._parsed.put(parsed_key, query, _TREE_BYTES_PER_TOKEN * len(query.text.tokens))
         self._known.put(key, reading, 2 * len(key[0].text) + _BYTES_PER_SCAN * (1 + len(reading.scans)))
 
 
-def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadStatement:
+def _read(
+    text: StatementText, tables: Mapping[Names, Columns | None], query: ParsedQuery | None
+) -> tuple[ParsedQuery | None, ReadStatement]:
+    """Read a statement, and parse it if there is no `query` of it yet.
+
+    Returns:
+        The parsed query, None if it is not fully understood, and what was read.
+    """
     table_names: list[Names] = []
 
     def columns_of(names: Names) -> Columns | None:
@@ -135,11 +156,14 @@ def _read(text: StatementText, tables: Mapping[Names, Columns | None]) -> ReadSt
         return tables.get(names)
 
     try:
+        query = query or parse_query(text.text, text.parameters)
         if text.columns:
-            column_types = result_types(text.text, text.columns, columns_of=columns_of)
-            return ReadStatement((), tuple(table_names), column_types)
-        found = find_scans(text.text, columns_of=columns_of, parameters=text.parameters, utc=text.utc, today=text.today)
+            column_types = result_types(query, text.columns, columns_of=columns_of)
+            return query, ReadStatement((), tuple(table_names), column_types)
+        scans = scans_of(query, columns_of=columns_of, utc=text.utc, today=text.today)
+        return query, ReadStatement(scans, tuple(table_names), with_position=with_position(query.text))
+    except UnsupportedStatement:
+        return None, ReadStatement(())
     except Exception as error:  # noqa: BLE001  one bug in reading must fail no statement
         _log.warning("a statement was not read", error=repr(error))
-        return ReadStatement(())
-    return ReadStatement(found, tuple(table_names))
+        return None, ReadStatement(())

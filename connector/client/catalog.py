@@ -98,6 +98,34 @@ def dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Ite
         yield from page["dropped"]
 
 
+def retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
+    """Yield dropped tables and views that cannot be restored and keep their locations, as `dropped_entries` does."""
+    query: dict[str, Any] = {"pageSize": _PAGE, "retained": "true"}
+    query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
+    for page in client._listed("/api/v1/dropped", query, "pageToken"):
+        yield from page["dropped"]
+
+
+def release_retained(client: SeamarkClient, entry_id: str) -> None:
+    """Let others use the location of an entry. Its files stay.
+
+    Raises:
+        NotFound: There is no such entry.
+        BadRequest: The entry can be restored.
+    """
+    _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}?release=true")
+
+
+def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
+    """Delete the files that the metadata of a dropped table names.
+
+    Raises:
+        NotFound: There is no such entry.
+        BadRequest: The properties of the table forbid it.
+    """
+    _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}")
+
+
 def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
     """The restored entry. NotFound; Refused, a 409, if the name is taken."""
     body = {} if to is None else _identifier(to)

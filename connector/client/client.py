@@ -22,7 +22,7 @@ import pyarrow as pa
 import urllib3
 from urllib3.exceptions import HTTPError
 
-from seamark.connector.client.connections import open_pool
+from seamark.connector.client.connections import connection_retries, open_pool, wait_s_of
 from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
@@ -34,7 +34,6 @@ from seamark.connector.client.names import (
     standard_root,
     table_path,
 )
-from seamark.connector.client.repeats import connection_retries, wait_s_of
 from seamark.connector.client.row_answers import (
     FileRows,
     Keys,

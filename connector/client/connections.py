@@ -1,7 +1,10 @@
-"""Connections of a client to a server."""
+"""A client's connections to a server, and when the client repeats a request: after a failed connection, and after some
+answers.
+"""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import urllib3
@@ -9,6 +12,9 @@ import urllib3
 from seamark.formats.runtime.tls import only_these, trusted_by_clients
 
 _CONNECTIONS = 8
+_BACKOFF_S = 0.2
+_BACKOFF_MAX_S = 10
+_RETRY_AFTER_MAX_S = 30
 
 
 def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
@@ -18,3 +24,32 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
     if certificates:
         tls = {"ssl_context": only_these(certificates), "assert_hostname": False}
     return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)
+
+
+def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
+    """Repeats after failed connections. `wait_s_of` decides about answers."""
+    return urllib3.Retry(
+        total=times,
+        read=None if repeatable else 0,
+        other=None if repeatable else 0,
+        status=0,
+        respect_retry_after_header=False,
+        allowed_methods=None,  # POST included
+        backoff_factor=_BACKOFF_S,
+        backoff_max=_BACKOFF_MAX_S,
+        backoff_jitter=_BACKOFF_S,
+        raise_on_status=False,
+    )
+
+
+def wait_s_of(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
+    """How long to wait before the request is repeated; None for an answer after which it is not.
+
+    Of requests that are not repeatable only a 503 or 429 with Retry-After: a 503 without it is a proxy's, and may be
+    about a request that it had sent on."""
+    if status in (429, 503) and retry_after is not None and retry_after.isascii() and retry_after.isdecimal():
+        return float(min(int(retry_after[:9]), _RETRY_AFTER_MAX_S))
+    if status != 503 or not repeatable:
+        return None
+    jitter_s = random.SystemRandom().uniform(0, _BACKOFF_S)
+    return min(_BACKOFF_MAX_S, _BACKOFF_S * 2**number) + jitter_s if number else 0.0

@@ -32,7 +32,7 @@ import structlog
 from multidict import CIMultiDictProxy
 
 from seamark.cache.memory import MemoryCache
-from seamark.connector.analysis.lexer import parse_execute, with_position
+from seamark.connector.analysis.lexer import parse_execute
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.relative_times import today_for
 from seamark.connector.analysis.scans import read_at_snapshot, read_from_view
@@ -69,29 +69,30 @@ TEXT_CHARACTERS_MAX = 1_000_000
 """The default of Trino's `query.max-length`: Trino refuses a longer text."""
 SCANS_MAX = 64
 _SUMMARY_CHARACTERS_MAX = 2000
-_TOO_MANY = "plans keep too many of the files"
-_USELESS_S = 5.0
+_KEEPS_TOO_MANY_FILES = "plans keep too many of the files"
+_KEPT_TOO_MANY_FILES = "unchanged; plans kept too many of the files a few seconds ago"
+_UNCHANGED_AFTER_USELESS_PLAN_S = 5.0
 """How long a statement without a useful plan is sent unchanged: dashboards repeat their statements."""
-_USELESS_BYTES = 4 << 20
-_FAILING_BYTES = 1 << 20
+_USELESS_STATEMENTS_BYTES_MAX = 4 << 20
+_BREAKERS_BYTES_MAX = 1 << 20
 DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
-_PRUNES = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
+_PREDICATE_WORDS = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """A statement without these words has no predicate, leaves no files out and is not parsed."""
-_TYPED = re.compile(
+_NEEDS_COLUMN_TYPES = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
     re.IGNORECASE,
 )
 """What gives conditions only on columns with known types."""
-_TIMES = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
-_LISTS = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
+_TIME_WORDS = re.compile(r"\b(?:date|day|extract|hour|interval|month|time|timestamp|year)\b", re.IGNORECASE)
+_METADATA_TABLE = re.compile(r"\$[a-z_]+\"", re.IGNORECASE)
 """Trino's metadata tables of a table, such as `$snapshots`."""
-_EXPLAINS = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
+_EXPLAIN = re.compile(r"(?:\s++|--[^\r\n]*+|/\*.*?\*/)*+explain\b", re.IGNORECASE | re.DOTALL)
 """Possessive: with backtracking, a line of 40 dashes would take seconds."""
-_EXECUTES = re.compile(r"\bexecute\b", re.IGNORECASE)
-_NO_TABLE = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
+_EXECUTE = re.compile(r"\bexecute\b", re.IGNORECASE)
+_SYSTEM_OR_PLAN_NAME = re.compile(rf"[$@]|{re.escape(PLAN_MARK)}")
 """In names of Trino's system tables, and of plans."""
-_OFF, _NOT_IN_TIME = "unchanged; switched off", "unchanged; not read in time"
+_SWITCHED_OFF, _READ_TOO_LATE = "unchanged; switched off", "unchanged; not read in time"
 IsAccepted = Callable[[], Awaitable[bool]]
 _log = structlog.get_logger("seamark.trino-proxy")
 
@@ -118,14 +119,14 @@ class RewriteResult(RewrittenStatement):
     """The tables and columns by which files were left out."""
     depends_on_data: bool = False
     """The summary shows data: only clients that may read the tables may see it."""
-    who: int = 0
+    breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that it reads."""
     is_wasted: bool = False
     """Every plan kept too many files of its table; the same statement will get no better plans soon after."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Glance:
+class _PreParse:
     """What a statement's text shows before it is parsed."""
 
     lists: bool = False
@@ -149,14 +150,14 @@ class Rewriter:
         self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
         self._limits = limits
         self._seamark_breaker = Breaker()
-        self._failing: MemoryCache[int, Breaker] = MemoryCache(_FAILING_BYTES)
-        """For statements that fail in Trino because of their plans, by `RewriteResult.who`. Others may be allowed,
-        and a sender must not be able to stop the plans of others."""
+        self._failing: MemoryCache[int, Breaker] = MemoryCache(_BREAKERS_BYTES_MAX)
+        """For statements that fail in Trino because of their plans, by `RewriteResult.breaker_key`. Others may be
+        allowed, and a sender must not be able to stop the plans of others."""
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
         self._views = Views(seamark, self._reader, self._named)
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
-            _USELESS_BYTES
+            _USELESS_STATEMENTS_BYTES_MAX
         )
         """The end of the time in which no plan is requested, on the loop's clock, by text, catalog and schema."""
 
@@ -177,14 +178,14 @@ class Rewriter:
                 characters = prepared_characters(headers)
                 session = await self._reader.run(characters, partial(session_of, headers), until_s)
             except TimeoutError:
-                return RewriteResult(None, _NOT_IN_TIME)
+                return RewriteResult(None, _READ_TOO_LATE)
             return await self.rewrite(statement, session, is_accepted)
 
     async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
         """Raises no error, and ends within the budget. `is_accepted` says whether Trino accepts the sender's login. It
         is called before a request to Seamark, and its time does not count."""
         if session.off:
-            return RewriteResult(None, _OFF)
+            return RewriteResult(None, _SWITCHED_OFF)
         if session.in_transaction:
             return RewriteResult(None, "unchanged; in a transaction")
         if session.needs_partition_filter:
@@ -193,10 +194,10 @@ class Rewriter:
         begun_s = loop.time()
         characters = len(statement) + sum(map(len, session.prepared.values()))
         try:
-            glance = partial(self._glance, statement, session)
-            text, seen = await self._reader.run(characters, glance, begun_s + self._limits.budget_s)
+            pre_parse = partial(self._pre_parse, statement, session)
+            text, seen = await self._reader.run(characters, pre_parse, begun_s + self._limits.budget_s)
         except TimeoutError:
-            return RewriteResult(None, _NOT_IN_TIME)
+            return RewriteResult(None, _READ_TOO_LATE)
         if seen.why and not seen.lists:
             return RewriteResult(None, seen.why)
         if is_accepted is not None and not await is_accepted():
@@ -208,12 +209,12 @@ class Rewriter:
         begun_s = loop.time()
         key = (text, session.catalog, session.schema)
         if (until_s := self._useless_until_s.get(key)) is not None and begun_s < until_s:
-            return RewriteResult(None, f"unchanged; {_TOO_MANY} as of lately", depends_on_data=True)
+            return RewriteResult(None, _KEPT_TOO_MANY_FILES, depends_on_data=True)
         done = await self._rewrite_by(text, session, seen, begun_s + self._limits.budget_s)
         if seen.explains:  # a prepared statement may explain, too
             done = replace(done, used=replace(done.used, explains=True))
         if done.is_wasted:
-            self._useless_until_s.put(key, loop.time() + _USELESS_S, 2 * len(text.text))
+            self._useless_until_s.put(key, loop.time() + _UNCHANGED_AFTER_USELESS_PLAN_S, 2 * len(text.text))
         return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
@@ -249,7 +250,7 @@ class Rewriter:
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
     def report_success(self, rewriting: RewriteResult) -> None:
-        if (breaker := self._failing.get(rewriting.who)) is not None:
+        if (breaker := self._failing.get(rewriting.breaker_key)) is not None:
             breaker.record_success()
 
     def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
@@ -258,8 +259,8 @@ class Rewriter:
         denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
         named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
         if denied or named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
-            breaker = self._failing.get(rewriting.who) or Breaker()
-            self._failing.put(rewriting.who, breaker, 0)
+            breaker = self._failing.get(rewriting.breaker_key) or Breaker()
+            self._failing.put(rewriting.breaker_key, breaker, 0)
             breaker.record_failure()
 
     @property
@@ -267,7 +268,9 @@ class Rewriter:
         """The parties that failed too often: seamark, so that no plans are requested."""
         return ["seamark"] if self._seamark_breaker.is_open else []
 
-    async def _rewrite_by(self, text: StatementText, session: Session, seen: _Glance, until_s: float) -> RewriteResult:
+    async def _rewrite_by(
+        self, text: StatementText, session: Session, seen: _PreParse, until_s: float
+    ) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark failed lately")
         requests = PlanRequests(self._client, self._limits.kept_max, until_s)
@@ -283,10 +286,10 @@ class Rewriter:
         return done
 
     async def _rewrite_with_plans(
-        self, text: StatementText, session: Session, glance: _Glance, requests: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known, seen = await self._reading(text, session, glance, requests, until_s)
+            reading, known, seen = await self._reading(text, session, pre_parse, requests, until_s)
             all_scans = {number: self._planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
             tables = {number: planned for number, planned in numbered.items() if planned.table not in seen.views}
@@ -301,7 +304,7 @@ class Rewriter:
             }
             expanded = await self._views.expand(views, seen, until_s, utc=text.utc)
         except TimeoutError:
-            return RewriteResult(None, _NOT_IN_TIME)
+            return RewriteResult(None, _READ_TOO_LATE)
         if requests.has_failed():
             self._seamark_breaker.record_failure()
             return RewriteResult(None, f"unchanged; {requests.why}")
@@ -310,8 +313,9 @@ class Rewriter:
             return RewriteResult(None, "unchanged; no scan that could leave files out")
         if len(planned_scans) + len(expanded) > SCANS_MAX:
             return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
-        who = hash((session.who, frozenset((planned.table, planned.scan.columns) for planned in numbered.values())))
-        failing = self._failing.get(who)
+        columns = frozenset((planned.table, planned.scan.columns) for planned in numbered.values())
+        breaker_key = hash((session.who, columns))
+        failing = self._failing.get(breaker_key)
         if failing is not None and not failing.allow_request():
             return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
         dimensions = joining.find_dimensions(tables, known)
@@ -327,13 +331,13 @@ class Rewriter:
         else:
             self._seamark_breaker.record_success()
         if not plans:
-            why = requests.why or _TOO_MANY
+            why = requests.why or _KEEPS_TOO_MANY_FILES
             return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not requests.why)
         try:
-            write = partial(_rewritten, text, planned_scans, plans, dimensions, over)
-            done = replace(await self._reader.run(len(text.text), write, until_s), who=who)
+            write = partial(_rewritten, text, reading, planned_scans, plans, dimensions, over)
+            done = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)
         except TimeoutError:
-            return RewriteResult(None, _NOT_IN_TIME)
+            return RewriteResult(None, _READ_TOO_LATE)
         try:
             async with asyncio.timeout_at(until_s):
                 await self._withdrawing.take(done.plans)
@@ -343,22 +347,22 @@ class Rewriter:
 
     # Parsing
 
-    def _glance(self, statement: str, session: Session) -> tuple[StatementText, _Glance]:
+    def _pre_parse(self, statement: str, session: Session) -> tuple[StatementText, _PreParse]:
         """What is read off the text without parsing it."""
         if is_hinted_off(statement):
-            return StatementText(statement), _Glance(why=_OFF)
+            return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
         text = self._text(statement, session)
-        lists = _LISTS.search(text.text) is not None
-        if not _PRUNES.search(text.text):
-            return text, _Glance(lists=lists, why="unchanged; nothing to prune by")
+        lists = _METADATA_TABLE.search(text.text) is not None
+        if not _PREDICATE_WORDS.search(text.text):
+            return text, _PreParse(lists=lists, why="unchanged; nothing to prune by")
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
-            return text, _Glance(lists=lists, why="unchanged; of other catalogs")  # not worth parsing either
-        needs_types = _TYPED.search(text.text) or (not text.utc and _TIMES.search(text.text))
-        return text, _Glance(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAINS.match(text.text)))
+            return text, _PreParse(lists=lists, why="unchanged; of other catalogs")  # not worth parsing either
+        needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
+        return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
 
     def _text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
-        execution = parse_execute(statement) if session.prepared and _EXECUTES.search(statement) else None
+        execution = parse_execute(statement) if session.prepared and _EXECUTE.search(statement) else None
         text = session.prepared.get(execution.name) if execution is not None else None
         if execution is None or text is None:
             return StatementText(statement, utc=utc, today=today_for(statement))
@@ -366,14 +370,14 @@ class Rewriter:
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _reading(
-        self, text: StatementText, session: Session, glance: _Glance, requests: PlanRequests, until_s: float
+        self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
         """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
         views it names, with their contents."""
         plain = await self._reader.read(text, {}, until_s)
         named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
         views = await self._views.cached(named.values(), until_s)
-        if len(plain.table_names) < 2 and not views and not glance.needs_types:
+        if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, requests, until_s)
         known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
@@ -382,7 +386,7 @@ class Rewriter:
     def _named(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
         catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
-        if catalog not in self._catalogs or not schema or _NO_TABLE.search(table):
+        if catalog not in self._catalogs or not schema or _SYSTEM_OR_PLAN_NAME.search(table):
             return None
         return catalog, (*schema.split("."), table)
 
@@ -393,6 +397,7 @@ class Rewriter:
 
 def _rewritten(
     text: StatementText,
+    reading: ReadStatement,
     planned_scans: Sequence[PlannedScan],
     plans: Mapping[PlannedScan, PlanTableResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
@@ -404,7 +409,7 @@ def _rewritten(
     new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in shown.items()]
     new += [read_from_view(planned.scan, view.name) for planned, view in own.items()]
     if own:
-        new.append(_access_checks(text, own))
+        new.append(_access_checks(text, reading, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; too long with plans")
@@ -439,9 +444,9 @@ def _rewritten(
     )
 
 
-def _access_checks(text: StatementText, views: Mapping[PlannedScan, PlanView]) -> Replacement:
+def _access_checks(text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]) -> Replacement:
     """Named subqueries that are never run and read the views themselves: Trino checks its rules for these."""
-    at, has_with = with_position(text.text, text.parameters)
+    at, has_with = reading.with_position
     tried = {}
     for planned, view in views.items():
         columns = ", ".join(map(quoted_name, view.columns))

@@ -31,10 +31,11 @@ from seamark.metaserver.api.http.observability import metrics
 from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, layout, lookups, metadata
-from seamark.metaserver.api.plans import explain, explain_query, plan_leases, plan_tables, plan_views, planning
+from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views, planning
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import statements
 from seamark.metaserver.catalog.quotas import Quota
+from seamark.metaserver.runtime.extensions import Extensions
 
 
 def build_app(parts: ServerParts, certificate: Certificate | None = None) -> web.Application:
@@ -77,12 +78,13 @@ def build_app(parts: ServerParts, certificate: Certificate | None = None) -> web
     app[table_services.STATUS] = parts.services_status
     if certificate is not None:
         app[keys.CERTIFICATE] = certificate
-    add_routes(app)
+    add_routes(app, parts.extensions)
     return app
 
 
-def add_routes(app: web.Application) -> None:
-    """Registers all routes. Needs no parts except the settings."""
+def add_routes(app: web.Application, extensions: Extensions) -> None:
+    """Register all routes. Of the components they need only the settings."""
+    app[keys.EXTENSIONS] = extensions
     for module in (planning, tables, config, metadata, index_state, lookups, plan_tables, statements, openapi):
         module.add_parts(app)
     # aiohttp tries routes with variables in order, so the most frequent routes of the specification come first.
@@ -92,7 +94,6 @@ def add_routes(app: web.Application) -> None:
         metadata,
         layout,
         explain,
-        explain_query,
         commits,
         maintenance,
         rewrite_lease,
@@ -112,4 +113,4 @@ def add_routes(app: web.Application) -> None:
         statements,
         ttl_advice,
     )
-    add_endpoints(app, health, metrics, oauth, console, *iceberg, *own, openapi)
+    add_endpoints(app, health, metrics, oauth, console, *iceberg, *own, *extensions.routes, openapi)

@@ -13,6 +13,7 @@ from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.access.worker_tokens import ServiceTokens
 from seamark.metaserver.objects.storages import job_keys, storages_of
 from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.services.job import JOB_S_MAX, Launcher
 from seamark.metaserver.services.launching.access_probe import access_probe
 from seamark.metaserver.services.launching.launchers import (
@@ -53,6 +54,7 @@ async def open_scheduler(
     certificate: Certificate | None,
     observer: JobObserver,
     status: ServicesStatus,
+    extensions: Extensions,
 ) -> AsyncIterator[Scheduler | None]:
     """Open the scheduler, which the caller runs; None when the settings permit no jobs.
 
@@ -103,7 +105,7 @@ async def open_scheduler(
         # The bound address is one that the certificate may not name. That of services_url it has to name.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,
     )
-    launchers = [_launcher(settings, login, environment) for _ in range(settings.services_workers)]
+    launchers = [_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
     yield Scheduler(
@@ -122,14 +124,21 @@ async def open_scheduler(
     )
 
 
-def _launcher(settings: Settings, login: JobLogin, environment: Mapping[str, str]) -> LauncherChoice:
+def _launcher(
+    settings: Settings, login: JobLogin, environment: Mapping[str, str], extensions: Extensions
+) -> LauncherChoice:
     """Return the launchers that run one job at a time."""
     memory_bytes = settings.services_memory_bytes
-    launchers: dict[str, Launcher] = {WORKER: WorkerProcess(login, memory_bytes=memory_bytes, environment=environment)}
+    worker = WorkerProcess(login, extensions.job_worker, memory_bytes=memory_bytes, environment=environment)
+    launchers: dict[str, Launcher] = {WORKER: worker}
     options = settings.services_spark_options
     if LOCAL in settings.services_launchers:
         limits = local_limits(settings.services_local_memory_bytes)
-        launchers[LOCAL] = SparkSubmit(limits.master, options, login, environment, process_bytes=limits.process_bytes)
+        launchers[LOCAL] = SparkSubmit(
+            limits.master, options, login, environment, extensions.spark_driver, process_bytes=limits.process_bytes
+        )
     if CLUSTER in settings.services_launchers:
-        launchers[CLUSTER] = SparkSubmit(settings.services_spark_master, options, login, environment)
+        launchers[CLUSTER] = SparkSubmit(
+            settings.services_spark_master, options, login, environment, extensions.spark_driver
+        )
     return LauncherChoice(launchers, spark_bytes=settings.services_spark_bytes)

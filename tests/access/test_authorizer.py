@@ -9,6 +9,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.access.authorizer import RULES, Authorizer, Scope, changes
 from seamark.metaserver.access.principal import (
@@ -102,7 +103,7 @@ def test_more_grants_never_allow_less(
 def test_every_route_that_needs_a_login_has_a_rule_of_its_own() -> None:
     app = web.Application()
     app[SETTINGS] = Settings()
-    add_routes(app)
+    add_routes(app, EXTENSIONS)
     described = [description_of(route.handler) for route in app.router.routes()]
     needed = {one.operation for one in described if not one.public}
     assert needed == set(RULES)

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
+from seamark.commands.serving import explain_query
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types import schema
 from seamark.formats.runtime import fair_lock, lazy_module
 from seamark.metaserver.api.http import sql_texts
 from seamark.metaserver.api.lookups import bitmaps, metadata
-from seamark.metaserver.api.plans import explain, explain_query, plan_tables
+from seamark.metaserver.api.plans import explain, plan_tables
 from seamark.metaserver.catalog import documents, large_requests, values
 from seamark.metaserver.commit.engine_commits import engine_commits
 from tests.api.client import VIEW_VERSION, Answer, Api
@@ -189,7 +190,7 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
     for name in (
         "arrow",
         "seamark.formats.iceberg.expressions.sql",
-        "seamark.metaserver.api.plans.query_tables",
-        "seamark.metaserver.api.plans.query_notes",
+        "seamark.commands.serving.query_tables",
+        "seamark.commands.serving.query_notes",
     ):
         assert threads[name] != threading.get_ident(), name

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 from seamark.commands.main import cli
+from seamark.connector.client.catalog import purge_dropped
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_table_properties
@@ -149,6 +152,67 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
     refused = call(shop, "undrop", "shop.orders")
     assert refused.exit_code == 1
     assert "Table already exists: shop.orders; --to NAME restores it under another name" in refused.output
+
+
+def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
+    """Drop and purge a table or a view, so that a file stays in its location. Returns the file."""
+    kind = "view" if is_view else "table"
+    metadata = printed(client, kind, "show", name)
+    foreign_file = Path(urlsplit(metadata["location"]).path, "foreign.parquet")
+    foreign_file.parent.mkdir(parents=True, exist_ok=True)
+    foreign_file.write_text("a")
+    dropped = printed(client, kind, "drop", name, "--yes")
+    purge_dropped(client, dropped["entry"]["id"])
+    return foreign_file
+
+
+def test_entries_that_keep_their_locations_are_listed_and_released(shop: IndexClient) -> None:
+    assert done(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
+    foreign_file = _retain(shop, "shop.orders")
+    (entry,) = printed(shop, "retained", "list")
+    assert (entry["namespace"], entry["name"], entry["kind"]) == (["shop"], "orders", "table")
+    assert entry["id"] in done(shop, "retained", "list", "shop")
+    assert "seamark retained release shop.orders releases it" in done(shop, "retained", "purge", "shop.orders", "--yes")
+    assert call(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
+    assert [one["id"] for one in printed(shop, "retained", "list")] == [entry["id"]]
+    assert printed(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
+    assert foreign_file.exists()
+    assert printed(shop, "retained", "list") == []
+    refused = call(shop, "retained", "release", "shop.orders")
+    assert refused.exit_code == 1
+    assert "No dropped table or view shop.orders keeps its location; seamark retained list lists them" in refused.output
+
+
+def test_one_of_several_entries_of_a_name_is_chosen_by_its_id(shop: IndexClient) -> None:
+    _retain(shop, "shop.orders")
+    done(shop, "table", "create", "shop.orders", "--column", "id:long")
+    foreign_file = _retain(shop, "shop.orders")
+    first, second = entries = printed(shop, "retained", "list")
+    refused = call(shop, "retained", "release", "shop.orders", "--yes")
+    assert (
+        f"2 dropped entries had the name shop.orders; choose one by --id: {first['id']}, {second['id']}"
+        in refused.output
+    )
+    unknown = call(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
+    assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
+    folder = str(foreign_file.parent)
+    (latest,) = (one for one in entries if urlsplit(one["metadata-location"]).path.startswith(f"{folder}/"))
+    (other,) = (one for one in entries if one is not latest)
+    done(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
+    foreign_file.unlink()
+    purged = printed(shop, "retained", "purge", "shop.orders", "--yes")
+    assert purged == {"purged": latest, "retained": False}
+    assert printed(shop, "retained", "list") == []
+
+
+def test_a_dropped_view_that_keeps_its_location_is_released(shop: IndexClient) -> None:
+    body = {"name": "v", "schema": {"type": "struct", "fields": []}, "properties": {}, "view-version": VIEW_VERSION}
+    shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
+    _retain(shop, "shop.v", is_view=True)
+    (entry,) = printed(shop, "retained", "list", "shop")
+    assert (entry["name"], entry["kind"]) == ("v", "view")
+    assert printed(shop, "retained", "purge", "shop.v", "--yes") == {"purged": entry, "retained": False}
+    assert printed(shop, "retained", "list") == []
 
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:

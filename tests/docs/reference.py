@@ -15,6 +15,7 @@ import click
 from aiohttp import web
 
 from seamark.commands.main import cli
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime import errors
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.api.app import add_routes
@@ -175,7 +176,7 @@ def served_operations() -> set[str]:
     """`METHOD template` of those operations of the specification that the router has."""
     app = web.Application()
     app[SETTINGS] = Settings()
-    add_routes(app)
+    add_routes(app, EXTENSIONS)
     return set(served_endpoints(app)) & {one.endpoint for one in operations()}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.metaserver.api.http.components import ServerParts
 from seamark.metaserver.server import bind, open_certificate, open_parts, serving, url_of
@@ -76,7 +77,7 @@ async def running(home: Path, *, clock: Clock | None = None, **given: Any) -> As
     certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:
         async with (
-            open_parts(settings, clock or SystemClock()) as parts,
+            open_parts(settings, clock or SystemClock(), EXTENSIONS) as parts,
             serving(parts, sock, certificate),
             aiohttp.ClientSession() as http,
         ):

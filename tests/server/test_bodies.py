@@ -19,6 +19,7 @@ import pytest
 import structlog
 from aiohttp import web
 
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 from seamark.formats.runtime.fair_lock import FairLock
@@ -353,7 +354,7 @@ def descriptions() -> list[tuple[str, str, Description]]:
     """(method, template, description) of every route."""
     app = web.Application()
     app[SETTINGS] = Settings()
-    add_routes(app)
+    add_routes(app, EXTENSIONS)
     return [
         (route.method, route.resource.canonical, description_of(route.handler))
         for route in app.router.routes()

@@ -25,6 +25,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from prometheus_client.parser import text_string_to_metric_families
 
 from seamark.commands import reference
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.keys import SETTINGS
@@ -242,7 +243,7 @@ def own_paths() -> set[str]:
     """Templates of every route below /api, described or not."""
     app = web.Application()
     app[SETTINGS] = Settings()
-    add_routes(app)
+    add_routes(app, EXTENSIONS)
     resources = [route.resource for route in app.router.routes()]
     return {one.canonical for one in resources if one is not None and one.canonical.startswith("/api/")}
 

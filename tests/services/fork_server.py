@@ -28,7 +28,7 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parents[2]
 MODULES = (
     "seamark.commands.main",
-    "seamark.commands.serve",
+    "seamark.commands.serving.serve",
     "seamark.metaserver.store.sql.sqlite",
     "seamark.metaserver.objects.local",
     "tests.faults.rigs.dying_server",

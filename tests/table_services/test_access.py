@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.commands import spark_driver
+from seamark.commands.programs import JOB_WORKER
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Unreachable
 from seamark.connector.sql.session import SqlSession
@@ -58,7 +59,7 @@ def keys(s3: S3) -> dict[str, str]:
 
 async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     given = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
-    assert await storage_problem(given, SystemClock()) == ""
+    assert await storage_problem(given, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
         left = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
@@ -76,27 +77,27 @@ async def test_workers_use_what_a_profile_of_aws_gives_the_server(
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
-    assert await storage_problem(settings(s3, s3_bucket, tmp_path), SystemClock()) == ""
+    assert await storage_problem(settings(s3, s3_bucket, tmp_path), SystemClock(), JOB_WORKER) == ""
 
 
 async def test_missing_and_wrong_keys_are_told(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SystemClock()
-    assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock)
+    assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
     wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
-    found = await storage_problem(wrong, clock)
+    found = await storage_problem(wrong, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in found
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._chain.cache_clear()
-    assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock)
+    assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 
 async def test_a_gateway_that_does_not_answer_is_told(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table there, so the server lends them none."""
     url = f"http://127.0.0.1:{free_port()}"
     given = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
-    assert f"does not reach the objects gateway at {url}" in await storage_problem(given, SystemClock())
+    assert f"does not reach the objects gateway at {url}" in await storage_problem(given, SystemClock(), JOB_WORKER)
 
 
 def test_a_renewed_certificate_and_the_one_before_it_are_those_of_the_server(tmp_path: Path) -> None:

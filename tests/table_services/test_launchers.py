@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seamark.commands.programs import SPARK_DRIVER
 from seamark.formats.iceberg.metadata.compaction import COMPACTED_BY
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
@@ -30,7 +31,7 @@ from seamark.metaserver.services.launching.launchers import (
     launcher_of,
     why_ignored,
 )
-from seamark.metaserver.services.launching.spark_submit import ALIVE, MODULE, REQUEST, SparkSubmit, local_limits
+from seamark.metaserver.services.launching.spark_submit import ALIVE, REQUEST, SparkSubmit, local_limits
 from tests.services.command import SEAMARK
 from tests.waits import PATIENCE_S, block_until
 
@@ -117,7 +118,7 @@ async def test_each_process_of_a_local_job_inherits_the_memory_limit(
     program.chmod(0o700)
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     login = JobLogin("http://127.0.0.1:1", None, (), 0o022)
-    launcher = SparkSubmit("local[2]", "", login, dict(os.environ), process_bytes=1 << 31)
+    launcher = SparkSubmit("local[2]", "", login, dict(os.environ), SPARK_DRIVER, process_bytes=1 << 31)
     with pytest.raises(JobFailed, match=r"spark\.driver\.memory=1228m"):
         await launcher.run(a_job(1), ignore)
     assert int((tmp_path / "child").read_text()) == 1 << 31
@@ -160,7 +161,7 @@ def test_a_driver_ends_when_its_server_has_died(tmp_path: Path, dies: str) -> No
     alive = os.open(tmp_path / ALIVE, os.O_RDWR | os.O_CLOEXEC)
     if dies == "before the driver starts":
         os.close(alive)
-    with subprocess.Popen([sys.executable, "-c", f"from {MODULE} import main; main()", tmp_path]) as driver:
+    with subprocess.Popen([sys.executable, "-c", f"from {SPARK_DRIVER} import main; main()", tmp_path]) as driver:
         try:
             if dies == "later":
                 block_until(lambda: _has_open(driver.pid, tmp_path / ALIVE))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from seamark.commands import job_worker
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.jobs.jobs import Table, table_job
@@ -18,14 +19,13 @@ from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.services.job import Job
-from seamark.metaserver.services.launching import worker_process
 from seamark.metaserver.services.proposer import JobProposer, Problem, TableState
 from seamark.metaserver.services.proposers import PROPOSERS
 from seamark.metaserver.store.model import Entry
 from tests.table_services.toy_service import LABEL, LABELLING, MIN_FILES
 
 SERVICES[LABELLING.name] = LABELLING
-worker_process.MODULE = "tests.table_services.toy_halves"
+object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def wrong_label(metadata: TableMetadata) -> str | None:

@@ -27,6 +27,7 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.settings.settings import Settings
@@ -43,6 +44,7 @@ class ServerParts:
 
     settings: Settings
     clock: Clock
+    extensions: Extensions
     store: PointerStore
     objects: ObjectStore
     catalog: Catalog

@@ -31,12 +31,14 @@ from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.plan.planner import Planner
+from seamark.metaserver.runtime.extensions import Extensions
 from seamark.metaserver.runtime.staleness import Staleness
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
 SETTINGS: web.AppKey[Settings] = web.AppKey("settings", Settings)
+EXTENSIONS: web.AppKey[Extensions] = web.AppKey("extensions", Extensions)
 CLOCK: web.AppKey[Clock] = web.AppKey("clock", Clock)
 STORE: web.AppKey[PointerStore] = web.AppKey("store", PointerStore)
 OBJECTS: web.AppKey[ObjectStore] = web.AppKey("objects", ObjectStore)

@@ -27,7 +27,7 @@ from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import StatementTokens
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CERTIFICATE, CLOCK, SETTINGS
+from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CERTIFICATE, CLOCK, EXTENSIONS, SETTINGS
 from seamark.metaserver.api.sql.fair_slots import FairSlots
 from seamark.metaserver.api.sql.protocol import (
     DATA,
@@ -85,10 +85,12 @@ class SqlState(msgspec.Struct, frozen=True, rename="kebab"):
 class RunningStatements:
     """The statements of this process, and their limits."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, worker_module: str) -> None:
         self.slots = FairSlots("SQL statements at once", settings.sql_statements_limit)
         self._queue_s = settings.sql_queue_s
-        self.workers = StatementWorkers(memory_bytes=settings.sql_memory_bytes, time_s=settings.sql_time_s)
+        self.workers = StatementWorkers(
+            worker_module, memory_bytes=settings.sql_memory_bytes, time_s=settings.sql_time_s
+        )
         self.is_on = settings.sql == "on" or (settings.sql == "loopback" and is_loopback(settings.host))
         self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
 
@@ -334,7 +336,7 @@ class _Exchange:
 
 
 async def _opened(app: web.Application) -> AsyncIterator[None]:
-    app[RUNNING] = RunningStatements(app[SETTINGS])
+    app[RUNNING] = RunningStatements(app[SETTINGS], app[EXTENSIONS].statement_worker)
     try:
         yield
     finally:

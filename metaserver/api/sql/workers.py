@@ -36,7 +36,6 @@ from seamark.metaserver.api.sql.protocol import (
 )
 
 _BUFFER_BYTES = 1 << 20
-MODULE = "seamark.commands.sql.worker"
 _VARIABLES = frozenset(
     ("PATH", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "PYTHONPATH", "SSL_CERT_FILE", "SSL_CERT_DIR")
 )
@@ -103,9 +102,10 @@ class StatementWorker:
 
 
 class StatementWorkers:
-    """Starts workers. `memory_bytes` and `time_s` limit each."""
+    """Starts workers, which run `module`. `memory_bytes` and `time_s` limit each."""
 
-    def __init__(self, *, memory_bytes: int, time_s: float) -> None:
+    def __init__(self, module: str, *, memory_bytes: int, time_s: float) -> None:
+        self._module = module
         self._arguments = (str(memory_bytes), str(time_s))
         self._parent: asyncio.subprocess.Process | None = None
         self._control: socket.socket | None = None
@@ -162,7 +162,7 @@ class StatementWorkers:
                 sys.executable,
                 "-P",  # the working directory is no place to import modules from
                 "-m",
-                MODULE,
+                self._module,
                 str(theirs.fileno()),
                 *self._arguments,
                 stdin=asyncio.subprocess.DEVNULL,

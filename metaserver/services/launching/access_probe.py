@@ -37,14 +37,20 @@ def probe_arguments(settings: Settings, clock: Clock) -> dict[str, Any]:
     return SERVER_STORAGES[root.scheme].access_check(root, settings, f"seamark-access-check-{clock.uuid4()}")
 
 
-async def storage_problem(settings: Settings, clock: Clock) -> str:
-    """Return why a worker process that these settings configure cannot use the storage; empty if it can."""
+async def storage_problem(settings: Settings, clock: Clock, job_worker: str) -> str:
+    """Return why a worker process that these settings configure cannot use the storage; empty if it can.
+
+    Args:
+        settings: Those of the server.
+        clock: Names the job and the object that it writes.
+        job_worker: The module of the worker process.
+    """
     storage = storage_of(settings.warehouse_uri())
     login = JobLogin("http://127.0.0.1", None, None, 0o022, keys=storage.job_keys(settings))
     probe = access_probe(settings, clock)
     arguments = {**probe.arguments, "reaches_server": False}
     environment = job_variables([storage])
-    worker = WorkerProcess(login, memory_bytes=settings.services_memory_bytes, environment=environment)
+    worker = WorkerProcess(login, job_worker, memory_bytes=settings.services_memory_bytes, environment=environment)
     try:
         async with asyncio.timeout(PROBE_S):
             await worker.run(msgspec.structs.replace(probe, arguments=arguments), lambda _: None)

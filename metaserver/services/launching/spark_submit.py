@@ -30,8 +30,6 @@ from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, JobProgre
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 
 REQUEST, ANSWER, PROGRESS, ALIVE = "request.json", "answer.json", "progress.json", "alive"
-MODULE = "seamark.commands.spark_driver"
-_SCRIPT = f"from {MODULE} import main\n\nmain()\n"
 _OUTPUT_BYTES = 4000
 _NICE = 10
 _POLL_S = 1.0
@@ -78,7 +76,7 @@ class SparkSubmit:
     """A `Launcher` that runs each job by spark-submit.
 
     `options`: further options of spark-submit, as words of a shell. `environment`: the variables of the driver.
-    `process_bytes`: as in `LocalLimits`.
+    `driver`: the module whose `main` runs the job. `process_bytes`: as in `LocalLimits`.
     """
 
     def __init__(
@@ -87,10 +85,12 @@ class SparkSubmit:
         options: str,
         login: JobLogin,
         environment: Mapping[str, str],
+        driver: str,
         *,
         process_bytes: int = 0,
     ) -> None:
         self._master = master
+        self._script = f"from {driver} import main\n\nmain()\n"
         self._process_bytes = process_bytes
         self._options = shlex.split(options)
         self._login = login
@@ -103,7 +103,7 @@ class SparkSubmit:
         request = await self._login.request(job)
         with tempfile.TemporaryDirectory(prefix="seamark-job-") as name:  # readable by its owner only
             folder = Path(name)
-            (folder / "job.py").write_text(_SCRIPT)
+            (folder / "job.py").write_text(self._script)
             (folder / REQUEST).write_bytes(msgspec.json.encode(request))
             os.mkfifo(folder / ALIVE, 0o600)
             # For reading too: to open only the writing end would wait for the driver.

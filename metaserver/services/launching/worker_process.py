@@ -22,7 +22,6 @@ from seamark.metaserver.objects.storage import ServerStorage
 from seamark.metaserver.services.job import JOB_S_MAX, Job, JobFailed, Report
 from seamark.metaserver.services.launching.launchers import JobAnswer, JobLogin
 
-MODULE = "seamark.commands.job_worker"
 _ANSWER_BYTES_MAX = 1 << 20
 _VARIABLES = frozenset(
     (
@@ -62,11 +61,13 @@ class WorkerProcess:
     def __init__(
         self,
         login: JobLogin,
+        module: str,
         *,
         memory_bytes: int,
         environment: Mapping[str, str],
     ) -> None:
-        """`environment`: the variables of the worker."""
+        """`module`: what the worker runs. `environment`: the variables of the worker."""
+        self._module = module
         self._login = login
         self._memory_bytes = memory_bytes
         self._environment = environment
@@ -127,7 +128,7 @@ class WorkerProcess:
                 sys.executable,
                 "-P",  # the working directory is no place to import modules from
                 "-m",
-                MODULE,
+                self._module,
                 str(self._memory_bytes),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from seamark.commands.serving import explain_query as routes
+from seamark.commands.serving import query_notes
+from seamark.commands.serving.query_notes import unknown_columns
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.api.plans import explain_query as routes
-from seamark.metaserver.api.plans import query_notes
 from seamark.metaserver.api.plans.joins import JoinSpec
-from seamark.metaserver.api.plans.query_notes import unknown_columns
 from seamark.metaserver.api.plans.unpruned import unpruned_reasons
 from seamark.metaserver.planner.joins.joins import JoinOutcome
 from seamark.metaserver.store.model import Grant

@@ -14,9 +14,9 @@ import psutil
 import pyarrow as pa
 import pytest
 
+from seamark.commands.programs import STATEMENT_WORKER
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.api.sql.workers import MODULE
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
@@ -53,7 +53,7 @@ class Site:
 
 def workers() -> list[psutil.Process]:
     """Those of statements that run now: the children of the parent of workers."""
-    parents = [one for one in psutil.Process().children() if MODULE in _arguments(one)]
+    parents = [one for one in psutil.Process().children() if STATEMENT_WORKER in _arguments(one)]
     return [child for one in parents for child in one.children() if _runs(child)]
 
 

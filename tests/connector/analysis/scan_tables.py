@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from seamark.connector.analysis.scans import find_scans
+from collections.abc import Sequence
+from typing import Any
+
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.scans import find_scans, parse_query, scans_of
 from seamark.connector.plans.scan import Scan
 
 TABLES = {
@@ -17,8 +21,18 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
     return TABLES.get(names[2])
 
 
-def found(statement: str, **more: object) -> tuple[Scan, ...]:
-    return find_scans(statement, columns_of=columns_of, **more)  # type: ignore[arg-type]
+def found(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tuple[Scan, ...]:
+    """The scans of the statement. Its tree is read twice before, as the proxy does, and must stay as it is."""
+    scans = find_scans(statement, columns_of=columns_of, parameters=parameters, **more)
+    try:
+        query = parse_query(statement, parameters)
+    except UnsupportedStatement:
+        assert scans == ()
+        return scans
+    scans_of(query, **more)
+    scans_of(query, columns_of=columns_of, **more)
+    assert scans_of(query, columns_of=columns_of, **more) == scans
+    return scans
 
 
 def predicates(statement: str, **more: object) -> dict[str, str | None]:

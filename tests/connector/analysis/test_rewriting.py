@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from multidict import CIMultiDict, CIMultiDictProxy
+from sqlglot.parser import Parser
 
 from seamark.connector.analysis import statement_cache as reading
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
@@ -134,20 +135,49 @@ async def test_every_statement_asks_anew() -> None:
             assert f"OF {100 + number} " in (done.statement or "")
 
 
+@pytest.mark.parametrize(
+    ("statement", "parses"),
+    [
+        ("SELECT 1 FROM t WHERE id = 1", 1),
+        ("SELECT * FROM t JOIN u ON id = uid WHERE x = 1 AND y = 2", 1),
+        ("SELECT * FROM t WHERE lower(name) = 'a'", 1),
+        ("SELECT a FROM t", 0),
+        ("SELECT count(*) FROM t WHERE id = ", 1),
+    ],
+)
+async def test_a_statement_is_parsed_once(statement: str, parses: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it is read again with the columns of its tables, and when these have changed."""
+    count = 0
+    parse = Parser.parse
+
+    def counting(self: Parser, *given: Any) -> Any:
+        nonlocal count
+        count += 1
+        return parse(self, *given)
+
+    monkeypatch.setattr(Parser, "parse", counting)
+    server = Seamark()
+    async with rewriter(server) as made:
+        for version in ("1", "1", "2"):
+            server.version = version
+            await made.rewrite(statement, SESSION)
+    assert count == parses
+
+
 async def test_a_plan_that_left_nothing_out_is_not_requested_again_for_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 600.0)
+    monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
     server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as made:
         first = await made.rewrite(statement, SESSION)
         again = await made.rewrite(statement, SESSION)
         assert (first.statement, again.statement, len(server.asked)) == (None, None, 1)
-        assert again.summary == "unchanged; plans keep too many of the files as of lately"
+        assert again.summary == "unchanged; plans kept too many of the files a few seconds ago"
         assert again.depends_on_data
         await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await made.rewrite(statement + " ", SESSION)
         assert len(server.asked) == 3
-    monkeypatch.setattr("seamark.connector.trino.rewriter._USELESS_S", 0.0)
+    monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
     server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"plan_snapshot_id": None})
     async with rewriter(server) as made:
         assert (await made.rewrite(statement, SESSION)).statement is None
@@ -413,11 +443,12 @@ async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_ne
         assert reads == known
 
 
-async def test_a_bug_in_reading_fails_no_statement(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("step", ["parse_query", "scans_of"])
+async def test_a_bug_in_reading_fails_no_statement(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(reading, "find_scans", broken)
+    monkeypatch.setattr(reading, step, broken)
     done, _ = await rewritten("SELECT * FROM t WHERE id = 1")
     assert done.statement is None
 

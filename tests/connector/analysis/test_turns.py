@@ -29,14 +29,14 @@ def statement(number: int, characters: int = 0) -> str:
 async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     real, go, at_once = reading._read, threading.Event(), [0, 0]
 
-    def read(text: Any, tables: Any) -> Any:
+    def read(text: Any, *given: Any) -> Any:
         if len(text.text) <= SHORT_CHARACTERS:
-            return real(text, tables)
+            return real(text, *given)
         at_once[0] += 1
         at_once[1] = max(at_once)
         assert go.wait(WAIT_S)
         at_once[0] -= 1
-        return real(text, tables)
+        return real(text, *given)
 
     monkeypatch.setattr(reading, "_read", read)
     async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
@@ -52,11 +52,11 @@ async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatc
 async def test_who_sends_much_waits_for_its_own_under_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     real, begun, go, order = reading._read, threading.Event(), threading.Event(), []
 
-    def read(text: Any, tables: Any) -> Any:
+    def read(text: Any, *given: Any) -> Any:
         order.append(text.text)
         begun.set()
         assert go.wait(WAIT_S)
-        return real(text, tables)
+        return real(text, *given)
 
     monkeypatch.setattr(reading, "_read", read)
     async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:

@@ -15,7 +15,8 @@ import duckdb
 import pytest
 
 from seamark.connector.analysis.algebra.relations import COMPUTED
-from seamark.connector.analysis.scans import find_scans, read_from_view, result_types
+from seamark.connector.analysis.lexer import UnsupportedStatement
+from seamark.connector.analysis.scans import find_scans, parse_query, read_from_view, result_types
 from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
@@ -40,7 +41,10 @@ class TellingViews:
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
-            found = result_types(texts[name], tuple(columns), columns_of=self)
+            try:
+                found = result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
+            except UnsupportedStatement:
+                found = {}
             self._views[name] = {one: kind if found.get(one) == kind else COMPUTED for one, kind in columns.items()}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:

@@ -81,7 +81,7 @@ def test_answers_come_as_json(url: str) -> None:
 
 
 def test_errors_of_the_index_command_are_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.connector.client.repeats._BACKOFF_S", 0)
+    monkeypatch.setattr("seamark.connector.client.connections._BACKOFF_S", 0)
     cases: list[tuple[tuple[str, ...], int, str]] = [
         (("create", "db.t", "--kind", "bitmap", "--columns", "nope"), 2, "no such column"),
         (("create", "db.t", "--kind", "bitmap", "--columns", "`id"), 2, "close its backticks"),

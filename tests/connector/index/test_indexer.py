@@ -300,7 +300,7 @@ def test_the_memory_of_whom_to_leave_alone_is_bounded(client: IndexClient, monke
 
 
 def test_a_round_that_is_cut_off_is_told_and_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("seamark.connector.client.repeats._BACKOFF_S", 0)
+    monkeypatch.setattr("seamark.connector.client.connections._BACKOFF_S", 0)
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.metaserver import server
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.objects.router import open_objects
@@ -94,7 +95,7 @@ def main(settings: Settings) -> None:
     server.open_store = store  # type: ignore[attr-defined]
     server.open_objects = objects  # type: ignore[attr-defined]
     EngineCommits.commit = replies  # type: ignore[method-assign]
-    server.run(settings, server.bind(settings, shared=False), lambda: None)
+    server.run(settings, server.bind(settings, shared=False), EXTENSIONS, lambda: None)
 
 
 if __name__ == "__main__":

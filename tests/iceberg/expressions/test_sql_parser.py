@@ -8,6 +8,7 @@ import pytest
 from sqlglot import Dialect, exp
 from sqlglot.errors import SqlglotError
 
+from seamark.commands.serving.query_tables import read_query
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import BadRequest as StatementRefused
@@ -17,7 +18,6 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.expressions.sql_parser import TooManyReadings, parse_statements
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.api.plans.query_tables import read_query
 
 NESTED = f"SELECT {'ROW(' * 60}1{')' * 60} FROM c.s.t"
 """sqlglot alone would take 2⁵² times as long as for eight levels."""

@@ -21,6 +21,7 @@ from multiprocessing.process import BaseProcess
 import structlog
 from prometheus_client import multiprocess
 
+from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
@@ -190,7 +191,7 @@ def _work(settings: Settings, number: int, pipe: Connection) -> None:
         sock = bind(settings, shared=True)
         supervisor = multiprocessing.parent_process()
         parent = supervisor.sentinel if supervisor is not None else None
-        run(settings, sock, lambda: pipe.send("ready"), parent, is_first=number == 0)
+        run(settings, sock, EXTENSIONS, lambda: pipe.send("ready"), parent, is_first=number == 0)
     except ConfigError as error:
         pipe.send(f"config:{error.message}")
         raise SystemExit(EXIT_CONFIG) from None

@@ -30,15 +30,15 @@ from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.scan.request import ScanRequest
 
 if TYPE_CHECKING:
+    from seamark.commands.serving import query_notes, query_tables
     from seamark.connector.plans import async_client, joins, rewrites
     from seamark.formats.iceberg.expressions import sql
-    from seamark.metaserver.api.plans import query_notes, query_tables
 else:
     async_client = LazyModule("seamark.connector.plans.async_client")
     joins = LazyModule("seamark.connector.plans.joins")
     rewrites = LazyModule("seamark.connector.plans.rewrites")
-    query_notes = LazyModule("seamark.metaserver.api.plans.query_notes")
-    query_tables = LazyModule("seamark.metaserver.api.plans.query_tables")
+    query_notes = LazyModule("seamark.commands.serving.query_notes")
+    query_tables = LazyModule("seamark.commands.serving.query_tables")
     sql = LazyModule("seamark.formats.iceberg.expressions.sql")
 
 QUERY_MAX = 50_000

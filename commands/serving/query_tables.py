@@ -17,7 +17,7 @@ from seamark.connector.analysis.algebra.relations import Columns
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import Names
 from seamark.connector.analysis.relative_times import today_for
-from seamark.connector.analysis.scans import find_scans
+from seamark.connector.analysis.scans import find_scans, parse_query, scans_of
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.scan import Scan
 from seamark.formats.iceberg.expressions.sql import syntax_message
@@ -66,15 +66,16 @@ class _TrinoQuery:
         def keep(names: Names) -> None:
             self.names[names] = tuple(part for part in names if part is not None)
 
-        # `find_scans` asks for each table's columns; `keep` notes the name and gives none. It does not ask for those of
+        self._query = parse_query(text)
+        # `scans_of` asks for each table's columns; `keep` notes the name and gives none. It does not ask for those of
         # a table at an earlier snapshot.
-        for scan in find_scans(text, columns_of=keep, utc=True):
+        for scan in scans_of(self._query, columns_of=keep, utc=True):
             keep((scan.catalog, scan.schema, scan.table))
         if not self.names:
             raise UnsupportedStatement
 
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
-        found = find_scans(self._text, columns_of=columns.get, utc=True, today=today_for(self._text))
+        found = scans_of(self._query, columns_of=columns.get, utc=True, today=today_for(self._text))
         if not found:
             raise _not_read(self._text, "trino", "")
         return {

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from seamark.commands.options import load_settings, refuse, settings_flags
-from seamark.commands.workers import supervise
+from seamark.commands.serving.extensions import EXTENSIONS
+from seamark.commands.serving.workers import supervise
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.objects.router import check_warehouse_root
@@ -23,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings, redact_url
 @click.command()
 @settings_flags()
 def serve(config: Path | None, **flags: Any) -> None:
-    """Runs the server until SIGTERM or Ctrl-C.
+    """Run the server until SIGTERM or Ctrl-C.
 
     Every flag is also an environment variable (shown in brackets) and a key of the TOML file. Precedence: flag,
     variable, file, default. When the server is ready, it prints its URL; logs go to standard error.
@@ -69,7 +70,7 @@ def _serve_locked(settings: Settings) -> None:
         if shared:
             supervise(settings, sock, announce)
         else:
-            run(settings, sock, announce)
+            run(settings, sock, EXTENSIONS, announce)
     finally:
         sock.close()
         for path in written:

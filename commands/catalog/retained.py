@@ -1,0 +1,108 @@
+"""`seamark retained`: list and release dropped entries that keep their locations, through the running server.
+
+Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from seamark.commands.connecting import server_command
+from seamark.commands.terminal import print_json, print_result, print_rows, say, time_text
+from seamark.connector.client.catalog import purge_dropped, release_retained, retained_entries
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import join_name, split_name, split_table
+
+_ID = click.option("--id", "entry_id", help="The id of the entry, if several had the name.")
+_YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+
+
+@click.group()
+def retained() -> None:
+    """List and release dropped tables and views that keep their locations.
+
+    They can no longer be restored. Files are left in their locations, which only their last namespace may use. TABLE is
+    the name that the table or view had.
+    """
+
+
+@retained.command("list")
+@click.argument("namespace", required=False)
+@server_command
+def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> None:
+    """List the entries of NAMESPACE, or of the whole catalog."""
+    entries = list(retained_entries(client, None if namespace is None else split_name(namespace)))
+    if as_json:
+        print_json(entries)
+    elif not entries:
+        say("No dropped table or view keeps its location.")
+    else:
+        print_rows(
+            ("name", "kind", "dropped", "id"),
+            (
+                (
+                    join_name((*entry["namespace"], entry["name"])),
+                    entry["kind"],
+                    time_text(entry["dropped-ms"]),
+                    entry["id"],
+                )
+                for entry in entries
+            ),
+        )
+
+
+@retained.command()
+@click.argument("table")
+@_ID
+@_YES
+@server_command
+def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
+    """Let other namespaces use the location of TABLE. Its files stay."""
+    entry = _retained_entry(client, table, entry_id)
+    if not yes:
+        click.confirm(f"Let others use the location of {table} and its files?", abort=True, err=as_json)
+    release_retained(client, entry["id"])
+    print_result({"released": entry}, f"The location of {table} is released; its files stay", as_json=as_json)
+
+
+@retained.command()
+@click.argument("table")
+@_ID
+@_YES
+@server_command
+def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
+    """Delete the files that the metadata of TABLE names, and release its location if no file is left.
+
+    The files of a view stay, and its location is released.
+    """
+    entry = _retained_entry(client, table, entry_id)
+    if not yes:
+        click.confirm(f"Delete the files of {table}?", abort=True, err=as_json)
+    purge_dropped(client, entry["id"])
+    left = any(one["id"] == entry["id"] for one in retained_entries(client, split_table(table)[:-1]))
+    text = f"{table} is purged"
+    if left:
+        text += f"; other files are left in its location: seamark retained release {table} releases it"
+    print_result({"purged": entry, "retained": left}, text, as_json=as_json)
+
+
+def _retained_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
+    """Return the entry of this name, and of this id if one is given.
+
+    Raises:
+        click.ClickException: There is no such entry, or there are several.
+    """
+    levels = split_table(table)
+    entries = [one for one in retained_entries(client, levels[:-1]) if one["name"] == levels[-1]]
+    matches = [one for one in entries if entry_id in (None, one["id"])]
+    if not matches:
+        what = f"{table} with the id {entry_id}" if entry_id is not None else table
+        raise click.ClickException(
+            f"No dropped table or view {what} keeps its location; seamark retained list lists them"
+        )
+    if len(matches) > 1:
+        ids = ", ".join(str(one["id"]) for one in matches)
+        raise click.ClickException(f"{len(matches)} dropped entries had the name {table}; choose one by --id: {ids}")
+    return matches[0]
