@@ -34,7 +34,7 @@ class Clock(Protocol):
     def uuid7(self) -> uuid.UUID:
         """A UUID that sorts by time (RFC 9562, version 7): its first 48 bits are `now_ms()`.
 
-        The UUIDs that one clock makes within a millisecond sort in the order in which they were made.
+        UUIDs of the same millisecond sort in the order in which the clock has made them.
         """
 
 
@@ -72,8 +72,8 @@ def _machine() -> str:
 
 
 class SystemClock:
-    def __init__(self) -> None:
-        self._uuids = _Uuid7Sequence()
+    _uuids = _Uuid7Sequence()
+    """One sequence for the process."""
 
     monotonic = staticmethod(time.monotonic)
     """Not a Python function: a plan reads it twenty times."""

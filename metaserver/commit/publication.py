@@ -210,6 +210,11 @@ class Publisher:
                 ) from None
             yield
 
+    def is_locked(self, namespace: NamespacePath, name: str) -> bool:
+        """Return whether a commit of this process has the lock of the table."""
+        lock = self._locks.get((namespace, name))
+        return lock is not None and lock.locked()
+
     @contextlib.asynccontextmanager
     async def races(self) -> AsyncIterator[Races]:
         """Count the races that a commit loses against other processes, and end its priority."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.commit.engine_commits import engine_commits
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, head, load
@@ -118,11 +119,13 @@ async def test_a_commit_with_right_metrics_stays_as_the_engine_wrote_it(tmp_path
         assert [row["manifest_path"] for row in read_list(snapshot)] == client.manifests
 
 
-@pytest.mark.parametrize("confined_to", [None, (DB,)])
+@pytest.mark.parametrize(("confined_to", "is_full"), [(None, False), ((DB,), False), (None, True)])
 async def test_new_manifests_are_read_once_and_before_other_commits_wait(
-    tmp_path: Path, confined_to: tuple[tuple[str, ...], ...] | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confined_to: tuple[tuple[str, ...], ...] | None, is_full: bool
 ) -> None:
-    """Several checks look at them, for a writer of one namespace one more."""
+    """Several checks look at them, for a writer of one namespace one more. Many commits would hold much memory."""
+    if is_full:
+        monkeypatch.setattr(engine_commits, "_PRELOADED_COMMITS_MAX", 0)
     caller = Caller(who="ann", request_id="r", confined_to=confined_to)
     async with rig(tmp_path, wrap_objects=CountedReads) as it:
         await create(it, 3)
@@ -134,7 +137,7 @@ async def test_new_manifests_are_read_once_and_before_other_commits_wait(
         objects.lock = it.publisher._lock_of((DB, "t"))
         await it.commits.commit_table(caller, DB, "t", *commit_of_engine)
         for location in (client.manifest_list, *client.manifests):
-            assert objects.reads[location] == [False], "read once, without the lock"
+            assert objects.reads[location] == [is_full], "read once, and with the lock only if others hold manifests"
 
 
 async def test_a_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ async def list_tables(call: Call) -> dict[str, Any]:
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
     tables = call.app[CATALOG].tables
     create = tables.stage if body.stage_create else tables.create
-    return await _once(call, lambda caller: create(caller, call.namespace, body), body.name)
+    return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
 
 
 @Route("GET", _TABLE, "loadTable")
@@ -130,7 +130,7 @@ async def table_exists(call: Call) -> None:
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
     register, overwrite = call.app[CATALOG].tables.register, bool(body.overwrite)
     args = call.namespace, body.name, body.metadata_location
-    return await _once(call, lambda caller: register(caller, *args, overwrite=overwrite), body.name)
+    return await _run_creation(call, lambda caller: register(caller, *args, overwrite=overwrite), body.name)
 
 
 @Route("POST", f"{_TABLE}/unregister", "unregisterTable", is_idempotent=True)
@@ -173,8 +173,8 @@ async def report_metrics(call: Call, data: bytes) -> None:
         count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))
 
 
-async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
-    """For a new table of this name."""
+async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTable]], name: str) -> web.Response:
+    """Run `work`, which creates a table of this name, and answer with the table."""
 
     async def answer(loaded: LoadedTable) -> web.Response:
         return await table_answer(call, loaded, call.namespace, name, compress=False)

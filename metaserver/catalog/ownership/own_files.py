@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from seamark.formats.iceberg.manifests.manifest import Spans, decode_manifest, decode_manifest_list
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -32,6 +32,7 @@ from seamark.metaserver.store.operations import AllowLocations
 
 ALLOWED_LOCATIONS = "seamark.allowed-locations"
 _SHOWN = 300
+_PATHS_IN_LOOP_MAX = 16
 
 
 def allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
@@ -70,7 +71,11 @@ async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set
     them for this table."""
     locations = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     found: set[str] = set()
-    for key, within in (await asyncio.to_thread(_by_folder, parts.warehouse, paths)).items():
+    paths = list(paths)
+    # A thread takes longer than few paths.
+    is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
+    group = partial(_by_folder, parts.warehouse, paths)
+    for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
         above = set(with_folders(key))
         if locations.isdisjoint(above):
             others = await parts.store.claims_overlapping([key], uuid, 0)

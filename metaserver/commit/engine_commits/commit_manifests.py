@@ -1,4 +1,4 @@
-"""The manifests and manifest lists that one commit of an engine reads: those of the table, and those of the engine."""
+"""Reads the manifests and manifest lists for a commit of an engine: those of the table, and those of the engine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from functools import cached_property, partial
 from typing import NamedTuple
 
-from seamark.formats.runtime.errors import Forbidden
+from seamark.formats.runtime.errors import Forbidden, ObjectMissing
 from seamark.metaserver.catalog.ownership.own_files import foreign
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -27,18 +27,28 @@ class ManifestReaders(NamedTuple):
 
 
 class FilesReadOnce:
-    """Reads each file from the storage once, as far as memory allows. Belongs to one commit."""
+    """Reads each file from the storage once, as far as memory allows. Belongs to one commit.
+
+    A file that is missing stays missing for this commit.
+    """
 
     def __init__(self, objects: ObjectStore, limit_bytes: int) -> None:
         self._objects = objects
         self._left_bytes = limit_bytes
         self._files: dict[str, bytes] = {}
+        self._missing: set[str] = set()
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         """Return the whole file; raise the errors of `ObjectStore.read`."""
+        if location in self._missing:
+            raise ObjectMissing(f"There is no file at {location!r}")
         data = self._files.get(location)
         if data is None:
-            data = await self._objects.read(location, limit_bytes=limit_bytes)
+            try:
+                data = await self._objects.read(location, limit_bytes=limit_bytes)
+            except ObjectMissing:
+                self._missing.add(location)
+                raise
             if len(data) <= self._left_bytes:
                 self._left_bytes -= len(data)
                 self._files[location] = data
@@ -67,13 +77,13 @@ class CommitManifests:
 
     @property
     def unchecked(self) -> ManifestReaders:
-        """Readers of any file, for a caller that has checked that the table may name the files."""
+        """Readers of any file, for callers that check themselves whether the table may name the files."""
         return ManifestReaders(self._published, self._own)
 
     def checked(self, uuid: str, limit_bytes: int) -> ManifestReaders:
         """Return readers that raise Forbidden for a file in a location of another table than `uuid`.
 
-        Each of the two may decode manifests of `limit_bytes`. The database is asked once for each folder.
+        Each of the two may decode manifests of `limit_bytes`. Each folder is looked up in the database once.
         """
         check = partial(self._check_paths, uuid)
         return ManifestReaders(self._published.checked(check, limit_bytes), self._own.checked(check, limit_bytes))

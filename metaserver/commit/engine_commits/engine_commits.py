@@ -46,12 +46,20 @@ from seamark.metaserver.catalog.pointers import (
 from seamark.metaserver.catalog.values import Caller, LoadedTable, TableChange, TableCommit, read_table_commit
 from seamark.metaserver.commit.engine_commits.commit_manifests import CommitManifests, open_published_manifests
 from seamark.metaserver.commit.engine_commits.manifest_corrections import ManifestCorrections
-from seamark.metaserver.commit.engine_commits.rebase import RevisedUpdates, find_snapshot_commit, rebase
+from seamark.metaserver.commit.engine_commits.rebase import (
+    RevisedUpdates,
+    can_rebase_appends,
+    find_snapshot_commit,
+    rebase,
+)
 from seamark.metaserver.commit.publication import CommitEvent, PreparedCommit, Publisher, Races, pointer_moved
 from seamark.metaserver.commit.removed_files import check_snapshots_stored
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, NamespacePath
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.port import LostRace
+
+_PRELOADED_COMMITS_MAX = 16
+"""Commits that hold manifests while they wait for a lock. Further commits read theirs under the lock."""
 
 
 class _Commit(msgspec.Struct, frozen=True):
@@ -83,6 +91,7 @@ class EngineCommits:
         self._plans = catalog.plan_tables
         self._published = open_published_manifests(catalog.parts)
         self._corrections = ManifestCorrections(catalog.parts.clock)
+        self._preloaded_commits = 0
         self.publisher = publisher
 
     async def commit_table(
@@ -152,9 +161,20 @@ class EngineCommits:
             await self._plans.before_commit(tables)
         manifests = CommitManifests(context, self._published)
         commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests)
-        for table in tables:
-            if table.added_snapshots:
+        adding = [table for table in tables if table.added_snapshots]
+        if not adding or self._preloaded_commits >= _PRELOADED_COMMITS_MAX:
+            return await self._commit_locked(commit, names)
+        self._preloaded_commits += 1
+        try:
+            for table in adding:
                 await self._preload(commit, table)
+            return await self._commit_locked(commit, names)
+        finally:
+            self._preloaded_commits -= 1
+
+    async def _commit_locked(self, commit: _Commit, names: Sequence[tuple[NamespacePath, str]]) -> list[LoadedTable]:
+        """Commit under the locks of the tables."""
+        caller, tables = commit.caller, commit.tables
         async with self.publisher.lock_all(names):
             try:
                 async with self.publisher.races() as races:
@@ -170,12 +190,14 @@ class EngineCommits:
         return outcome
 
     async def _preload(self, commit: _Commit, table: TableCommit) -> None:
-        """Read new manifests before the lock, unless the commit is refused as the table is now."""
+        """Read new manifests before the lock, unless the commit is refused now, or after the commit before it."""
         with contextlib.suppress(SeamarkError):
             entry = await self._context.store.entry(EntryKind.TABLE, table.namespace, table.name)
-            if entry is not None:
-                base = await self._context.documents.table(entry.metadata_location)
-                check_requirements(base, table.requirements)
+            if entry is None:
+                return
+            base = await self._context.documents.table(entry.metadata_location)
+            check_requirements(base, table.requirements)
+            if can_rebase_appends(base) or not self.publisher.is_locked(table.namespace, table.name):
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
     async def _attempt(self, commit: _Commit, races: Races) -> list[LoadedTable]:
@@ -302,7 +324,7 @@ class EngineCommits:
 
     async def _apply(self, commit: _Commit, base: TableMetadata | None, updates: Sequence[Update]) -> TableMetadata:
         caller, clock = commit.caller, self._context.clock
-        now_ms, new_uuid = clock.now_ms(), str(clock.uuid4())
+        now_ms, new_uuid = clock.now_ms(), None if base is not None else str(clock.uuid4())
 
         def apply() -> TableMetadata:
             return indexed(apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))

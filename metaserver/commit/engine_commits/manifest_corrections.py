@@ -47,7 +47,7 @@ from seamark.metaserver.runtime.gathering import gathered
 
 _VECTORS_MIN_FORMAT_VERSION = 3
 _UNASSIGNED = -1
-"""Stands for a sequence number that an entry inherits, to distinguish it from an explicit number."""
+"""The sequence number of an entry that inherits its number, to distinguish it from an explicit number."""
 _MEMORY_BYTES = 256 << 20
 """The largest memory of the decoded manifests of one snapshot."""
 _CHECKED_MANIFESTS_MAX, _CHECKED_BYTES_MAX = 256, 64 << 20

@@ -132,6 +132,10 @@ class CannotRebase(Exception):
     """The reason why a snapshot is not rebased. It does not leave this module."""
 
 
+def can_rebase_appends(metadata: TableMetadata) -> bool:
+    return metadata.properties.get(PROPERTY, "").lower() == "append"
+
+
 async def rebase(
     context: CatalogContext,
     manifests: CommitManifests,
@@ -159,7 +163,7 @@ async def rebase(
     try:
         work = _Rebase(context, manifests, uuid, folder, base, commit)
         overtaking = work.list_overtaking()
-        is_enabled = is_single and base.properties.get(PROPERTY, "").lower() == "append"
+        is_enabled = is_single and can_rebase_appends(base)
         only_replaced = overtaking is not None and all(map(is_replace, overtaking))
         if commit.is_append and (is_enabled or only_replaced):
             with contextlib.suppress(CannotRebase):
