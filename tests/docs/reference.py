@@ -16,9 +16,7 @@ from aiohttp import web
 from seamark.formats.runtime import errors
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.endpoints import served_endpoints
-from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.cli.main import cli
-from seamark.metaserver.settings.settings import Settings
 from tests.api.rest.standard import operations
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO
@@ -172,7 +170,6 @@ def _tree(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]
 def served_operations() -> set[str]:
     """`METHOD template` of those operations of the specification that the router has."""
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app)
     return set(served_endpoints(app)) & {one.endpoint for one in operations()}
 

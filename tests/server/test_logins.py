@@ -91,8 +91,8 @@ async def test_what_changes_something_and_what_was_refused_is_audited_with_who_d
     await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # a read: not audited
     await server.get("/v1/namespaces")  # refused: audited
     await server.get("/nothing/here")
-    await server.parts.audit.flush()
-    records = await server.parts.store.audit(None, 100)
+    await server.components.audit.flush()
+    records = await server.components.store.audit(None, 100)
     assert [(one.who, one.action, one.outcome, one.status) for one in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),

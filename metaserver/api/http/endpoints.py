@@ -11,8 +11,9 @@ from urllib.parse import quote
 from aiohttp import web
 
 from seamark.metaserver.api.http.describe import VARIABLE
-from seamark.metaserver.api.http.keys import SETTINGS
 
+PREFIX: web.AppKey[str] = web.AppKey("prefix", str)
+"""The segment after `/v1` that the server announces to clients, or empty."""
 _PREFIXED = "/v1/{prefix}/"
 _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
@@ -42,5 +43,5 @@ def served_endpoints(app: web.Application) -> list[str]:
 
 def _prefixed(app: web.Application) -> str | None:
     """`/v1/<prefix>/`; None without a configured prefix."""
-    prefix = app[SETTINGS].prefix
+    prefix = app.get(PREFIX)
     return f"/v1/{quote(prefix, safe='')}/" if prefix else None

@@ -22,9 +22,9 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
@@ -130,7 +130,7 @@ async def evaluate_joins(
     _check(joins)
     app = call.app
     resolved = [await _resolved(call, metadata, join) for join in joins]
-    until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
+    until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
     filters = await join_filters(app[DIMENSIONS], resolved, until_s)
     return filters, filters.outcomes
 
@@ -152,7 +152,7 @@ async def _resolved(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
     call.allow(namespace)
-    loaded = await call.app[CATALOG].tables.load(namespace, check_name(name, "table name"))
+    loaded = await call.components.catalog.tables.load(namespace, check_name(name, "table name"))
     shown = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None
@@ -264,7 +264,9 @@ def _column(schema: Schema, name: str) -> Column:
 
 
 async def _opened(app: web.Application) -> AsyncIterator[None]:
-    dimensions = Dimensions(app[PLANNER], app[OBJECTS], app[CLOCK], limits_of(app[SETTINGS]))
+    dimensions = Dimensions(
+        app[COMPONENTS].planner, app[COMPONENTS].objects, app[COMPONENTS].clock, limits_of(app[COMPONENTS].settings)
+    )
     app[DIMENSIONS] = dimensions
     yield
     await dimensions.close()

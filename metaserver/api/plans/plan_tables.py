@@ -26,9 +26,9 @@ from seamark.formats.protocol.wire import PLANS_FOLDER
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -170,8 +170,8 @@ DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] =
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
-    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
-    await call.app[CATALOG].check_writable(loaded)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    await call.components.catalog.check_writable(loaded)
     audience = call.audience
     body, bound_scan = await _bound_request(call, data, loaded)
     if body.hide_partitions and audience is not None:
@@ -236,7 +236,7 @@ async def _made(
         return PlanTableResponse(None, None, None, 0, 0, 0, 0)
     if body.use_snapshot_schema and snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
         return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0)
-    lease_s = granted_s(body.lease_s, app[SETTINGS])
+    lease_s = granted_s(body.lease_s, app[COMPONENTS].settings)
     question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
     name = plan_name(entry, snapshot.snapshot_id, question, holder)
     if name is not None:
@@ -244,7 +244,7 @@ async def _made(
         if declined is not None:
             return declined
         audience = None if holder is None else holder.audience
-        shared = await app[CATALOG].plan_tables.share(entry.namespace, name, lease_s, who, audience)
+        shared = await app[COMPONENTS].catalog.plan_tables.share(entry.namespace, name, lease_s, who, audience)
         if shared is not None:
             return _unless_more(_answer(shared), None if body.hide_partitions else body.kept_max)
     return await app[MAKING].run(
@@ -266,7 +266,7 @@ async def _make(
     metadata, snapshot, kept_max, hidden = bound_scan.metadata, bound_scan.snapshot, body.kept_max, body.hide_partitions
     assert snapshot is not None
     name = plan_name(entry, snapshot.snapshot_id, question, holder)
-    scan = await app[PLANNER].plan(bound_scan, entry)
+    scan = await app[COMPONENTS].planner.plan(bound_scan, entry)
     manifests = len(scan.view.blocks) + len(scan.view.delete_blocks)
     small = scan.considered <= _IN_THREAD_FILES and manifests <= _IN_THREAD_MANIFESTS
     misleads = False
@@ -281,7 +281,7 @@ async def _make(
         if name is not None and scan.complete:
             app[DECLINED].put((name, kept_max), made, _DECLINED_EACH_BYTES)
         return made
-    plan_id = str(app[CLOCK].uuid7())
+    plan_id = str(app[COMPONENTS].clock.uuid7())
     if not scan.complete:  # a later plan may keep fewer files, so the name is not shared
         name = plan_name(entry, snapshot.snapshot_id, f"{question} {plan_id}", holder)
         made = msgspec.structs.replace(made, name=name)
@@ -289,14 +289,14 @@ async def _make(
     divide = partial(kept_manifests, scan, version, hidden=hidden)
     kept = divide() if small else await asyncio.to_thread(divide)
     reason = ""
-    if kept.entries > (limit := app[SETTINGS].plan_table_files_limit):
+    if kept.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
         reason = f"its plan table would list {kept.entries:,} files, and the limit plan_table_files_limit is {limit:,}"
-    elif not await app[CATALOG].plan_tables.has_room(who):
+    elif not await app[COMPONENTS].catalog.plan_tables.has_room(who):
         reason = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
     if reason:
         return msgspec.structs.replace(made, name=None, misread=reason if misleads else msgspec.UNSET)
     plan = await _stored(app, entry, bound_scan, kept, made, plan_id, lease_s, holder, who)
-    usage = app[CATALOG].column_usage
+    usage = app[COMPONENTS].catalog.column_usage
     if plan.shown_id is not None and usage.is_on:
         usage.plans.put(plan.shown_id, oldest_end_ms(scan.view, scan.entry_ids, scan.metadata), 0)
     return _answer(plan)
@@ -345,7 +345,7 @@ async def _stored(
         shown = shown_snapshot(plan_id, metadata, planned)
         text = msgspec.json.encode(shown).decode()
         plan = msgspec.structs.replace(plan, audience=holder.audience, shown_id=shown.snapshot_id, shown=text)
-    return await app[CATALOG].plan_tables.keep(plan, written.metadata, written.files, lease_s, who)
+    return await app[COMPONENTS].catalog.plan_tables.keep(plan, written.metadata, written.files, lease_s, who)
 
 
 def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
@@ -378,12 +378,12 @@ def _unless_more(made: PlanTableResponse, kept_max: float | None) -> PlanTableRe
 
 
 async def _open(app: web.Application) -> None:
-    settings = app[SETTINGS]
+    settings = app[COMPONENTS].settings
     budget_bytes, limit_bytes = settings.plan_table_memory_bytes, settings.plan_manifest_limit_bytes
-    app[WRITER] = PlanWriter(app[OBJECTS], budget_bytes=budget_bytes, limit_bytes=limit_bytes)
+    app[WRITER] = PlanWriter(app[COMPONENTS].objects, budget_bytes=budget_bytes, limit_bytes=limit_bytes)
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     add_joins(app)
     app[MAKING] = SingleFlight()
     app[READ] = MemoryCache(_READ_BYTES, "statements")

@@ -26,10 +26,9 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json, is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from seamark.metaserver.api.formats.pieces import Run, send
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
-from seamark.metaserver.api.http.keys import BOUNDS, CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
-from seamark.metaserver.api.http.observability.metrics import METRICS
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_plan
@@ -87,7 +86,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Identity and pointer are checked for each request; only what depends on nothing else is cached."""
     app, namespace, name = call.app, call.namespace, call.names[0]
     if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
-        return (await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body))[0]
+        return (await _plan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body))[0]
     entry = await app[POINTERS].entry(namespace, name)
     given = call.headers.get
     # The key contains everything that the answer depends on besides settings; metadata files are immutable. Whether the
@@ -107,7 +106,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     )
     kept = app[ANSWERS].get(known)
     if kept is not None:
-        app[METRICS].plans.observe(kept.considered, kept.files, 0.0)
+        app[COMPONENTS].metrics.plans.observe(kept.considered, kept.files, 0.0)
         count_read(call, kept.read)
         return web.Response(body=kept.body, headers=kept.headers)
     answer, scan, read = await _plan(call, await _loaded_from(call, entry), body)
@@ -133,10 +132,10 @@ async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, S
     plan_id = await _start_if_long(call, loaded, pinned, bound_scan)
     if plan_id is not None:
         return {"status": "submitted", "plan-id": plan_id}, None, None
-    monotonic = call.app[CLOCK].monotonic
+    monotonic = call.components.clock.monotonic
     began_s = monotonic()
-    scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
-    call.app[METRICS].plans.observe(scan.considered, scan.files, monotonic() - began_s)
+    scan = await call.components.planner.plan(bound_scan, loaded.entry)
+    call.components.metrics.plans.observe(scan.considered, scan.files, monotonic() - began_s)
     read = None
     if body.seamark.usage:
         read = count_read(call, await read_of_plan(call, loaded.entry, scan, bound_scan.predicates, body.select))
@@ -163,7 +162,7 @@ async def fetch_planning_result(call: Call) -> Answer:
         scan = task.result()
     except BadRequest as error:  # valid when the plan was begun; a snapshot of its range has expired since
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
-    call.app[METRICS].plans.observe(scan.considered, scan.files, 0.0)
+    call.components.metrics.plans.observe(scan.considered, scan.files, 0.0)
     return await _completed(call, loaded, pinned, scan, 0, _credentials(call, loaded))
 
 
@@ -186,7 +185,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
         raise NoSuchPlanTask(f"The plan task's snapshot of {_table_name(call)} has expired; plan again")
     try:
         bound_scan = await _long_filters(call).bind(metadata, task.request)
-        scan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
+        scan = await call.components.planner.plan(bound_scan, loaded.entry)
     except BadRequest as error:  # valid when the task was issued; a snapshot of its range has expired since
         raise NoSuchPlanTask(f"The plan task can no longer be answered: {error.message}; plan again") from None
     first, end = scan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
@@ -196,7 +195,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
 
 
 async def _loaded(call: Call) -> LoadedTable:
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
         call.namespace, call.name
     )
@@ -204,13 +203,13 @@ async def _loaded(call: Call) -> LoadedTable:
 
 async def _loaded_from(call: Call, entry: Entry) -> LoadedTable:
     """The table at its current pointer. NotFound when the metadata file is missing."""
-    documents, location = call.app[CATALOG].documents, entry.metadata_location
+    documents, location = call.components.catalog.documents, entry.metadata_location
     await documents.ensure_exists(location)
     return LoadedTable(entry=entry, metadata=await documents.table(location))
 
 
 def _long_filters(call: Call) -> LongFilters:
-    return LongFilters(call.app[BOUNDS], call.principal.name)
+    return LongFilters(call.components.worker_limits, call.principal.name)
 
 
 def _uuid(loaded: LoadedTable) -> str:
@@ -243,7 +242,7 @@ def _plan_task(
     call: Call, entry: Entry | None, metadata: TableMetadata, pinned: PinnedRequest
 ) -> Callable[[], Awaitable[ScanPlan]]:
     """Computes the plan in a task that outlives the request."""
-    planner, filters = call.app[PLANNER], _long_filters(call)
+    planner, filters = call.components.planner, _long_filters(call)
 
     async def make() -> ScanPlan:
         return await planner.plan(await filters.bind(metadata, pinned), entry)
@@ -262,8 +261,8 @@ async def _start_if_long(call: Call, loaded: LoadedTable, pinned: PinnedRequest,
     """Starts a long plan and returns its id; None when the plan should be answered synchronously."""
     if not _dialect(call).polls:
         return None
-    undecoded = await call.app[PLANNER].entries_to_decode(bound_scan)
-    if undecoded <= call.app[SETTINGS].plan_async_files:
+    undecoded = await call.components.planner.entries_to_decode(bound_scan)
+    if undecoded <= call.components.settings.plan_async_files:
         return None
     pending = call.app[PENDING]
     if pending.is_full(call.principal.name):
@@ -280,7 +279,7 @@ def _answer(call: Call, pinned: PinnedRequest, scan: ScanPlan) -> ScanTaskWriter
     dialect = _dialect(call)
     form = TaskForm(
         residuals=pinned.residuals,
-        residual_bytes=call.app[SETTINGS].plan_residual_bytes,
+        residual_bytes=call.components.settings.plan_residual_bytes,
         exact_residuals=_wants_exact_residuals(call, dialect),
         sequence_numbers=pinned.sequence_numbers,
         whole_files=pinned.may_rewrite_files,
@@ -342,7 +341,7 @@ async def _completed(
     call: Call, loaded: LoadedTable, pinned: PinnedRequest, scan: ScanPlan, min_rows: int, credentials: bytes
 ) -> web.StreamResponse:
     """The complete answer of a plan, or the plan tasks that cover it."""
-    settings = call.app[SETTINGS]
+    settings = call.components.settings
     answer = _answer(call, pinned, scan)
     rows = scan.entry_ids
     if min_rows > 0:
@@ -398,7 +397,7 @@ def _plan_tasks(
     if len(rows) <= min(inline_limit, fit):
         return []
     packed = pack(whole.request)
-    size = min(call.app[SETTINGS].plan_page_size, fit)
+    size = min(call.components.settings.plan_page_size, fit)
     pages = page_count(len(rows), len(packed), inline_limit=min(inline_limit, fit), page_size=size)
     if not pages and len(rows) > fit:
         raise BadRequest(
@@ -430,17 +429,17 @@ def _body(head: bytes, answer: ScanTaskWriter, rows: Longs, tail: bytes) -> Iter
 
 
 async def _opened(app: web.Application) -> AsyncIterator[None]:
-    app[POINTERS] = PointerCache(app[CATALOG].tables, watch(app[SETTINGS].database_url()))
-    app[TOKENS] = Tokens(app[KEYRING])
+    app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.database_url()))
+    app[TOKENS] = Tokens(app[COMPONENTS].keyring)
     try:
         yield
     finally:
         app[POINTERS].close()
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     app[PENDING] = PendingPlans()
-    budget_bytes = app[SETTINGS].plan_answers_bytes
+    budget_bytes = app[COMPONENTS].settings.plan_answers_bytes
     app[PARTITION_TEXTS] = PartitionTextCache(int(budget_bytes * _TEXTS_SHARE))
     app[ANSWERS] = MemoryCache(int(budget_bytes * _ANSWERS_SHARE), "answers")
     app.cleanup_ctx.append(_opened)

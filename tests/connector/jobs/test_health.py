@@ -73,7 +73,7 @@ def test_what_the_server_does_by_itself_is_said(client: IndexClient, served: Ser
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
         (problem,) = client.health("db.t")["problems"]
-        assert problem["enabled"] is (served.server.parts.settings.services_workers > 0)
+        assert problem["enabled"] is (served.server.components.settings.services_workers > 0)
         with pytest.raises(NotFound):
             client.health("db.none")
 

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the server, and GET /metrics.
+"""Prometheus metrics of the server.
 
 Each application has its own registry, so that two servers in one process (tests) do not share counts. With several
 workers a scrape reaches any of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it
@@ -14,10 +14,8 @@ from __future__ import annotations
 import os
 
 import prometheus_client as prometheus
-from aiohttp import web
 from prometheus_client import multiprocess
 
-from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.observability.metric_groups import (
     COMMIT_OPERATIONS,
     CacheMetrics,
@@ -71,11 +69,3 @@ class ServerMetrics:
         together = prometheus.CollectorRegistry()
         multiprocess.MultiProcessCollector(together, path=folder)  # type: ignore[no-untyped-call]
         return prometheus.generate_latest(together)
-
-
-METRICS: web.AppKey[ServerMetrics] = web.AppKey("metrics", ServerMetrics)
-
-
-@Route("GET", "/metrics", "metrics", "Metrics in the text exposition format", check=Check.LOGIN)
-async def metrics(call: Call) -> web.Response:
-    return web.Response(body=call.app[METRICS].render(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
