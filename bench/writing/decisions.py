@@ -80,21 +80,21 @@ async def _create(server: Running, tables: int) -> None:
     lake = await Lake.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
         await lake.append([(number, 0, "a")])
-    found = await server.parts.store.entry(EntryKind.TABLE, ("db",), "sample")
+    found = await server.components.store.entry(EntryKind.TABLE, ("db",), "sample")
     assert found is not None
     text = Path(found.metadata_location.removeprefix("file://")).read_text()
     folder = lake.folder.parent / "copies"
     folder.mkdir()
-    await server.parts.store.transact([CreateNamespace(path=(f"n{n}",), properties={}) for n in range(NAMESPACES)])
+    await server.components.store.transact([CreateNamespace(path=(f"n{n}",), properties={}) for n in range(NAMESPACES)])
     batch = []
     for number in range(tables):
-        uuid = str(server.parts.clock.uuid4())
+        uuid = str(server.components.clock.uuid4())
         path = folder / f"{number}.metadata.json"
         path.write_text(text.replace(found.uuid, uuid))
         entry = created_entry((f"n{number % NAMESPACES}",), f"t{number}", uuid, f"file://{path}", 0)
         batch.append(CreateEntry(entry=entry))
         if len(batch) == 500 or number == tables - 1:
-            await server.parts.store.transact(batch)
+            await server.components.store.transact(batch)
             batch = []
 
 
@@ -102,7 +102,7 @@ class _Watch:
     """The tables of a server, and a queue, as of one scheduler."""
 
     def __init__(self, server: Running) -> None:
-        parts, settings = server.parts, server.parts.settings
+        parts, settings = server.components, server.components.settings
         self._clock = parts.clock
         self._services: list[JobProposer] = [
             proposer(settings, parts.clock)

@@ -147,6 +147,6 @@ def _response(answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], 
     return response
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     document: Callable[[], dict[str, Any]] = cache(partial(build_document, app))
     app[DOCUMENT] = document

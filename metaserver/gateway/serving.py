@@ -14,7 +14,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.connections import Answers, ConnectionLimits
 from seamark.formats.runtime.errors import SeamarkError
-from seamark.metaserver.api.http.components import ServerParts
+from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.gateway.backend import Backend
 from seamark.metaserver.gateway.caching.caching import CachingBackend
 from seamark.metaserver.gateway.caching.tiers import open_tiers
@@ -36,19 +36,19 @@ _CLEANING_S = 600.0
 
 @asynccontextmanager
 async def serving_gateway(
-    parts: ServerParts, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
+    components: ServerComponents, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
     """Serves S3 requests on `sock`, a bound socket, during the block."""
-    settings, clock = parts.settings, parts.clock
+    settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
-    ownership = Ownership(parts.store, clock, settings)
-    gateway = Gateway(settings, clock, parts.gateway_keys, ownership, backend, parts.metrics)
+    ownership = Ownership(components.store, clock, settings)
+    gateway = Gateway(settings, clock, components.gateway_keys, ownership, backend, components.metrics)
     runner = GatewayRunner(
         gateway.build_app(),
         gateway.begin,
         settings.gateway_send_bytes,
         limits,
-        Answers(_respond, partial(parts.metrics.observe, OPERATION, 400, 0.0, None)),
+        Answers(_respond, partial(components.metrics.observe, OPERATION, 400, 0.0, None)),
         tls=tls,
         access_log=None,
         auto_decompress=False,
@@ -59,9 +59,9 @@ async def serving_gateway(
     await runner.setup()
     try:
         async with (
-            running("gateway-tables", partial(ownership.follow, parts.timeline)),
-            running("gateway-backend", partial(_maintain, parts, backend)),
-            _preloading(parts, ownership, backend),
+            running("gateway-tables", partial(ownership.follow, components.timeline)),
+            running("gateway-backend", partial(_maintain, components, backend)),
+            _preloading(components, ownership, backend),
         ):
             await web.SockSite(runner, sock, backlog=1024).start()  # type: ignore[arg-type]
             yield
@@ -80,9 +80,9 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
 
 
 @asynccontextmanager
-async def _preloading(parts: ServerParts, ownership: Ownership, backend: Backend) -> AsyncIterator[None]:
+async def _preloading(components: ServerComponents, ownership: Ownership, backend: Backend) -> AsyncIterator[None]:
     """Preloads tables during the block, if there is a cache with a pinned part."""
-    settings = parts.settings
+    settings = components.settings
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
     budget_bytes = (
         cache_bytes * settings.gateway_cache_pinned_percent // 100 * settings.gateway_cache_holder_percent // 100
@@ -91,29 +91,29 @@ async def _preloading(parts: ServerParts, ownership: Ownership, backend: Backend
         yield
         return
     preloading = Preloading(
-        parts.store,
-        parts.catalog.documents,
-        parts.planner,
+        components.store,
+        components.catalog.documents,
+        components.planner,
         ownership,
         backend,
-        parts.clock,
+        components.clock,
         budget_bytes=budget_bytes,
     )
     async with (
-        running("gateway-preload-news", partial(preloading.follow, parts.timeline)),
+        running("gateway-preload-news", partial(preloading.follow, components.timeline)),
         running("gateway-preload", preloading.work),
     ):
         yield
 
 
-async def _maintain(parts: ServerParts, backend: Backend) -> None:
+async def _maintain(components: ServerComponents, backend: Backend) -> None:
     """Updates the metrics of a cache, and deletes the abandoned uploads of a folder."""
     while True:
         if isinstance(backend, CachingBackend):
-            backend.report(parts.metrics.gateway_cache)
+            backend.report(components.metrics.gateway_cache)
         elif isinstance(backend, FolderBackend):
             with contextlib.suppress(SeamarkError):  # while the database does not answer, uploads stay
-                await backend.delete_abandoned(await look_at_clock(parts.store, parts.clock))
+                await backend.delete_abandoned(await look_at_clock(components.store, components.clock))
         await asyncio.sleep(_REPORT_S if isinstance(backend, CachingBackend) else _CLEANING_S)
 
 

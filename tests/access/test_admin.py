@@ -68,7 +68,7 @@ async def test_listings_come_in_pages_that_miss_and_double_nothing(administered:
         await administered.call(
             "root", "POST", "/api/v1/tokens", {"name": f"t{number}", "grants": [{"role": "reader"}]}
         )
-    await administered.server.parts.audit.flush()
+    await administered.server.components.audit.flush()
     for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
         seen: list[Any] = []
         token: str | None = ""
@@ -131,7 +131,7 @@ async def test_tokens_and_the_audit_log_are_for_admins_of_everything(administere
 async def test_the_audit_log_tells_who_did_what(administered: Administered) -> None:
     await administered.call("bob", "GET", "/api/v1/tokens")
     await administered.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
-    await administered.server.parts.audit.flush()
+    await administered.server.components.audit.flush()
     _, listed = await administered.call("root", "GET", "/api/v1/audit")
     assert [(one["who"], one["action"], one["outcome"], one["resource"]) for one in listed["records"]] == [
         ("bob", "listTokens", "denied", "/api/v1/tokens"),
@@ -194,5 +194,5 @@ async def test_the_view_of_a_plan_is_of_the_principal_that_asks_first(administer
     await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for one in (bob, root):
         assert (await one("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
-    [view] = administered.server.parts.planner._views._views.values()
+    [view] = administered.server.components.planner._views._views.values()
     assert view.holder == "bob"

@@ -25,8 +25,6 @@ from seamark.metaserver.access.principal import (
 )
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.describe import description_of
-from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant, NamespacePath
 
 AUTHORIZER = Authorizer()
@@ -102,7 +100,6 @@ def test_more_grants_never_allow_less(
 
 def test_every_route_that_needs_a_login_has_a_rule_of_its_own() -> None:
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app, EXTENSIONS)
     described = [description_of(route.handler) for route in app.router.routes()]
     needed = {one.operation for one in described if not one.public}

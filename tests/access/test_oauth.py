@@ -56,7 +56,7 @@ async def name_of(server: Running, token: str) -> str | None:
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
         if answer.status != 200:
             return None
-    return (await server.parts.authenticator.login(token)).principal.name
+    return (await server.components.authenticator.login(token)).principal.name
 
 
 def scoped_exchange(subject: str, **given: str) -> dict[str, str]:
@@ -86,7 +86,7 @@ async def test_client_credentials_give_a_token(server: Running, secrets: dict[st
 async def test_what_was_issued_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
     _, refreshed = await ask(server, scoped_exchange(body["access_token"]))
-    await revoke_token(server.parts.store, server.parts.clock, "bob")
+    await revoke_token(server.components.store, server.components.clock, "bob")
     assert await name_of(server, body["access_token"]) is None
     assert await name_of(server, refreshed["access_token"]) is None
     status, refusal = await ask(server, scoped_exchange(refreshed["access_token"]))
@@ -110,8 +110,8 @@ async def test_an_expired_token_is_refreshed_with_the_credentials_of_its_holder_
     tmp_path: Path, secrets: dict[str, str]
 ) -> None:
     async with running(tmp_path, auth="token") as server:
-        token = (await server.parts.authenticator.login(secrets["ann"])).token
-        issuer = server.parts.authenticator.issuer
+        token = (await server.components.authenticator.login(secrets["ann"])).token
+        issuer = server.components.authenticator.issuer
         issuer._ttl_s = -60  # issued a minute after its end
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
@@ -256,7 +256,7 @@ async def test_what_was_prolonged_ends_with_the_secret(server: Running, secrets:
     token = (await ask(server, form))[1]["access_token"]
     token = (await ask(server, exchange(token)))[1]["access_token"]
     assert await name_of(server, token) == "bob"
-    await revoke_token(server.parts.store, server.parts.clock, "bob")
+    await revoke_token(server.components.store, server.components.clock, "bob")
     assert await name_of(server, token) is None
 
 

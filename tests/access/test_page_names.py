@@ -18,10 +18,10 @@ from tests.server.rig import running
 async def test_no_page_or_token_tells_of_namespaces_that_one_may_not_see(tmp_path: Path) -> None:
     async with running(tmp_path) as admin:
         for number in range(10):
-            await admin.parts.store.transact([CreateNamespace(path=(f"hidden-{number:02}",), properties={})])
-        await admin.parts.store.transact([CreateNamespace(path=("zoo",), properties={})])
+            await admin.components.store.transact([CreateNamespace(path=(f"hidden-{number:02}",), properties={})])
+        await admin.components.store.transact([CreateNamespace(path=("zoo",), properties={})])
         grants = [Grant("ann", "reader", ("db",)), Grant("ann", "reader", ("zoo",))]
-        secret = await create_token(admin.parts.store, admin.parts.clock, "ann", None, grants)
+        secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
     async with running(tmp_path, auth="token") as server:
         headers = {"Authorization": f"Bearer {secret}"}
         token, pages = "", []
@@ -44,9 +44,9 @@ async def test_a_page_takes_no_work_for_namespaces_that_one_may_not_see(
             *((f"hidden-{number:04}",) for number in range(300)),
             *((f"seen-{number:03}",) for number in range(250)),
         ]
-        await admin.parts.store.transact([CreateNamespace(path=path, properties={}) for path in paths])
+        await admin.components.store.transact([CreateNamespace(path=path, properties={}) for path in paths])
         grants = [Grant("ann", "reader", (f"seen-{number:03}",)) for number in range(260)]
-        secret = await create_token(admin.parts.store, admin.parts.clock, "ann", None, grants)
+        secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
     async with running(tmp_path, auth="token") as server:
         reads: list[int] = []
         listed = GeneratorStore._list
@@ -56,7 +56,7 @@ async def test_a_page_takes_no_work_for_namespaces_that_one_may_not_see(
             reads.append(len(rows) if isinstance(rows, list) else 0)
             return rows
 
-        for opened in (type(server.parts.store), GeneratorStore):
+        for opened in (type(server.components.store), GeneratorStore):
             if "_list" in vars(opened):
                 listed = vars(opened)["_list"]
                 monkeypatch.setattr(opened, "_list", counted)

@@ -41,14 +41,14 @@ async def test_no_token_comes_out_in_logs_audit_answers_or_files(
             await send("POST", "/v1/oauth/tokens", data=form)
             await send("POST", f"/v1/oauth/tokens?client_secret={secret}", data={"grant_type": "x"})
             await send("GET", f"/v1/namespaces?token={secret}")
-            issued = seen_token = (await server.parts.authenticator.login(secret)).token
+            issued = seen_token = (await server.components.authenticator.login(secret)).token
             assert issued is not None
-            jwt, _ = server.parts.authenticator.issuer.issue(seen_token)
+            jwt, _ = server.components.authenticator.issuer.issue(seen_token)
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}"})
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
-            await server.parts.audit.flush()
-            audit = repr(await server.parts.store.audit(None, 1000))
-            shown = repr(server.parts.authenticator) + repr(vars(server.parts.authenticator.issuer))
+            await server.components.audit.flush()
+            audit = repr(await server.components.store.audit(None, 1000))
+            shown = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
     everything = {"answers": str(seen), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": shown}
     assert len(logs) > 5
     assert "createNamespace" in audit

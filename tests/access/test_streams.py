@@ -60,7 +60,7 @@ async def test_an_event_stream_ends_with_the_token_or_the_right_and_delivers_not
         assert answer.status == 200
         assert b"retry" in await answer.content.readuntil(b"\n\n")
         assert b"event: instant" in await answer.content.readuntil(b"\n\n")
-        await end(server.parts.store)
+        await end(server.components.store)
         if not quiet:
             await server.record(action="secret-action")
         rest = await read_on(answer)
@@ -73,8 +73,8 @@ async def test_an_event_stream_ends_when_its_access_token_expires(tmp_path: Path
     clock = LateClock()
     async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
-        login = await server.parts.authenticator.login(secret)
-        issued, _ = server.parts.authenticator.issuer.issue(login.token)
+        login = await server.components.authenticator.login(secret)
+        issued, _ = server.components.authenticator.issuer.issue(login.token)
         headers = {**STREAM, "Authorization": f"Bearer {issued}"}
         async with server.http.get(server.url + TABLE_TIMELINE, headers=headers) as answer:
             assert answer.status == 200
@@ -90,9 +90,9 @@ async def test_a_long_poll_tells_nothing_once_its_token_is_revoked(server: Runni
             return answer.status, await answer.read()
 
     polling = asyncio.create_task(poll())
-    while not server.parts.timeline.watchers:
+    while not server.components.timeline.watchers:
         await asyncio.sleep(0.02)
-    await revoke(server.parts.store)
+    await revoke(server.components.store)
     await server.record(action="secret-action")
     status, body = await polling
     assert status == 401
@@ -103,7 +103,7 @@ async def test_what_happens_to_a_table_in_a_namespace_that_one_may_not_read_is_n
     server: Running, secret: str
 ) -> None:
     entry = Entry(EntryKind.TABLE, ("db",), "t", "uuid-of-t", "file:///m", None, 1, 0, 0)
-    await server.parts.store.transact([CreateNamespace(path=("hidden",), properties={}), CreateEntry(entry)])
+    await server.components.store.transact([CreateNamespace(path=("hidden",), properties={}), CreateEntry(entry)])
     await server.record(namespace=("hidden",), action="moved-here")
     await server.record(action="last")
     headers = {"Authorization": f"Bearer {secret}"}

@@ -50,7 +50,7 @@ class Prepared:
 async def prepare(api: Api) -> Prepared:
     location = (await api.table())["metadata-location"]
     view = (await api.view())["metadata-location"]
-    warehouse = api.server.parts.settings.warehouse_uri()
+    warehouse = api.server.components.settings.warehouse_uri()
     return Prepared(api, {"location": location, "view": view, "warehouse": warehouse})
 
 

@@ -25,7 +25,7 @@ async def test_each_is_refused_as_the_table_says_and_the_reference_page_agrees(t
 async def test_none_of_them_leaves_a_trace(tmp_path: Path) -> None:
     async with running(tmp_path, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         prepared = await prepare(Api(server))
-        store = server.parts.store
+        store = server.components.store
 
         async def state() -> object:
             found = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]

@@ -282,7 +282,7 @@ async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: 
     assert (await shown(api))["index-files"] == []
     answer = await lake.commit({"add": [data], "index-files": [file]})
     metadata = await lake.metadata()
-    (known,) = await api.server.parts.store.index_files(metadata["table-uuid"])
+    (known,) = await api.server.components.store.index_files(metadata["table-uuid"])
     assert (known.location, known.state) == (file["location"], IndexFileState.LIVE)
     assert known.snapshot_id == answer["snapshot-id"]
     assert (await shown(api))["files"] == 1
@@ -448,7 +448,7 @@ async def test_more_snapshots_than_are_looked_at_are_a_conflict(tmp_path: Path) 
         body = {"add": [lake.data([(9, 0, "z")])], "scope": scope}
         assert (await lake.send({**body, "read-snapshot-id": ids[0]})).status == 409
         assert (await lake.send({**body, "read-snapshot-id": ids[1]})).status == 200
-        collisions = server.parts.metrics.registry.get_sample_value(
+        collisions = server.components.metrics.registry.get_sample_value(
             "seamark_commit_collisions_total", {"reason": "history"}
         )
         assert collisions == 1
@@ -462,7 +462,9 @@ async def test_a_manifest_that_is_gone_is_named_and_nothing_is_changed(api: Api)
     assert snapshot is not None
     (manifest,) = manifests_of(snapshot)
     Path(manifest["manifest_path"].removeprefix("file://")).unlink()
-    async with running(lake.folder.parent / "other", warehouse=api.server.parts.settings.warehouse_uri()) as server:
+    async with running(
+        lake.folder.parent / "other", warehouse=api.server.components.settings.warehouse_uri()
+    ) as server:
         other = Api(server)
         body = {"name": "t", "metadata-location": head["metadata-location"]}
         assert (await other("POST", "/v1/namespaces/db/register", body)).status == 200

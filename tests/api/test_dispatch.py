@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import msgspec
 import pytest
 from aiohttp import web
@@ -10,8 +13,9 @@ from aiohttp.test_utils import make_mocked_request
 from seamark.formats.runtime.errors import Forbidden
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.principal import Principal
+from seamark.metaserver.api.http.components import COMPONENTS, ServerComponents
 from seamark.metaserver.api.http.dispatch import Call, Check, Endpoint, Route
-from seamark.metaserver.api.http.keys import AUTHORIZER, PRINCIPAL
+from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.store.model import Grant
 
 
@@ -25,7 +29,7 @@ def _route(check: Check) -> Route:
 
 def _request(*grants: Grant) -> web.Request:
     app = web.Application()
-    app[AUTHORIZER] = Authorizer()
+    app[COMPONENTS] = cast(ServerComponents, SimpleNamespace(authorizer=Authorizer()))
     request = make_mocked_request("POST", "/x", app=app)
     request[PRINCIPAL] = Principal("p", grants)
     return request

@@ -70,7 +70,7 @@ async def test_the_etag_follows_the_asked_access_and_the_name(tmp_path: Path) ->
 async def test_headers_that_ask_for_the_same_access_share_one_compressed_answer(api: Api) -> None:
     """A client could fill the cache of metadata with an answer for each of its headers."""
     await api.table(properties={f"p{number}": "x" * 100 for number in range(200)})
-    cache = api.server.parts.catalog.documents.cache
+    cache = api.server.components.catalog.documents.cache
     headers = {"Accept-Encoding": "gzip"}
     tags = set()
     for number in range(8):
@@ -100,7 +100,7 @@ async def test_a_large_table_is_compressed_once_and_reads_the_same(api: Api, mod
     await api.table(properties={f"property-{number}": "x" * 100 for number in range(500)})
     plain = await api("GET", f"{TABLE}?snapshots={mode}")
     assert "Content-Encoding" not in plain.headers
-    hits = api.server.parts.catalog.documents.cache.stats().hits
+    hits = api.server.components.catalog.documents.cache.stats().hits
     for _ in range(2):
         url = f"{api.server.url}{TABLE}?snapshots={mode}"
         async with api.server.http.get(url, headers={"Accept-Encoding": "gzip"}) as answer:
@@ -109,7 +109,7 @@ async def test_a_large_table_is_compressed_once_and_reads_the_same(api: Api, mod
             assert "Accept-Encoding" in answer.headers["Vary"]
             assert int(answer.headers["Content-Length"]) < len(plain.raw) / 4
             assert await answer.read() == plain.raw
-    cache = api.server.parts.catalog.documents.cache
+    cache = api.server.components.catalog.documents.cache
     assert ("gzip", plain.headers["ETag"]) in cache
     assert cache.stats().hits > hits
     kept = cache.get(("gzip", plain.headers["ETag"]))

@@ -88,7 +88,7 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
     snapshot = {
         "snapshot-id": number,
         "sequence-number": 1,
-        "timestamp-ms": c.world.server.parts.clock.now_ms(),
+        "timestamp-ms": c.world.server.components.clock.now_ms(),
         "manifest-list": manifest_list,
         "summary": {"operation": "append"},
         "schema-id": 0,
@@ -431,7 +431,7 @@ async def swapped_metadata(c: Campaign) -> None:
             forged |= {"snapshots": [snapshot], "current-snapshot-id": 7, "last-sequence-number": 1}
             forged["refs"] = {"main": {"snapshot-id": 7, "type": "branch"}}
     c.world.write(place, json.dumps(forged).encode())
-    c.world.server.parts.catalog.documents.cache.clear()
+    c.world.server.components.catalog.documents.cache.clear()
     c.steps.append(f"writes over {place}: {json.dumps(forged)[:1500]}")
     await sign_everything(c, name)
     await harvest(c, name)
@@ -459,7 +459,7 @@ async def swapped_view(c: Campaign) -> None:
             text = [{"type": "sql", "sql": "SELECT 'other' AS id", "dialect": "trino"}]
             forged["versions"] = [{**one, "representations": text} for one in forged["versions"]]
     c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
-    c.world.server.parts.catalog.documents.cache.clear()
+    c.world.server.components.catalog.documents.cache.clear()
     c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
     again = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
     if again.status == 200:

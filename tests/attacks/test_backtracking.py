@@ -178,7 +178,7 @@ def test_chains_of_brackets_are_refused_before_they_take_long(part: str) -> None
 async def test_a_stored_name_does_not_stop_a_server_that_starts(tmp_path: Path) -> None:
     stored = {"a" + MARKS * 200_000: "x", "note": "y", "s3.endpoint": "http://elsewhere"}
     async with running(tmp_path) as server:
-        await server.parts.store.transact([CreateNamespace(path=("old",), properties=stored)])
+        await server.components.store.transact([CreateNamespace(path=("old",), properties=stored)])
     async with running(tmp_path) as server:
         status, answer = await server.get("/v1/namespaces/old")
         assert status == 200

@@ -113,12 +113,12 @@ async def test_clients_that_leave_at_any_point_hold_nothing_afterwards(
         await append(as_root, "t", tens(300), snapshot_id=1, manifests=3)  # type: ignore[arg-type]
         await in_groups(lambda seed: leave(server, secrets, seed), range(32), 8)
         (bounds,) = limits
-        await until(lambda: bounds.is_idle and server.parts.metrics.requests.answering == 0)
+        await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)
         bounds.check_invariants()
-        context = server.parts.catalog.tables._parts
+        context = server.components.catalog.tables._parts
         assert context.large.is_free
-        assert not any(lock.locked() for lock in server.parts.stock_commits.publisher._locks.values())
-        planner = server.parts.planner
+        assert not any(lock.locked() for lock in server.components.engine_commits.publisher._locks.values())
+        planner = server.components.planner
         assert len(planner._loading) == len(planner._planning) == 0
         planner.check_invariants()
         for who, method, path, body in REQUESTS:

@@ -94,8 +94,8 @@ async def test_a_file_that_the_server_writes_and_removes_at_once_is_found(tmp_pa
         before = await world.fingerprint()
         world.touched.clear()
         place = f"{world.hints['location'][0]}/metadata/planted"
-        await world.server.parts.objects.create(place, b"x")
-        await world.server.parts.objects.delete(place)
+        await world.server.components.objects.create(place, b"x")
+        await world.server.components.objects.delete(place)
         await compare(c, before)
         assert c.findings == [f"the server created or deleted the victim's {place}"] * 2
 

@@ -170,7 +170,7 @@ async def act(server: Running, warehouse: Path, action: str) -> str:
         case "purge":
             answer = await api("DELETE", f"{table}?purgeRequested=true")
         case "housekeep":
-            return str(await server.parts.housekeeping.round())
+            return str(await server.components.housekeeping.round())
         case "append":
             return await asyncio.to_thread(try_append, server.url)
         case _:

@@ -64,7 +64,7 @@ async def _overwrite(world: World, path: str, **changes: Any) -> None:
     loaded = await world.good("mallory", "GET", path)
     metadata = {**json.loads(world.read(loaded["metadata-location"])), **changes}
     world.write(loaded["metadata-location"], json.dumps(metadata).encode())
-    world.server.parts.catalog.documents.cache.clear()
+    world.server.components.catalog.documents.cache.clear()
 
 
 async def _rename_file(world: World, kind: str, name: str) -> None:
@@ -111,7 +111,7 @@ async def test_forged_metadata_has_nothing_written_or_listed_elsewhere(
 async def test_the_same_requests_work_while_metadata_are_as_they_were_written(tmp_path: Path, way: str) -> None:
     async with open_world(tmp_path, random.Random(8)) as world:
         own = await _attackers_own(world)
-        world.server.parts.catalog.documents.cache.clear()
+        world.server.components.catalog.documents.cache.clear()
         answer = await _try(world, way, own)
         assert answer.status < 300, answer.raw
 
@@ -124,7 +124,7 @@ async def test_metadata_that_were_overwritten_are_not_served(tmp_path: Path, cod
         loaded = await world.good("mallory", "POST", f"{NAMES}/tables/t", properties)
         location = loaded["metadata-location"]
         whole = world.read(location)
-        documents = world.server.parts.catalog.documents
+        documents = world.server.components.catalog.documents
         for changed in (whole + b" ", whole[:-1], whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]):
             world.write(location, changed)
             documents.cache.clear()

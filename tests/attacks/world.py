@@ -216,7 +216,7 @@ async def open_world(
         async with running(home, **settings) as server, AsyncExitStack() as stack:
             world = World(server, Api(server), secrets, tokens, warehouse, s3, bucket, victim, touched=touched)
             if with_gateway:
-                await stack.enter_async_context(gateway(server.parts))
+                await stack.enter_async_context(gateway(server.components))
                 world.gateway = f"http://127.0.0.1:{settings['gateway_port']}"
             await _prepare(world, mark, rng)
             yield world

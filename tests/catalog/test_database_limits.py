@@ -38,7 +38,7 @@ GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any]]:
     """A server with two tenants, and a function that sends a request of one of them."""
     async with running(home) as admin:
-        store, clock = admin.parts.store, admin.parts.clock
+        store, clock = admin.components.store, admin.components.clock
         await store.transact([CreateNamespace(path=(name,), properties={}) for name in ("a", "b")])
         tokens = {one.principal: await create_token(store, clock, one.principal, None, [one]) for one in GRANTS}
     async with running(home, auth="token", **settings) as server:
@@ -121,10 +121,10 @@ async def test_a_principal_writes_so_much_in_an_hour_and_others_go_on(tmp_path: 
         assert (await ask("bob", "POST", "/v1/namespaces/b/properties", {"updates": {"n": "x"}})).status == 200
         # Refused requests write nothing: neither are they recorded one by one.
         await asyncio.sleep(0)
-        before = len(await server.parts.store.audit(None, 10_000))
+        before = len(await server.components.store.audit(None, 10_000))
         for _ in range(20):
             assert (await ask("ann", "POST", "/v1/namespaces/a/properties", {"updates": {"n": "x"}})).status == 429
-        assert len(await server.parts.store.audit(None, 10_000)) <= before + 1
+        assert len(await server.components.store.audit(None, 10_000)) <= before + 1
         assert (await ask("ann", "DELETE", "/v1/namespaces/a")).status == 204
 
 

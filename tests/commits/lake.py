@@ -75,7 +75,7 @@ class Lake:
         assert answer.status == 200, answer.raw
         folder = Path(answer.json["metadata"]["location"].removeprefix("file://"))
         (folder / "data").mkdir(parents=True)
-        _count_waiting(api.server.parts.commits)
+        _count_waiting(api.server.components.commits)
         return Lake(api, folder, name, version, spec)
 
     @property
@@ -96,7 +96,7 @@ class Lake:
 
     async def waiting(self, count: int) -> None:
         """Until so many changes are in the table's queue, or in the group that is being committed."""
-        counts = _counts[self.api.server.parts.commits]
+        counts = _counts[self.api.server.components.commits]
         await until(lambda: counts[self.name] == count)
 
     async def metadata(self) -> Any:

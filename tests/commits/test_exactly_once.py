@@ -115,10 +115,10 @@ async def test_a_repeat_hears_that_it_succeeded_where_its_table_has_left_the_nam
 async def test_what_another_server_commits_while_its_twin_waits_is_not_refused_later(api: Api, how: str) -> None:
     lake = await Lake.create(api)
     uuid = (await lake.metadata())["table-uuid"]
-    async with api.server.parts.stock_commits.publisher.lock(("db",), "t"):
+    async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
         sent = [asyncio.create_task(lake.send(numbered(lake, sequence))) for sequence in (1, 2)]
         await lake.waiting(2)
-        await api.server.parts.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
+        await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
         await _moved(api, how)
     answers = await asyncio.gather(*sent)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")

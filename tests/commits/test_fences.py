@@ -17,12 +17,12 @@ async def test_a_change_with_an_old_fencing_number_is_refused_and_the_others_of_
 ) -> None:
     async with running(tmp_path, services_workers=0) as server:
         lake = await Lake.create(Api(server))
-        (fence,) = await server.parts.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
+        (fence,) = await server.components.store.transact([TakeLease(SERVICES, "a", now_ms=0, until_ms=10)])
         await lake.append([(0, 0, "a")], fence=fence)
-        (later,) = await server.parts.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
+        (later,) = await server.components.store.transact([TakeLease(SERVICES, "b", now_ms=20, until_ms=30)])
         assert later > fence
         bodies = [{"add": [lake.data([(n, 0, "a")])]} | ({"fence": fence} if n % 2 else {}) for n in range(1, 9)]
-        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
+        async with server.components.engine_commits.publisher.lock(("db",), "t"):
             tasks = [asyncio.create_task(lake.send(body)) for body in bodies]
             await lake.waiting(8)
         answers = await asyncio.gather(*tasks)

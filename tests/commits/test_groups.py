@@ -33,7 +33,7 @@ async def _write(lake: Lake, writer: int) -> list[Any]:
 
 
 def _counted(api: Api, name: str) -> float:
-    found = api.server.parts.metrics.registry.get_sample_value(name)
+    found = api.server.components.metrics.registry.get_sample_value(name)
     assert found is not None
     return found
 
@@ -52,7 +52,9 @@ async def test_concurrent_appenders_never_fail_and_share_transactions(tmp_path: 
         chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
         assert [one.get("parent-snapshot-id") for one in chain[1:]] == [one["snapshot-id"] for one in chain[:-1]]
         assert {one["snapshot-id"] for one in chain} == {one["snapshot-id"] for one in answers}
-        instants = await server.parts.store.instants(InstantFilter(uuid=metadata["table-uuid"], action="commit"), 1000)
+        instants = await server.components.store.instants(
+            InstantFilter(uuid=metadata["table-uuid"], action="commit"), 1000
+        )
         assert {one.snapshot_id for one in instants} == {one["snapshot-id"] for one in answers}
 
 
@@ -80,11 +82,11 @@ async def test_a_replica_that_loses_every_race_commits_all_the_same(
         lake = await Lake.create(Api(fast))
         late = Lake(Api(slow), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
         await late.append([(0, 0, "warm")])
-        prepare, is_over = slow.parts.stock_commits.publisher.prepare, False
+        prepare, is_over = slow.components.engine_commits.publisher.prepare, False
         lost = 0
 
         async def pointer() -> Any:
-            return await fast.parts.store.entry(EntryKind.TABLE, ("db",), "t")
+            return await fast.components.store.entry(EntryKind.TABLE, ("db",), "t")
 
         async def slowly(*given: Any, **named: Any) -> Any:
             nonlocal lost
@@ -97,7 +99,7 @@ async def test_a_replica_that_loses_every_race_commits_all_the_same(
                         await asyncio.sleep(0.005)
             return planned
 
-        monkeypatch.setattr(slow.parts.stock_commits.publisher, "prepare", slowly)
+        monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", slowly)
 
         async def keep_on() -> None:
             number = 100
@@ -183,7 +185,7 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
         monkeypatch.setattr(change_application, "produce", broken)
-        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
+        async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first is a group by itself; all that come while it waits are another.
             bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]
             bodies[2]["operation"] = "overwrite"
@@ -199,7 +201,7 @@ async def test_a_bug_that_one_change_meets_fails_that_one_alone_and_leaves_no_fi
         assert head is not None
         assert sorted(row[0] for row in rows(head)) == [0, 1, 3]
         assert _counted(lake.api, "seamark_commit_groups_total") == 2
-        await server.parts.commits.close()
+        await server.components.commits.close()
         needed = {manifest["manifest_path"] for manifest in manifests_of(head)}
     avro = {path.as_uri() for path in (lake.folder / "metadata").glob("*-m*.avro")}
     assert avro == needed
@@ -223,7 +225,7 @@ async def test_an_index_file_that_is_of_another_index_fails_its_change_alone(
             body["index-files"] = [{"location": "file:///index", "size-in-bytes": 10}]
         order = [1, 0, 2, 3] if registered == "before" else [0, 1, 2, 3]
         answers = [await lake.send(bodies[order.pop(0)])] if registered == "before" else []
-        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
+        async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first is a group by itself; all that come while it waits are another.
             tasks = []
             for number in order:
@@ -251,7 +253,7 @@ async def test_the_same_key_twice_in_one_group_is_answered_once_for_both(tmp_pat
         key = new_key()
         body = {"add": [lake.data([(1, 0, "a")])]}
         others = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
-        async with server.parts.stock_commits.publisher.lock(("db",), "t"):
+        async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first is a group by itself; all that come while it waits are another.
             alone = asyncio.create_task(lake.send(others[0]))
             await lake.waiting(1)
@@ -283,7 +285,7 @@ async def test_files_written_in_vain_go_and_others_stay(tmp_path: Path, action: 
             assert refused.status == 409
         else:
             assert (await lake.commit(body))["duplicate"]
-        await server.parts.commits.close()
+        await server.components.commits.close()
         metadata = await lake.metadata()
         needed = {one["manifest-list"] for one in metadata["snapshots"]}
         for one in metadata["snapshots"]:
@@ -308,7 +310,7 @@ async def test_a_change_that_fails_is_answered_although_the_log_fails(
         lake = await Lake.create(Api(server))
         body = {"add": [lake.data([(1, 1, "a")])]}
         with monkeypatch.context() as patched:
-            patched.setattr(server.parts.commits, where, failing)
+            patched.setattr(server.components.commits, where, failing)
             patched.setattr(group_commit, "_log", SimpleNamespace(error=log))
             assert (await lake.send(body)).status == 500
         await lake.commit(body)

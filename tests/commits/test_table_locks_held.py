@@ -19,7 +19,9 @@ async def test_turns_that_follow_each_other_hold_back_others_no_longer_than_one(
         base = await lake.commit({"add": [victim]})
         remove = {"remove": [{"file-path": victim["file-path"]}], "read-snapshot-id": base["snapshot-id"]}
         await lake.commit(remove)
-        async with server.parts.stock_commits.publisher.lock(("db",), "t"):  # all that come meanwhile are one group
+        async with server.components.engine_commits.publisher.lock(
+            ("db",), "t"
+        ):  # all that come meanwhile are one group
             first = asyncio.create_task(lake.append([(1, 0, "a")]))
             await lake.waiting(1)
             others = [asyncio.create_task(lake.send({**remove, "change-id": f"c{n}"})) for n in range(CHANGES)]

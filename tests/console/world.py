@@ -181,7 +181,7 @@ async def make_large(server: Running, files: int, seed: int = 2) -> None:
 async def make_many(server: Running, tables: int) -> None:
     """Names of tables in `many`, all with one metadata file."""
     await create_table(server, "template")
-    store = server.parts.store
+    store = server.components.store
     template = await store.entry(EntryKind.TABLE, ("db",), "template")
     assert template is not None
     await store.transact([CreateNamespace(path=("many",), properties={})])

@@ -20,8 +20,6 @@ from seamark.formats.runtime import errors
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.dispatch import served_endpoints
-from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.settings.settings import Settings
 from tests.api.rest.standard import operations
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO
@@ -175,7 +173,6 @@ def _tree(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]
 def served_operations() -> set[str]:
     """`METHOD template` of those operations of the specification that the router has."""
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app, EXTENSIONS)
     return set(served_endpoints(app)) & {one.endpoint for one in operations()}
 

@@ -10,9 +10,7 @@ from aiohttp import web
 
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.openapi import build_document
-from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.sql.migrations import MIGRATIONS
 from seamark.metaserver.timeline.webhooks import InstantAnswer, cloud_event
@@ -64,7 +62,6 @@ def test_the_timeline_page_shows_instants_and_events_as_they_are() -> None:
 
 def test_the_timeline_page_names_every_state_and_parameter() -> None:
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app, EXTENSIONS)
     document = build_document(app)
     text = (REFERENCE / "timeline.md").read_text()

@@ -128,11 +128,11 @@ async def test_a_part_of_housekeeping_that_fails_stops_no_other(
         raise ZeroDivisionError
 
     async with running(tmp_path) as server:
-        parts = server.parts.housekeeping._tasks
-        before = await server.parts.housekeeping.round()
+        parts = server.components.housekeeping._tasks
+        before = await server.components.housekeeping.round()
         for first in list(parts)[:-1]:
             monkeypatch.setitem(parts, first, failing)
-        assert (await server.parts.housekeeping.round()).keys() == {list(before)[-1]}
+        assert (await server.components.housekeeping.round()).keys() == {list(before)[-1]}
 
 
 def test_a_line_of_the_log_is_written_whatever_is_in_it(capfd: pytest.CaptureFixture[str]) -> None:

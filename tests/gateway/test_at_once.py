@@ -159,7 +159,7 @@ async def test_reads_of_what_is_in_memory_need_no_task_and_their_connection_is_c
         "s3_access_key_id": s3.access_key,
         "s3_secret_access_key": s3.secret_key,
     }
-    async with running(tmp_path / "home", **settings) as server, gateway(server.parts):
+    async with running(tmp_path / "home", **settings) as server, gateway(server.components):
         await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["db"]})
         created = {"name": "t", "schema": SCHEMA}
         async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=created) as answer:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from seamark.metaserver.server import gateway, open_certificate
+from seamark.metaserver.server import gateway
 from tests.gateway.rig import SCHEMA, Rig, keys_of, open_rig
 from tests.server.rig import running
 from tests.server.test_processes import eventually
@@ -103,23 +103,21 @@ async def test_the_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:
         "s3_secret_access_key": s3.secret_key,
     }
     context = ssl.create_default_context(cafile=str(trusted.file))
-    async with running(tmp_path / "home", **settings) as server:
-        certificate = open_certificate(server.parts.settings)
-        async with gateway(server.parts, certificate):
-            url = server.url.replace("http://", "https://")
-            await server.http.post(f"{url}/v1/namespaces", json={"namespace": ["db"]}, ssl=context)
-            async with server.http.post(
-                f"{url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, ssl=context
-            ) as answer:
-                keys = keys_of(await answer.json())
-            assert keys.endpoint.startswith("https://")
+    async with running(tmp_path / "home", **settings) as server, gateway(server.components):
+        url = server.url.replace("http://", "https://")
+        await server.http.post(f"{url}/v1/namespaces", json={"namespace": ["db"]}, ssl=context)
+        async with server.http.post(
+            f"{url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, ssl=context
+        ) as answer:
+            keys = keys_of(await answer.json())
+        assert keys.endpoint.startswith("https://")
 
-            def use() -> None:
-                data = bytes(range(256)) * 4000
-                at = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
-                with closing(keys.client(verify=str(trusted.file))) as client:
-                    client.put_object(**at, Body=data)
-                    for _ in range(2):
-                        assert client.get_object(**at)["Body"].read() == data
+        def use() -> None:
+            data = bytes(range(256)) * 4000
+            at = {"Bucket": keys.bucket, "Key": keys.prefix + _name()}
+            with closing(keys.client(verify=str(trusted.file))) as client:
+                client.put_object(**at, Body=data)
+                for _ in range(2):
+                    assert client.get_object(**at)["Body"].read() == data
 
-            await asyncio.to_thread(use)
+        await asyncio.to_thread(use)

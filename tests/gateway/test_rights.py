@@ -78,7 +78,7 @@ async def test_keys_have_the_rights_of_the_login_and_end(tmp_path: Path) -> None
         "gateway_port": free_port(),
         "gateway_keys_s": 60,
     }
-    async with running(home, clock=clock, **settings) as server, gateway(server.parts):
+    async with running(home, clock=clock, **settings) as server, gateway(server.components):
 
         async def load(who: str, tag: str = "") -> tuple[int, Any, str]:
             headers = {"Authorization": f"Bearer {tokens[who]}"} | ({"If-None-Match": tag} if tag else {})
@@ -135,7 +135,7 @@ async def test_keys_lose_what_their_principal_loses(tmp_path: Path) -> None:
         "gateway_port": free_port(),
         "rights_recheck_s": 0.05,
     }
-    async with running(home, **settings) as server, gateway(server.parts):
+    async with running(home, **settings) as server, gateway(server.components):
 
         async def send(who: str, method: str, path: str, body: Any = None) -> Any:
             headers = {"Authorization": f"Bearer {tokens[who]}"}
@@ -184,7 +184,7 @@ async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any
         "rights_recheck_s": 60.0,
         "watch_poll_s": 60.0,
     }
-    async with running(tmp_path / "home", **settings) as server, gateway(server.parts):
+    async with running(tmp_path / "home", **settings) as server, gateway(server.components):
 
         async def send(method: str, path: str, body: Any = None) -> Any:
             async with server.http.request(method, f"{server.url}{path}", json=body) as answer:
@@ -269,7 +269,7 @@ async def test_keys_name_whether_their_table_is_pinned(tmp_path: Path) -> None:
             await http.post(tables, json={"name": name, "schema": SCHEMA, "properties": properties})
             async with http.get(f"{tables}/{name}") as answer:
                 keys = keys_of(await answer.json())
-            grant, _ = server.parts.gateway_keys.open(keys.token, keys.access_key)
+            grant, _ = server.components.gateway_keys.open(keys.token, keys.access_key)
             assert (grant.pinned, grant.staged) == (name == "yes", False)
 
 

@@ -33,14 +33,14 @@ class Table:
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"index")
-        now_ms = self.server.parts.clock.now_ms()
+        now_ms = self.server.components.clock.now_ms()
         file = RegisteredIndexFile(
             self.entry.uuid, path.as_uri(), definition, "bloom", 0, 1, 1, 5, None, now_ms, changed_ms=now_ms
         )
-        await self.server.parts.registry.replace(self.entry.uuid, definition, add=[file])
+        await self.server.components.registry.replace(self.entry.uuid, definition, add=[file])
 
     async def states(self) -> dict[str, str]:
-        files = await self.server.parts.store.index_files(self.entry.uuid)
+        files = await self.server.components.store.index_files(self.entry.uuid)
         return {one.location.rpartition("/")[2]: one.state.value for one in files}
 
     def location(self, name: str) -> str:
@@ -51,14 +51,14 @@ CALLER = Caller("tester", "test")
 
 
 async def opened(server: Running, **properties: str) -> Table:
-    catalog = server.parts.catalog
+    catalog = server.components.catalog
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
     loaded = await catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties))
     return Table(server, loaded.entry, loaded.metadata)
 
 
 async def clean(server: Running) -> int:
-    return (await server.parts.housekeeping.round())["index_files_cleaned"]
+    return (await server.components.housekeeping.round())["index_files_cleaned"]
 
 
 async def test_superseded_and_quarantined_files_go_after_their_time_and_live_ones_stay(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ async def test_superseded_and_quarantined_files_go_after_their_time_and_live_one
         definition = read_definitions(table.metadata).by_name["i"].id
         for name in ("old", "broken", "live"):
             await table.add(name, definition)
-        registry = server.parts.registry
+        registry = server.components.registry
         await registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
         await registry.quarantine(table.entry.uuid, table.location("broken"), "flipped")
         await asyncio.sleep(0.01)
@@ -80,7 +80,7 @@ async def test_files_stay_as_long_as_they_are_to_be_kept(tmp_path: Path) -> None
     async with running(tmp_path, index_retention_s=3600) as server:
         table = await opened(server)
         await table.add("old", "anything")
-        await server.parts.registry.replace(table.entry.uuid, "anything", add=[], remove=[table.location("old")])
+        await server.components.registry.replace(table.entry.uuid, "anything", add=[], remove=[table.location("old")])
         assert await clean(server) == 0
         assert await table.states() == {"old": "superseded"}
         assert (table.folder / "old").exists()
@@ -116,7 +116,7 @@ async def test_what_no_registry_knows_goes_when_it_is_old(tmp_path: Path) -> Non
         for name in ("fresh", "old"):
             (table.folder / "build").mkdir(exist_ok=True)
             (table.folder / "build" / name).write_bytes(b"left over")
-        two_days_ago = server.parts.clock.now_ms() / 1000 - 2 * DAY_S
+        two_days_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
         os.utime(table.folder / "build" / "old", (two_days_ago, two_days_ago))
         os.utime(table.folder / "live", (two_days_ago, two_days_ago))
         assert await clean(server) == 1
@@ -131,12 +131,12 @@ async def test_the_folder_of_another_table_is_not_cleaned(tmp_path: Path) -> Non
         victim = tmp_path / "warehouse" / "victim" / "_seamark" / "index" / "left"
         victim.parent.mkdir(parents=True)
         victim.write_bytes(b"an index file of another table")
-        long_ago = server.parts.clock.now_ms() / 1000 - 2 * DAY_S
+        long_ago = server.components.clock.now_ms() / 1000 - 2 * DAY_S
         os.utime(victim, (long_ago, long_ago))
         path = name_freely(table.entry.metadata_location)
         document = json.loads(path.read_text())
         path.write_text(json.dumps({**document, "location": victim.parents[2].as_uri()}))
-        server.parts.catalog.documents.cache.clear()
+        server.components.catalog.documents.cache.clear()
         assert await clean(server) == 0
         assert victim.exists()
 
@@ -146,16 +146,16 @@ async def test_a_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monk
         table = await opened(server, **{PREFIX + "i": "bloom(id)"})
         definition = read_definitions(table.metadata).by_name["i"].id
         await table.add("old", definition)
-        await server.parts.registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
+        await server.components.registry.replace(table.entry.uuid, definition, add=[], remove=[table.location("old")])
         await asyncio.sleep(0.01)
-        delete = type(server.parts.objects).delete
+        delete = type(server.components.objects).delete
 
         async def away(objects: object, location: str) -> None:
             raise RetryLater("the storage is away")
 
-        monkeypatch.setattr(type(server.parts.objects), "delete", away)
+        monkeypatch.setattr(type(server.components.objects), "delete", away)
         assert await clean(server) == 0
         assert await table.states() == {"old": "superseded"}
-        monkeypatch.setattr(type(server.parts.objects), "delete", delete)
+        monkeypatch.setattr(type(server.components.objects), "delete", delete)
         assert await clean(server) == 1
         assert await table.states() == {}

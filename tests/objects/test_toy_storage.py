@@ -133,7 +133,7 @@ def test_paths_outside_the_warehouse_are_refused(client: IndexClient) -> None:
     create_table(client, "elsewhere.t", SCHEMA, location="toys://shelf/lake/elsewhere/t", properties={})
     seamark.append(client, "elsewhere.t", pa.table({"id": [1], "name": ["n1"]}))
     assert seamark.scan(client, "elsewhere.t").to_arrow()["id"].to_pylist() == [1]
-    with pytest.raises(ClientError, match=r"belongs to|overlaps|in use|another table"):
+    with pytest.raises(ClientError, match="overlaps"):
         create_table(client, "elsewhere.u", SCHEMA, location="toy://shelf/lake/elsewhere/t", properties={})
 
 

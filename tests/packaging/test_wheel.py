@@ -1,4 +1,4 @@
-"""The wheel in new environments: each extra with its libraries, beside a distribution named `cache`."""
+"""The wheels in new environments: each extra with its libraries, beside a distribution named `cache`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from deploy.wheels.split import split
+from tests.connector.served import Served
 
 REPO = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -44,6 +48,24 @@ def build(source: Path, folder: Path, name: str) -> Path:
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     return build(REPO, folder, "seamark")
+
+
+@pytest.fixture(scope="module")
+def split_wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheels of the clients and of the server."""
+    return split(wheel, tmp_path_factory.mktemp("split"))
+
+
+def environment_with(folder: Path, *wheels: Path) -> Path:
+    """The Python of a new environment with these wheels, and with the libraries of ours below them."""
+    venv.create(folder, with_pip=False)
+    python = folder / "bin" / "python"
+    run(
+        sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", *wheels, cwd=folder
+    )
+    own = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip())
+    (own / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +156,45 @@ finally:
     server.terminate()
     server.wait(30)
 """
+
+
+PLANS_AND_READS = """
+import sys
+import pyarrow as pa
+import seamark
+from seamark.connector.client.catalog import create_table
+from seamark.connector.client.indexes import IndexClient
+client = IndexClient(sys.argv[1])
+field = {"id": 1, "name": "id", "type": "long", "required": False}
+create_table(client, "db.t", {"type": "struct", "fields": [field]}, properties={})
+for number in range(3):
+    seamark.append(client, "db.t", pa.table({"id": range(number * 10, number * 10 + 10)}))
+assert client.explain("db.t", "id >= 25").files == 1
+assert seamark.scan(client, "db.t", where="id >= 25").to_arrow()["id"].to_pylist() == list(range(25, 30))
+try:
+    import seamark.metaserver
+except ModuleNotFoundError:
+    print(seamark.__file__)
+"""
+
+
+def test_the_clients_wheel_writes_plans_and_reads_without_the_server(
+    split_wheels: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python = environment_with(tmp_path / "venv", split_wheels[0])
+    assert not (python.parent / "seamark").exists()
+    served = Served(tmp_path / "home")
+    served.start()
+    try:
+        imported = run(python, "-c", PLANS_AND_READS, served.url, cwd=tmp_path).strip()
+    finally:
+        served.stop()
+    assert Path(imported).is_relative_to(tmp_path / "venv")
+
+
+def test_the_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path, Path], tmp_path: Path) -> None:
+    python = environment_with(tmp_path / "venv", *split_wheels)
+    run(python, "-c", APPENDS_AND_READS, cwd=tmp_path)
 
 
 def other_python(version: str) -> str | None:

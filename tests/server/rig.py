@@ -1,4 +1,4 @@
-"""A server inside the test's own process: real parts over SQLite and local files, a real port."""
+"""A server inside the test's own process: real components over SQLite and local files, a real port."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import aiohttp
 
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.clock import Clock, SystemClock
-from seamark.metaserver.api.http.components import ServerParts
-from seamark.metaserver.server import bind, open_certificate, open_parts, serving, url_of
+from seamark.metaserver.api.http.components import ServerComponents
+from seamark.metaserver.server import bind, open_certificate, open_components, serving, url_of
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
@@ -23,7 +23,7 @@ from tests.services.seamark import SHARED_KEY
 @dataclass
 class Running:
     url: str
-    parts: ServerParts
+    components: ServerComponents
     http: aiohttp.ClientSession
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:
@@ -33,9 +33,9 @@ class Running:
 
     async def record(self, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
         """A finished instant about `db.name`, as a commit on this replica leaves it."""
-        instant = an_instant(self.parts.clock, name, action, **fields)
-        await self.parts.store.transact([RecordInstant(instant=instant)])
-        self.parts.timeline.notify()
+        instant = an_instant(self.components.clock, name, action, **fields)
+        await self.components.store.transact([RecordInstant(instant=instant)])
+        self.components.timeline.notify()
         return instant
 
 
@@ -77,10 +77,10 @@ async def running(home: Path, *, clock: Clock | None = None, **given: Any) -> As
     certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:
         async with (
-            open_parts(settings, clock or SystemClock(), EXTENSIONS) as parts,
-            serving(parts, sock, certificate),
+            open_components(settings, clock or SystemClock(), EXTENSIONS, certificate) as components,
+            serving(components, sock),
             aiohttp.ClientSession() as http,
         ):
-            if await parts.store.namespace(("db",)) is None:
-                await parts.store.transact([CreateNamespace(path=("db",), properties={})])
-            yield Running(url_of(settings, sock), parts, http)
+            if await components.store.namespace(("db",)) is None:
+                await components.store.transact([CreateNamespace(path=("db",), properties={})])
+            yield Running(url_of(settings, sock), components, http)

@@ -27,7 +27,6 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.app import add_routes
 from seamark.metaserver.api.http.bodies import body_limit
 from seamark.metaserver.api.http.describe import Description, description_of
-from seamark.metaserver.api.http.keys import SETTINGS
 from seamark.metaserver.api.http.slots import HolderLimit, RequestSlot, WorkerLimits
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
@@ -283,7 +282,7 @@ async def test_one_principal_cannot_have_all_places_and_others_are_answered(
     logins: Logins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go = asyncio.Event()
-    tables = type(logins.server.parts.catalog.tables)
+    tables = type(logins.server.components.catalog.tables)
     before = tables.list
 
     async def slow(self: object, namespace: tuple[str, ...], *rest: object) -> object:
@@ -344,7 +343,7 @@ async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tm
                 await wire.send(head_of("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
                 await asyncio.sleep(0.1)
             async with asyncio.timeout(60):
-                while b'operation="createNamespace",status="499"' not in server.parts.metrics.render():
+                while b'operation="createNamespace",status="499"' not in server.components.metrics.render():
                     await asyncio.sleep(0.02)
     assert not [event for event in events if event["event"] == "unexpected error"]
     assert [event["status"] for event in events if event.get("operation") == "createNamespace"] == [499]
@@ -353,7 +352,6 @@ async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tm
 def descriptions() -> list[tuple[str, str, Description]]:
     """(method, template, description) of every route."""
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app, EXTENSIONS)
     return [
         (route.method, route.resource.canonical, description_of(route.handler))
@@ -439,8 +437,8 @@ async def test_a_strangers_flood_writes_neither_the_log_nor_the_audit_full(login
             async with logins.server.http.get(logins.server.url + path) as answer:
                 assert answer.status == 401
     assert 10 <= sum(event["event"] == "request" for event in events) <= 50
-    await logins.server.parts.audit.flush()
-    records = await logins.server.parts.store.audit(None, 1000)
+    await logins.server.components.audit.flush()
+    records = await logins.server.components.store.audit(None, 1000)
     assert len(records) <= 50
 
 

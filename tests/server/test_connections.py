@@ -198,7 +198,7 @@ async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path
         wires = [await stack.enter_async_context(await Wire.open(server)) for _ in range(2)]
         for wire in wires:
             await wire.send(watch)
-        await until(lambda: server.parts.timeline.watchers == 2)
+        await until(lambda: server.components.timeline.watchers == 2)
         with structlog.testing.capture_logs() as events:
             third = await stack.enter_async_context(await Wire.open(server))
             status, body = await third.answer()
@@ -207,7 +207,7 @@ async def test_requests_under_way_are_never_cut_off_for_new_connections(tmp_path
                 await (await stack.enter_async_context(await Wire.open(server))).rest()
         told = [event for event in events if event["event"] == "an address has too many connections"]
         assert len(told) == 1, "once, not per connection"
-        server.parts.timeline.drain()
+        server.components.timeline.drain()
         for wire in wires:
             assert (await wire.answer())[0] == 200
 
@@ -305,7 +305,7 @@ async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
     async with running(tmp_path) as server, await Wire.open(server) as wire:
         await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
         await wire.rest()
-        assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.parts.metrics.render()
+        assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.components.metrics.render()
 
 
 def test_the_limit_on_open_files_is_raised_to_what_is_allowed() -> None:

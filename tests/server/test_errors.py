@@ -161,7 +161,7 @@ async def test_a_bug_is_a_500_that_names_nothing_but_the_request_id(
     async def broken(*_: object) -> None:
         raise KeyError("s3://bucket/very-secret")
 
-    monkeypatch.setattr(server.parts.timeline, "read", broken)
+    monkeypatch.setattr(server.components.timeline, "read", broken)
     headers = {"X-Request-Id": "find-me"}
     status, body = await server.get("/api/v1/timeline", headers=headers)
     assert status == 500
@@ -180,8 +180,8 @@ async def test_requests_beyond_the_bound_are_refused_at_once(tmp_path: Path, mon
             await go.wait()
             raise web.HTTPNotFound
 
-        monkeypatch.setattr(server.parts.catalog.dropped, "_parts", None)
-        monkeypatch.setattr(type(server.parts.catalog.dropped), "list", slow)
+        monkeypatch.setattr(server.components.catalog.dropped, "_parts", None)
+        monkeypatch.setattr(type(server.components.catalog.dropped), "list", slow)
         held = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
         await until(lambda: begun == 2)
         async with server.http.get(f"{server.url}/api/v1/dropped") as refused:

@@ -91,8 +91,8 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
     await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # a read: not audited
     await server.get("/v1/namespaces")  # refused: audited
     await server.get("/nothing/here")
-    await server.parts.audit.flush()
-    records = await server.parts.store.audit(None, 100)
+    await server.components.audit.flush()
+    records = await server.components.store.audit(None, 100)
     assert [(one.who, one.action, one.outcome, one.status) for one in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),

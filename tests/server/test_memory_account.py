@@ -82,7 +82,7 @@ async def test_the_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest
 
         async def is_reported() -> bool:
             used, found = memory_by_name(), await scrape(server)
-            planner = server.parts.planner.stats()
+            planner = server.components.planner.stats()
             used["views"] = planner.live_bytes + planner.added_bytes
             return used["metadata"] > 0 and all(found.get(gauge(name)) == size for name, size in used.items())
 

@@ -28,8 +28,6 @@ from seamark.commands import reference
 from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.keys import SETTINGS
-from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
@@ -129,8 +127,8 @@ async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
             await asyncio.sleep(60)
 
         monkeypatch.setattr("seamark.metaserver.api.admin.health.PING_TIMEOUT_S", 0.1)
-        monkeypatch.setattr(server.parts.store, "ping", away)
-        monkeypatch.setattr(server.parts.objects, "ping", hangs)
+        monkeypatch.setattr(server.components.store, "ping", away)
+        monkeypatch.setattr(server.components.objects, "ping", hangs)
         status, body = await server.get("/readyz")
         assert status == 503
         assert body["checks"]["store"] == "failing"
@@ -138,7 +136,7 @@ async def test_ready_means_that_store_and_storage_answer_and_alive_does_not(
         assert "internal" not in json.dumps(body)  # anonymous probers learn no host names
         status, _ = await server.get("/healthz")
         assert status == 200
-        server.parts.drain.set()
+        server.components.drain.set()
         _, body = await server.get("/readyz")
         assert body["checks"]["drain"] == "draining"
 
@@ -227,7 +225,7 @@ async def test_a_trace_reaches_the_collector_under_the_clients_parent(tmp_path: 
 async def test_the_openapi_document_describes_what_the_routes_answer(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         await server.record("a")
-        await server.parts.store.transact(drop_of("gone"))
+        await server.components.store.transact(drop_of("gone"))
         _, document = await server.get("/api/v1/openapi.json")
         assert document["openapi"].startswith("3.1")
         for path in ("/api/v1/timeline", "/api/v1/dropped", "/healthz", "/readyz"):
@@ -242,7 +240,6 @@ async def test_the_openapi_document_describes_what_the_routes_answer(tmp_path: P
 def own_paths() -> set[str]:
     """Templates of every route below /api, described or not."""
     app = web.Application()
-    app[SETTINGS] = Settings()
     add_routes(app, EXTENSIONS)
     resources = [route.resource for route in app.router.routes()]
     return {one.canonical for one in resources if one is not None and one.canonical.startswith("/api/")}
@@ -268,8 +265,8 @@ async def test_a_round_of_housekeeping_archives_and_forgets_what_is_due(tmp_path
     async with running(tmp_path, timeline_keep=1) as server:
         for _ in range(4):
             await server.record("a")
-        await server.parts.store.transact(drop_of("gone"))
-        done = await server.parts.housekeeping.round()
+        await server.components.store.transact(drop_of("gone"))
+        done = await server.components.housekeeping.round()
         assert done["archived"] == 3
         assert done["purged"] == 1
         status, body = await server.get("/api/v1/dropped")

@@ -55,7 +55,7 @@ async def test_a_database_that_answers_but_takes_no_writes_is_not_ready(
         async def refuses(_: Any) -> None:
             raise RetryLater("database or disk is full: /secret/path")
 
-        monkeypatch.setattr(server.parts.store, "transact", refuses)
+        monkeypatch.setattr(server.components.store, "transact", refuses)
         status, body = await server.get("/readyz")
         assert (status, body["checks"]["writes"], body["checks"]["store"]) == (503, "failing", "ok")
         assert "secret" not in str(body)
@@ -63,13 +63,13 @@ async def test_a_database_that_answers_but_takes_no_writes_is_not_ready(
 
 async def test_many_probes_write_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(tmp_path) as server:
-        writes, before = [], server.parts.store.transact
+        writes, before = [], server.components.store.transact
 
         async def counted(operations: Any) -> Any:
             writes.append(operations)
             return await before(operations)
 
-        monkeypatch.setattr(server.parts.store, "transact", counted)
+        monkeypatch.setattr(server.components.store, "transact", counted)
         answers = await asyncio.gather(*(server.get("/readyz") for _ in range(50)))
         assert {status for status, _ in answers} == {200}
         assert len(writes) == 1

@@ -47,9 +47,9 @@ async def test_of_a_tables_reports_the_newest_stay(tmp_path: Path) -> None:
         for number in range(20):
             clock.ahead_ms += 1  # two of one millisecond have no order
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        kept = await server.parts.store.metrics_reports(uuid, None, 100)
+        kept = await server.components.store.metrics_reports(uuid, None, 100)
         assert [one.snapshot_id for one in kept] == [15, 16, 17, 18, 19]
-        assert len(await server.parts.store.metrics_reports(other, None, 100)) == 1
+        assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
 
 
 async def test_a_reader_sends_so_many_bytes_of_reports_a_minute_and_others_are_not_hurt(tmp_path: Path) -> None:
@@ -134,11 +134,11 @@ async def test_withdrawn_plans_leave_their_places_and_what_is_refused_is_counted
             assert await lease(ids, 600) == 200, "they are renewed where they are"
             assert await lease([1, 2], 600) == 429
             assert await lease(ids, 0) == 200
-        refused = server.parts.catalog.plan_tables.refused
+        refused = server.components.catalog.plan_tables.refused
         assert refused == {"leases of one principal": 8}
         for expected in (8.0, 8.0):
-            server.parts.metrics.plans.sample(server.parts.planner.stats(), refused)
-            text = server.parts.metrics.render().decode()
+            server.components.metrics.plans.sample(server.components.planner.stats(), refused)
+            text = server.components.metrics.render().decode()
             line = f'seamark_plan_tables_refused_total{{exhausted="leases of one principal"}} {expected}'
             assert line in text.splitlines()
 
@@ -152,7 +152,7 @@ async def test_refusals_under_idempotency_keys_are_kept_up_to_a_number(
         keys = [new_key() for _ in range(6)]
         for key in keys:
             assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=key)).status == 409
-        store, now_ms = server.parts.store, server.parts.clock.now_ms()
+        store, now_ms = server.components.store, server.components.clock.now_ms()
         assert [await store.idempotency(key, now_ms) is not None for key in keys] == [True] * 3 + [False] * 3
         assert (await api("POST", "/v1/namespaces", {"namespace": ["db"]}, key=keys[-1])).status == 409
 
@@ -161,7 +161,7 @@ async def test_one_principal_watches_with_half_of_the_places(tmp_path: Path) -> 
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", watchers_limit=4) as server:
         path = "/api/v1/tables/db/t/timeline?since=latest&wait=60"
-        timeline = server.parts.timeline
+        timeline = server.components.timeline
         await send(server, secrets["root"], "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         watched = [asyncio.create_task(send(server, secrets["rita"], "GET", path, None)) for _ in range(4)]
         await until(lambda: timeline.watchers == sum(task.done() for task in watched) == 2)

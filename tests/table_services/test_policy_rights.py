@@ -28,7 +28,7 @@ WENDY = Grant("wendy", "writer", ("db",))
 async def test_a_job_does_not_run_for_a_setter_whose_rights_were_withdrawn(tmp_path: Path, on_namespace: bool) -> None:
     """The run is recorded as failed, and says whose policy it is. Policies of others are not concerned."""
     async with running(tmp_path) as server:
-        parts = server.parts
+        parts = server.components
         for name in ("wendy", "otto"):
             await create_token(parts.store, parts.clock, name, None, [Grant(name, "writer", ("db",))])
         policy = {"seamark.services.priority": "high"} if on_namespace else {}

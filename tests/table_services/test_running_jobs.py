@@ -67,7 +67,7 @@ async def test_the_list_of_a_table_does_not_tell_that_jobs_of_other_namespaces_w
             f"{server.url}/v1/namespaces/db/tables", json=body, headers=secrets["admin"]
         ) as made:
             assert made.status == 200, await made.text()
-        lease = Lease(server.parts.store, clock, SERVICES, "a replica", lasts_s=600)
+        lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
         await lease.hold(state_of(("a", WAITING_LISTED + 1)))
 
         async def listed(path: str, who: str) -> tuple[int, bool]:

@@ -119,7 +119,7 @@ async def scheduled(
     launchers: int = 1,
     rights: StandingRights | None = None,
 ) -> AsyncIterator[asyncio.Task[None]]:
-    parts = server.parts
+    parts = server.components
     lease = Lease(parts.store, parts.clock, "services", new_holder(parts.clock), lasts_s=lasts_s)
     tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     runs = RunLog(parts.store, parts.timeline, parts.clock)
@@ -329,7 +329,7 @@ async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(watch, "_FREE_TABLES", 0)
     async with running(tmp_path) as server:
         await create(server, "a", *(f"t{number}" for number in range(20)))
-        parts = server.parts
+        parts = server.components
         tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
         seen: list[str] = []
         slept: list[float] = []
@@ -355,7 +355,7 @@ async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_anoth
         await create(server, "a")
         await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")
         await create(server, "z", "other")
-        parts, clock = server.parts, SimulatedClock(1)
+        parts, clock = server.components, SimulatedClock(1)
         read: list[str] = []
         recheck_after_s = {"refused": 0.0, "late": 100.0}
 

@@ -60,7 +60,7 @@ async def test_filters_hold_together(server: Running) -> None:
 
 
 async def test_a_tables_history_survives_its_rename(server: Running) -> None:
-    store = server.parts.store
+    store = server.components.store
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name="old", uuid="u1", metadata_location="file:///x")
     await store.transact([CreateEntry(entry=entry)])
     created = await server.record("old", "create", uuid="u1")
@@ -109,7 +109,7 @@ async def test_a_long_poll_hears_another_replicas_commit(server: Running, tmp_pa
         first = await server.record("a")
         _, page = await other.get("/api/v1/timeline")
         poll = asyncio.create_task(other.get(f"/api/v1/timeline?since={page['next-since']}&wait=60"))
-        await until(lambda: other.parts.timeline.watchers == 1)
+        await until(lambda: other.components.timeline.watchers == 1)
         assert not poll.done()
         second = await server.record("b")
         async with asyncio.timeout(60):
@@ -165,7 +165,7 @@ async def test_latest_streams_only_what_comes_after_now(server: Running) -> None
     await server.record("a")
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
-        await until(lambda: server.parts.timeline.watchers == 1)
+        await until(lambda: server.components.timeline.watchers == 1)
         later = await server.record("b")
         ((_, data),) = await events_of(stream, 1)
     assert data["id"] == later.id

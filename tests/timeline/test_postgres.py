@@ -50,7 +50,7 @@ async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, post
         running(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
     ):
         poll = asyncio.create_task(second.get("/api/v1/timeline?wait=60"))
-        await until(lambda: second.parts.timeline.watchers == 1)
+        await until(lambda: second.components.timeline.watchers == 1)
         instant = await first.record("x")
         async with asyncio.timeout(60):
             status, page = await poll

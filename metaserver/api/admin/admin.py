@@ -19,7 +19,6 @@ from seamark.metaserver.access.principal import RANKS, Role, make_grant
 from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, revoke_token
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, PAGES, STORE
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.store.model import AuditRecord, Token
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
@@ -110,9 +109,9 @@ class AddGrantRequest(msgspec.Struct, forbid_unknown_fields=True):
     answers=(ResponseSpec(200, "One page, by name", TokenPage), _FORBIDDEN),
 )
 async def list_tokens(call: Call) -> TokenPage:
-    now_ms = call.app[CLOCK].now_ms()
+    now_ms = call.components.clock.now_ms()
     # A name contains no space, so that the pairs sort like the text.
-    tokens = {f"{token.name} {token.id}": token for token in await call.app[STORE].tokens()}
+    tokens = {f"{token.name} {token.id}": token for token in await call.components.store.tokens()}
     page, next_page_token = _page(call, tokens)
     return TokenPage([_token(token, now_ms) for token in page], next_page_token)
 
@@ -137,7 +136,7 @@ async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
         if len(body.grants) > _GRANTS_MAX:
             raise BadRequest(f"The token would have {len(body.grants):,} grants; the limit is {_GRANTS_MAX:,}")
         grants = [make_grant(body.name, spec.role, spec.namespace) for spec in body.grants]
-    secret = await create_token(call.app[STORE], call.app[CLOCK], body.name, body.expires_in_s, grants)
+    secret = await create_token(call.components.store, call.components.clock, body.name, body.expires_in_s, grants)
     return CreatedToken(body.name, secret)
 
 
@@ -152,7 +151,7 @@ async def create(call: Call, body: CreateTokenRequest) -> CreatedToken:
 )
 async def revoke(call: Call) -> None:
     name = check_name(call.variables["name"], "token name")
-    await revoke_token(call.app[STORE], call.app[CLOCK], name)
+    await revoke_token(call.components.store, call.components.clock, name)
 
 
 @Route(
@@ -166,14 +165,14 @@ async def revoke(call: Call) -> None:
     answers=(ResponseSpec(200, "One page, by principal", GrantPage),),
 )
 async def list_grants(call: Call) -> GrantPage:
-    me, authorizer = call.principal, call.app[AUTHORIZER]
+    me, authorizer = call.principal, call.components.authorizer
     principal = call.query.get("principal")
     if principal is not None:
         check_name(principal, "principal")
     grants = {
         # No part contains a control character.
         "\x1f".join((grant.principal, grant.role, *grant.namespace)): grant
-        for grant in await call.app[STORE].grants(principal)
+        for grant in await call.components.store.grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
     }
     page, next_page_token = _page(call, grants)
@@ -192,7 +191,7 @@ async def list_grants(call: Call) -> GrantPage:
 async def add_grant(call: Call, body: AddGrantRequest) -> None:
     grant = make_grant(body.principal, body.role, body.namespace)
     call.allow(grant.namespace)
-    await call.app[STORE].transact([SaveGrant(grant)])
+    await call.components.store.transact([SaveGrant(grant)])
 
 
 @Route(
@@ -217,7 +216,7 @@ async def remove_grant(call: Call) -> None:
     namespace = query.get("namespace", "")
     grant = make_grant(query["principal"], query["role"], parse_namespace(namespace) if namespace else ())
     call.allow(grant.namespace)
-    await call.app[STORE].transact([RemoveGrant(grant)])
+    await call.components.store.transact([RemoveGrant(grant)])
 
 
 @Route(
@@ -232,14 +231,16 @@ async def remove_grant(call: Call) -> None:
 )
 async def list_audit(call: Call) -> AuditPage:
     after, size = _paging(call)
-    records = await call.app[STORE].audit(after, size + 1)
-    return AuditPage(records[:size], call.app[PAGES].encode(records[size - 1].id) if len(records) > size else None)
+    records = await call.components.store.audit(after, size + 1)
+    return AuditPage(
+        records[:size], call.components.catalog.pages.encode(records[size - 1].id) if len(records) > size else None
+    )
 
 
 def _paging(call: Call) -> tuple[str | None, int]:
     """(position before the page, size)."""
     token, size = call.paging()
-    return call.app[PAGES].decode(token or ""), size
+    return call.components.catalog.pages.decode(token or ""), size
 
 
 def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
@@ -247,7 +248,7 @@ def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
     after, size = _paging(call)
     keys = sorted(key for key in by_key if after is None or key > after)
     page = keys[:size]
-    return [by_key[key] for key in page], call.app[PAGES].encode(page[-1]) if len(keys) > size else None
+    return [by_key[key] for key in page], call.components.catalog.pages.encode(page[-1]) if len(keys) > size else None
 
 
 def _token(token: Token, now_ms: int) -> TokenAnswer:

@@ -15,9 +15,9 @@ from aiohttp import web
 
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.api.admin.readiness import Readiness
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route, json_answer
-from seamark.metaserver.api.http.keys import DRAIN, OBJECTS, STORE
 
 PING_TIMEOUT_S = 2.0
 """Below one second or so, after which most probes fail."""
@@ -60,11 +60,14 @@ async def healthz(request: web.Request) -> web.Response:
     public=True,
 ).takes_request
 async def readyz(request: web.Request) -> web.Response:
-    app = request.app
+    components = request.app[COMPONENTS]
     store, objects, writing = await asyncio.gather(
-        _check("store", app[STORE].ping), _check("objects", app[OBJECTS].ping), app[READINESS].check()
+        _check("store", components.store.ping),
+        _check("objects", components.objects.ping),
+        request.app[READINESS].check(),
     )
-    checks = {"store": store, "objects": objects, **writing, "drain": "draining" if app[DRAIN].is_set() else "ok"}
+    drain = "draining" if components.drain.is_set() else "ok"
+    checks = {"store": store, "objects": objects, **writing, "drain": drain}
     ready = all(state == "ok" for state in checks.values())
     return _json(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
 
@@ -85,3 +88,8 @@ def _json(status: int, value: object) -> web.Response:
     response = json_answer(value, status)
     response.headers["Cache-Control"] = "no-store"
     return response
+
+
+def add_components(app: web.Application) -> None:
+    components = app[COMPONENTS]
+    app[READINESS] = Readiness(components.settings, components.store, components.clock)

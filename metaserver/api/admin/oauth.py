@@ -29,9 +29,10 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge, Unauthenticated
 from seamark.metaserver.access.authenticator import Authenticator, Login
 from seamark.metaserver.access.tokens import PREFIX
 from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Route
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, CLOCK, PRINCIPAL
+from seamark.metaserver.api.http.keys import PRINCIPAL
 
 _FIELDS_MAX = 32
 _FORM = "application/x-www-form-urlencoded"
@@ -100,7 +101,7 @@ async def _answer(request: web.Request) -> tuple[str, int]:
         raise _Refusal("unsupported_grant_type", f"grant_type must be client_credentials or {_EXCHANGE}")
     if grant == _EXCHANGE:
         _check_exchange(form)
-    authenticator = request.app[AUTHENTICATOR]
+    authenticator = request.app[COMPONENTS].authenticator
     if authenticator.open:
         request[PRINCIPAL] = await authenticator.authenticate(request.headers, request.remote)
         return authenticator.issuer.issue(None)
@@ -177,7 +178,7 @@ def _check_exchange(form: dict[str, str]) -> None:
 
 async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
     """(token, seconds)."""
-    authenticator = request.app[AUTHENTICATOR]
+    authenticator = request.app[COMPONENTS].authenticator
     holder = await _login(authenticator, *client) if client is not None else None
     login = await _login_subject(authenticator, subject, holder)
     request[PRINCIPAL] = login.principal
@@ -185,7 +186,7 @@ async def _exchange(request: web.Request, subject: str, client: tuple[str | None
         return authenticator.issuer.issue(login.token, None if holder is not None else login.expires_ms)
     ttl_s = authenticator.issuer.ttl_s
     if login.expires_ms is not None:
-        left_s = (login.expires_ms - request.app[CLOCK].now_ms()) // 1000
+        left_s = (login.expires_ms - request.app[COMPONENTS].clock.now_ms()) // 1000
         ttl_s = left_s if login.token is None else min(ttl_s, left_s)
     return subject, max(1, ttl_s)
 

@@ -9,7 +9,6 @@ import msgspec
 from seamark.formats.runtime.decoding import from_attributes
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.keys import STORE
 
 
 class ReplicaAnswer(msgspec.Struct, frozen=True, rename="kebab"):
@@ -35,5 +34,5 @@ class ReplicasAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     answers=(ResponseSpec(200, "All replicas", ReplicasAnswer), ResponseSpec(403, "Requires the role admin")),
 )
 async def list_replicas(call: Call) -> ReplicasAnswer:
-    replicas = await call.app[STORE].replicas()
+    replicas = await call.components.store.replicas()
     return ReplicasAnswer([from_attributes(replica, ReplicaAnswer) for replica in replicas])

@@ -7,11 +7,9 @@ from functools import partial
 from typing import Annotated
 
 import msgspec
-from aiohttp import web
 
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.services.health import measure_health, problems_of_services
@@ -20,7 +18,6 @@ from seamark.metaserver.services.proposer import TableHealth
 from seamark.metaserver.services.running import (
     RunningJob,
     ServicesState,
-    ServicesStatus,
     WaitingJob,
     load_jobs,
     state_of_services,
@@ -38,9 +35,6 @@ class JobList(msgspec.Struct, frozen=True):
     services: Annotated[ServicesState, doc("Whether a server runs table services, and if not, why.")]
 
 
-STATUS: web.AppKey[ServicesStatus] = web.AppKey("services-status", ServicesStatus)
-
-
 _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
 
 
@@ -54,12 +48,12 @@ _ANSWER = ResponseSpec(200, "The jobs, on all replicas", JobList)
     answers=(_ANSWER,),
 )
 async def list_running_jobs(call: Call) -> JobList:
-    state = await load_jobs(call.app[STORE], call.app[CLOCK].now_ms())
+    state = await load_jobs(call.components.store, call.components.clock.now_ms())
     return JobList(
         [job for job in state.running if call.may(job.namespace)],
         [job for job in state.waiting if call.may(job.namespace)],
         complete=state.is_complete(call.may),
-        services=state_of_services(state, call.app[STATUS]),
+        services=state_of_services(state, call.components.services_status),
     )
 
 
@@ -72,13 +66,13 @@ async def list_running_jobs(call: Call) -> JobList:
     answers=(_ANSWER, ResponseSpec(404, "No such table")),
 )
 async def list_running_table_jobs(call: Call) -> JobList:
-    entry = await call.app[CATALOG].parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
-    state = await load_jobs(call.app[STORE], call.app[CLOCK].now_ms())
+    entry = await call.components.catalog.parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
+    state = await load_jobs(call.components.store, call.components.clock.now_ms())
     return JobList(
         [job for job in state.running if job.uuid == entry.uuid],
         [job for job in state.waiting if job.uuid == entry.uuid],
         complete=state.is_complete(lambda namespace: namespace == entry.namespace),
-        services=state_of_services(state, call.app[STATUS]),
+        services=state_of_services(state, call.components.services_status),
     )
 
 
@@ -94,15 +88,15 @@ async def list_running_table_jobs(call: Call) -> JobList:
     ),
 )
 async def load_table_health(call: Call) -> TableHealth:
-    metadata = (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+    metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     view = await view_of(call, metadata, metadata.current_snapshot_id)
-    policies = await load_policies(call.app[CATALOG].parts.store, call.namespace)
+    policies = await load_policies(call.components.catalog.parts.store, call.namespace)
     metadata = with_policies(metadata, policies)
-    settings, clock = call.app[SETTINGS], call.app[CLOCK]
+    settings, clock = call.components.settings, call.components.clock
     now_ms = clock.now_ms()
     health = await asyncio.to_thread(partial(measure_health, metadata, view, settings, clock, now_ms))
-    state = state_of_services(await load_jobs(call.app[STORE], now_ms), call.app[STATUS])
-    failed = await failed_runs(call.app[TIMELINE], metadata.table_uuid, now_ms - FAILED_MS)
+    state = state_of_services(await load_jobs(call.components.store, now_ms), call.components.services_status)
+    failed = await failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
     problems = problems_of_services(metadata, health, state, failed)
     return msgspec.structs.replace(health, problems=(*problems, *health.problems))
 
@@ -119,6 +113,6 @@ async def load_table_health(call: Call) -> TableHealth:
     ),
 )
 async def load_table_policy(call: Call) -> TablePolicy:
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     metadata = (await catalog.tables.load(call.namespace, call.name)).metadata
-    return policy_of(metadata, await load_policies(catalog.parts.store, call.namespace), call.app[SETTINGS])
+    return policy_of(metadata, await load_policies(catalog.parts.store, call.namespace), call.components.settings)

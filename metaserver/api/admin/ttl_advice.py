@@ -21,7 +21,6 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.api.indexes.index_state import view_of
 from seamark.metaserver.catalog.column_usage import DAY_MS
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
@@ -72,13 +71,13 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     ),
 )
 async def advise_ttl(call: Call) -> TtlAdvice:
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     unread_days = _unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
     loaded = await catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     reads = await catalog.column_usage.of_table(loaded.entry.uuid) if catalog.column_usage.is_on else []
     view = await view_of(call, loaded.metadata, loaded.metadata.current_snapshot_id)
-    reader = _Advisor(loaded.metadata, view, reads, call.app[CLOCK].now_ms(), (*call.namespace, call.name))
+    reader = _Advisor(loaded.metadata, view, reads, call.components.clock.now_ms(), (*call.namespace, call.name))
     return await asyncio.to_thread(reader.advise, unread_days, is_on=catalog.column_usage.is_on)
 
 

@@ -20,7 +20,6 @@ from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, COMMITS, SETTINGS
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.api.indexes.index_state import READER
 from seamark.metaserver.catalog.large_requests import LARGE_BYTES
@@ -68,12 +67,14 @@ class CommitAnswer(CommittedChange, frozen=True, kw_only=True, rename="kebab"):
 ).takes(ChangeBody)
 async def commit_change(call: Call, body: ChangeBody) -> web.Response:
     namespace, name = call.namespace, call.name
-    read = partial(read_request, body, files_max=call.app[SETTINGS].commit_files_limit)
+    read = partial(read_request, body, files_max=call.components.settings.commit_files_limit)
     change = read() if call.caller.request_bytes <= LARGE_BYTES else await asyncio.to_thread(read)
 
     response = await run_idempotent(
         call,
-        lambda caller: call.app[COMMITS].commit(caller, namespace, name, change, partial(_index_files, call, change)),
+        lambda caller: call.components.commits.commit(
+            caller, namespace, name, change, partial(_index_files, call, change)
+        ),
         lambda result: json_answer({**msgspec.to_builtins(result.committed), _LOCATION: result.metadata_location}),
     )
     return await _add_location(call, response, namespace, name)
@@ -88,7 +89,7 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
     if _LOCATION in recorded:
         return response
     try:
-        entry = await call.app[CATALOG].tables.entry(namespace, name)
+        entry = await call.components.catalog.tables.entry(namespace, name)
     except NotFound:
         entry = None
     if entry is None or entry.uuid != recorded["table-uuid"]:
@@ -112,7 +113,7 @@ async def _index_files(
                 folder=folder,
                 table_uuid=entry.uuid,
                 snapshot_id=None,
-                now_ms=call.app[CLOCK].now_ms(),
+                now_ms=call.components.clock.now_ms(),
             )
         try:
             of_id(file.definition, metadata.current_schema, metadata.schemas)

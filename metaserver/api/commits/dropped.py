@@ -10,7 +10,6 @@ from seamark.formats.protocol.wire import check_name, check_namespace, parse_nam
 from seamark.formats.runtime.decoding import from_attributes
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
-from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.catalog.dropped import no_such_dropped
@@ -82,7 +81,7 @@ async def list_dropped(call: Call) -> DroppedPage:
     namespace = call.query.get("namespace")
     path = parse_namespace(namespace) if namespace is not None else None
     call.allow(path or ())
-    dropped = call.app[CATALOG].dropped
+    dropped = call.components.catalog.dropped
     listing = dropped.list_retained if boolean_query(call.query, "retained") else dropped.list
     page = await listing(path, *call.paging())
     return DroppedPage([_dropped(row) for row in page.items], page.next_token)
@@ -105,7 +104,7 @@ async def list_dropped(call: Call) -> DroppedPage:
 async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     namespace = check_namespace(tuple(change.namespace)) if change.namespace is not None else None
     name = check_name(change.name, "name") if change.name is not None else None
-    dropped = call.app[CATALOG].dropped
+    dropped = call.components.catalog.dropped
     row = await _row(call)
     call.allow(row.entry.namespace, namespace if namespace is not None else row.entry.namespace)
     return from_attributes(await dropped.restore(call.caller, row.id, namespace, name), EntryAnswer)
@@ -129,7 +128,7 @@ async def undrop(call: Call, change: UndropRequest) -> EntryAnswer:
     answers=(ResponseSpec(204, "Purged or released"), _NOT_FOUND),
 )
 async def purge_dropped(call: Call) -> None:
-    dropped = call.app[CATALOG].dropped
+    dropped = call.components.catalog.dropped
     row = await _row(call)
     call.allow(row.entry.namespace)
     if boolean_query(call.query, "release"):
@@ -151,13 +150,13 @@ async def purge_dropped(call: Call) -> None:
     ),
 )
 async def list_table_metrics(call: Call) -> MetricsReportPage:
-    page = await call.app[CATALOG].metrics.list(call.namespace, call.name, *call.paging())
+    page = await call.components.catalog.metrics.list(call.namespace, call.name, *call.paging())
     return MetricsReportPage([from_attributes(row, MetricsReportAnswer) for row in page.items], page.next_token)
 
 
 async def _row(call: Call) -> DroppedEntry:
     """The dropped entry in the path. NotFound also when the caller may not list it: a refusal would reveal it."""
-    row = await call.app[CATALOG].dropped.get(call.name)
+    row = await call.components.catalog.dropped.get(call.name)
     if not call.may(row.entry.namespace, "listDropped"):
         raise no_such_dropped(row.id)
     return row

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import EXPIRATION, MANIFEST_REWRITE, ORPHAN_REMOVAL
 from seamark.metaserver.commit.expiration.expiration import SNAPSHOTS_MAX, ExpirationReport, ExpireSnapshotsRequest
 from seamark.metaserver.commit.expiration.orphan_files import FILES_MAX, OrphanReport, RemoveOrphanFilesRequest
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport, RewriteManifestsRequest
@@ -26,7 +25,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport,
     ),
 ).takes(ExpireSnapshotsRequest)
 async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> ExpirationReport:
-    return await call.app[EXPIRATION].expire(call.caller, call.namespace, call.name, body)
+    return await call.components.expiration.expire(call.caller, call.namespace, call.name, body)
 
 
 @Route(
@@ -43,7 +42,7 @@ async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> Expirati
     ),
 ).takes(RewriteManifestsRequest)
 async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> ManifestReport:
-    return await call.app[MANIFEST_REWRITE].rewrite(call.caller, call.namespace, call.name, body)
+    return await call.components.manifest_rewrite.rewrite(call.caller, call.namespace, call.name, body)
 
 
 @Route(
@@ -60,4 +59,4 @@ async def rewrite_manifests(call: Call, body: RewriteManifestsRequest) -> Manife
     ),
 ).takes(RemoveOrphanFilesRequest)
 async def remove_orphan_files(call: Call, body: RemoveOrphanFilesRequest) -> OrphanReport:
-    return await call.app[ORPHAN_REMOVAL].remove(call.caller, call.namespace, call.name, body)
+    return await call.components.orphan_removal.remove(call.caller, call.namespace, call.name, body)

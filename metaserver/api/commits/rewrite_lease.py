@@ -14,7 +14,6 @@ from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, STORE
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import REWRITE, TakeLease
 
@@ -63,14 +62,14 @@ class _Holder(msgspec.Struct, frozen=True):
     ),
 ).takes(RewriteLeaseRequest)
 async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLease:
-    entry = await call.app[CATALOG].parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
-    now_ms, lasts_ms = call.app[CLOCK].now_ms(), 0 if body.release else LASTS_MS
+    entry = await call.components.catalog.parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
+    now_ms, lasts_ms = call.components.clock.now_ms(), 0 if body.release else LASTS_MS
     name = f"{REWRITE}{entry.uuid}"
     held = await _held(call, name, now_ms)
     since_ms = held.since_ms if held is not None and held.holder == body.holder else now_ms
     state = msgspec.json.encode(_Holder(body.holder, body.job, since_ms)).decode()
     try:
-        await call.app[STORE].transact([TakeLease(name, body.holder, now_ms, now_ms + lasts_ms, state)])
+        await call.components.store.transact([TakeLease(name, body.holder, now_ms, now_ms + lasts_ms, state)])
     except CommitConflict:
         held = await _held(call, name, now_ms)
         shown = f" ({held})" if held is not None else ""
@@ -83,6 +82,6 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
 async def _held(call: Call, name: str, now_ms: int) -> _Holder | None:
     """None if no job has the lease, or a server of another version wrote it."""
     try:
-        return from_json(await call.app[STORE].lease_state(name, now_ms), _Holder)
+        return from_json(await call.components.store.lease_state(name, now_ms), _Holder)
     except msgspec.DecodeError:
         return None

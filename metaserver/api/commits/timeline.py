@@ -23,7 +23,6 @@ from seamark.metaserver.access.principal import Role
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
 from seamark.metaserver.api.http.errors import error_body
-from seamark.metaserver.api.http.keys import AUTHORIZER, CLOCK, DRAIN, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.store.model import POSITION, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.port import InstantFilter, PointerStore
@@ -105,7 +104,7 @@ async def list_timeline(call: Call) -> Answer:
     streams=True,
 )
 async def list_table_timeline(call: Call) -> Answer:
-    return await _answer(call, await _about(call.app[STORE], call.namespace, call.name), call.namespace)
+    return await _answer(call, await _about(call.components.store, call.namespace, call.name), call.namespace)
 
 
 async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> InstantFilter:
@@ -122,7 +121,7 @@ async def _about(store: PointerStore, namespace: NamespacePath, name: str) -> In
 
 async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) -> Answer:
     """`namespace`: the namespace whose rights apply to this timeline."""
-    timeline = call.app[TIMELINE]
+    timeline = call.components.timeline
     where, limit, wait_s = _read_query(call, where)
     if where.since == LATEST:
         where = msgspec.structs.replace(where, since=await timeline.head())
@@ -145,7 +144,7 @@ def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
         return answer
     # Older instants lack the levels; then only readers of the whole catalog see the name.
     levels = instant.summary.get("to-namespace")
-    authorizer, principal = call.app[AUTHORIZER], call.principal
+    authorizer, principal = call.components.authorizer, call.principal
     visible = authorizer.holds(principal, Role.READER, ()) if levels is None else call.sees(tuple(levels))
     if visible:
         return answer
@@ -156,7 +155,7 @@ def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
 def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:
     """(filter, limit, seconds to wait). BadRequest names the invalid parameter and its allowed values."""
     query = call.query
-    settings = call.app[SETTINGS]
+    settings = call.components.settings
     stream = EVENT_STREAM in call.headers.get("Accept", "")
     since = (call.headers.get("Last-Event-ID") if stream else None) or query.get("since")
     if since not in (None, LATEST) and not POSITION.fullmatch(since):
@@ -213,7 +212,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
         await response.prepare(call.request)
         try:
             await response.write(b"retry: 1000\n\n")
-            while not call.app[DRAIN].is_set():
+            while not call.components.drain.is_set():
                 instants = await _next_instants(call, timeline, watcher, namespace)
                 visible = [instant for instant in instants if call.may(instant.namespace)]
                 await response.write(_events(call, visible))
@@ -232,7 +231,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
 async def _next_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
     """The next instants; empty after HEARTBEAT_S without any. Unauthenticated or Forbidden once the login or the right
     to see this timeline has ended; checked before instants are returned."""
-    clock, pause_s = call.app[CLOCK], call.app[SETTINGS].rights_recheck_s
+    clock, pause_s = call.components.clock, call.components.settings.rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S
     instants: list[Instant] = []
     while not instants and (left_s := until_s - clock.monotonic()) > 0:
@@ -240,7 +239,7 @@ async def _next_instants(call: Call, timeline: Timeline, watcher: Watcher, names
             async with asyncio.timeout(min(pause_s, left_s)):
                 instants = await timeline.next(watcher, _SSE_BATCH)
         await call.recheck(namespace)
-        if call.app[DRAIN].is_set():
+        if call.components.drain.is_set():
             break
     return instants
 

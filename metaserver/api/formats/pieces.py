@@ -15,7 +15,8 @@ from typing import Any
 from aiohttp import web
 from isal import isal_zlib
 
-from seamark.metaserver.api.http.keys import CLOCK, REQUEST_ID
+from seamark.metaserver.api.http.components import COMPONENTS
+from seamark.metaserver.api.http.keys import REQUEST_ID
 from seamark.metaserver.api.http.render import GZIP_FROM_BYTES, accepts_gzip
 
 STREAM_FROM_BYTES = 4 << 20
@@ -74,7 +75,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
-    monotonic = request.app[CLOCK].monotonic
+    monotonic = request.app[COMPONENTS].clock.monotonic
     until_s = monotonic() + SLICE_S
     following = partial(next, pieces, None)
     while (piece := following() if run is None else await run(following)) is not None:

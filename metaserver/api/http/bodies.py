@@ -17,9 +17,10 @@ from aiohttp import web
 from seamark.formats.protocol.wire import decode_as
 from seamark.formats.runtime.connections import Connection
 from seamark.formats.runtime.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.content_codings import Inflater, coding_of
 from seamark.metaserver.api.http.describe import BodySize, description_of
-from seamark.metaserver.api.http.keys import BOUNDS, PRINCIPAL, SETTINGS
+from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.settings.settings import Settings
 
@@ -67,7 +68,7 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
     known: bytes | None = request.get(_BODY) if slot is None else slot.body
     if known is not None:
         return known
-    settings = request.app[SETTINGS]
+    settings = request.app[COMPONENTS].settings
     if size is None:
         size = description_of(request.match_info.route.handler).body_size
     limit = body_limit(size, settings)
@@ -164,7 +165,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
 async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
     """One step; the loop serves others after it. Of all packed bodies one makes a step at a time, so that together they
     take no more of the loop than one."""
-    async with request.app[BOUNDS].inflating.of(_holder(request)):
+    async with request.app[COMPONENTS].worker_limits.inflating.of(_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
         await asyncio.sleep(0)
     return chunk
@@ -194,7 +195,7 @@ async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
     times its memory. BadRequest names the field that is wrong."""
     if len(body) <= QUICK_BYTES:
         return parse_now(body, shape)
-    return await request.app[BOUNDS].parsing.run(_holder(request), partial(parse_now, body, shape))
+    return await request.app[COMPONENTS].worker_limits.parsing.run(_holder(request), partial(parse_now, body, shape))
 
 
 def parse_now(body: bytes, shape: type[T]) -> T:

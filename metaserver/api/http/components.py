@@ -1,4 +1,9 @@
-"""The dependencies of the routes, as one value that the composition root fills."""
+"""The components of a server: the one declaration of what the composition root opens and the routes use.
+
+A handler reads them from its call, `call.components.catalog`. There is no service locator and no module state, so that
+two servers can run in one process, as tests of replicas do. What only one module of routes uses, it adds itself to the
+application (`add_components`).
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,18 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from aiohttp import web
 from opentelemetry.trace import Tracer
 
 from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.tls import Certificate
 from seamark.metaserver.access.audit import AuditLog
 from seamark.metaserver.access.authenticator import Authenticator
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.gateway_keys import GatewayKeys
 from seamark.metaserver.access.keyring import StoredKeyring
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
+from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.commit.changes.group_commit import Commits
@@ -39,8 +47,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerParts:
-    """Everything that the routes use. The composition root opens it, and closes it after the application."""
+class ServerComponents:
+    """What the routes use. The composition root opens the components, and closes them after the application."""
 
     settings: Settings
     clock: Clock
@@ -55,7 +63,7 @@ class ServerParts:
     usage: Usage
     database_shares: DatabaseShares
     planner: Planner
-    stock_commits: EngineCommits
+    engine_commits: EngineCommits
     commits: Commits
     expiration: Expiration
     orphan_removal: OrphanRemoval
@@ -71,5 +79,11 @@ class ServerParts:
     audit: AuditLog
     tracer: Tracer | None
     """None when tracing is off."""
+    worker_limits: WorkerLimits
+    certificate: Certificate | None
+    """None without TLS."""
     drain: asyncio.Event
     """Set when the server stops: readiness fails, long-polls return, and connections are closed after the answer."""
+
+
+COMPONENTS: web.AppKey[ServerComponents] = web.AppKey("components", ServerComponents)

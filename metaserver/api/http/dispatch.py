@@ -27,8 +27,9 @@ from seamark.formats.runtime.fair_lock import free_later
 from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http import bodies
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import VARIABLE, Description, Handler, attach
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, AUTHORIZER, BOUNDS, PRINCIPAL, REQUEST_ID, SETTINGS
+from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
 from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in
@@ -64,6 +65,8 @@ class Router(web.UrlDispatcher):
         return matched
 
 
+PREFIX: web.AppKey[str] = web.AppKey("prefix", str)
+"""The segment after `/v1` that the server announces to clients, or empty."""
 _PREFIXED = "/v1/{prefix}/"
 _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
@@ -94,7 +97,7 @@ def served_endpoints(app: web.Application) -> list[str]:
 
 def _prefixed(app: web.Application) -> str | None:
     """`/v1/<prefix>/`; None without a configured prefix."""
-    prefix = app[SETTINGS].prefix
+    prefix = app.get(PREFIX)
     return f"/v1/{quote(prefix, safe='')}/" if prefix else None
 
 
@@ -116,12 +119,13 @@ class Check(Enum):
 class Call:
     """A request, as handlers see it."""
 
-    __slots__ = ("_request", "_route", "app", "headers", "is_checked", "names", "namespace", "principal")
+    __slots__ = ("_request", "_route", "app", "components", "headers", "is_checked", "names", "namespace", "principal")
 
     def __init__(self, request: web.Request, route: Route) -> None:
         self._request = request
         self._route = route
         self.app = request.app
+        self.components = request.app[COMPONENTS]
         self.headers: CIMultiDictProxy[str] = request.headers
         self.principal: Principal = request[PRINCIPAL]
         self.namespace: NamespacePath = ()
@@ -170,13 +174,13 @@ class Call:
     def caller_with(self, key: IdempotencyKey | None) -> Caller:
         """The caller, as the catalog records it."""
         principal = self.principal
-        confined_to = self.app[AUTHORIZER].confines(principal)
+        confined_to = self.components.authorizer.confines(principal)
         return Caller(
             who=principal.name,
             request_id=self.request_id,
             idempotency=key,
             confined_to=confined_to,
-            names_owners=confined_to is None or principal.name in self.app[SETTINGS].trusted_engines,
+            names_owners=confined_to is None or principal.name in self.components.settings.trusted_engines,
             request_bytes=bodies.length(self._request),
         )
 
@@ -195,7 +199,7 @@ class Call:
     async def in_turn(self, work: Callable[[], B]) -> B:
         """The result of `work`, long Python work on what the request says: in a thread, one of all at a time, and
         principals in turn."""
-        return await self.app[BOUNDS].parsing.run(self.principal.name, work)
+        return await self.components.worker_limits.parsing.run(self.principal.name, work)
 
     async def idempotency_key(self) -> IdempotencyKey | None:
         if not self._route.is_idempotent:
@@ -206,7 +210,7 @@ class Call:
         """Forbidden unless the caller may do this operation in each of `namespaces`. The empty path is the catalog."""
         if not namespaces:
             raise RuntimeError(f"{self._route.operation} checks the right in no namespace")
-        authorizer = self.app[AUTHORIZER]
+        authorizer = self.components.authorizer
         for namespace in namespaces:
             authorizer.require(self.principal, self._route.operation, namespace)
         self.is_checked = True
@@ -215,29 +219,29 @@ class Call:
         """Repeats the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller has
         lost the right in one of `namespaces`; without namespaces, for routes that check it somewhere, everywhere."""
         request = self._request
-        self.principal = request[PRINCIPAL] = await self.app[AUTHENTICATOR].authenticate(
+        self.principal = request[PRINCIPAL] = await self.components.authenticator.authenticate(
             request.headers, request.remote
         )
         if namespaces or self._route.check is not Check.SOMEWHERE:
             self.allow(*namespaces)
         else:
-            self.app[AUTHORIZER].require_somewhere(self.principal, self._route.operation)
+            self.components.authorizer.require_somewhere(self.principal, self._route.operation)
 
     def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
         """Whether the caller may do `operation`, by default that of the route, in `namespace`."""
-        return self.app[AUTHORIZER].allows(self.principal, operation or self._route.operation, namespace)
+        return self.components.authorizer.allows(self.principal, operation or self._route.operation, namespace)
 
     def sees(self, namespace: NamespacePath) -> bool:
         """Whether a listing may include this namespace."""
-        return self.app[AUTHORIZER].visible(self.principal, namespace)
+        return self.components.authorizer.visible(self.principal, namespace)
 
     def visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
         """The names in `parent` that a listing may include; None for all names."""
-        return self.app[AUTHORIZER].visible_children(self.principal, parent)
+        return self.components.authorizer.visible_children(self.principal, parent)
 
     def paging(self) -> tuple[str | None, int]:
         """(token as sent, size)."""
-        query, most = self.query, self.app[SETTINGS].page_limit
+        query, most = self.query, self.components.settings.page_limit
         return query.get("pageToken"), page_size(query.get("pageSize", str(most)), "pageSize", most)
 
 
@@ -354,10 +358,10 @@ class Route(Description, frozen=True):
             if has_namespace:
                 call.namespace = namespace_in(*path)
             if check is Check.NAMESPACE or check is Check.CATALOG:
-                call.app[AUTHORIZER].require(call.principal, operation, call.namespace)
+                call.components.authorizer.require(call.principal, operation, call.namespace)
                 call.is_checked = True
             elif check is Check.SOMEWHERE:
-                call.app[AUTHORIZER].require_somewhere(call.principal, operation)
+                call.components.authorizer.require_somewhere(call.principal, operation)
             if names:
                 call.names = given = names_in(*path, names)
                 if (

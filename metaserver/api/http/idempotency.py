@@ -24,7 +24,6 @@ from seamark.formats.runtime.errors import (
 )
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.errors import from_seamark_error
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STORE
 from seamark.metaserver.api.http.parameters.requests import IDEMPOTENCY_KEY
 from seamark.metaserver.catalog.quotas import Quota
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
@@ -65,15 +64,15 @@ async def run_idempotent(
     key = await call.idempotency_key()
     if key is None:
         return await _send(answer(await work(call.caller)))
-    first = await call.app[STORE].idempotency(key.key, call.app[CLOCK].now_ms())
+    first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
     if first is None:
         try:
             done = await work(call.caller_with(key))
         except IdempotencyTaken:
-            first = await call.app[STORE].idempotency(key.key, call.app[CLOCK].now_ms())
+            first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
         except CommitConflict:
             # A concurrent request with the same key may have won; after a refusal the client would delete live files.
-            first = await call.app[STORE].idempotency(key.key, call.app[CLOCK].now_ms())
+            first = await call.components.store.idempotency(key.key, call.components.clock.now_ms())
             if first is None:
                 raise
         except RequestError as error:
@@ -96,8 +95,8 @@ async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
 
 async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
     """Records a refusal. Returns the record of another request with this key, if that was faster."""
-    now_ms = call.app[CLOCK].now_ms()
-    now_s, ttl_s = call.app[CLOCK].monotonic(), call.app[SETTINGS].idempotency_ttl_s
+    now_ms = call.components.clock.now_ms()
+    now_s, ttl_s = call.components.clock.monotonic(), call.components.settings.idempotency_ttl_s
     kept, who = call.app[KEPT], call.principal.name
     if not kept.has_room(who, now_s):  # then a repeat is evaluated again
         return None
@@ -112,9 +111,9 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
         expires_ms=now_ms + ttl_s * 1000,
     )
     try:
-        await call.app[STORE].transact([SaveIdempotency(record=record)])
+        await call.components.store.transact([SaveIdempotency(record=record)])
     except IdempotencyTaken:
-        return await call.app[STORE].idempotency(key.key, now_ms)
+        return await call.components.store.idempotency(key.key, now_ms)
     return None
 
 
@@ -134,7 +133,7 @@ async def _replay(
 ) -> web.Response:
     if first.metadata_location is not None and replayed is not None:
         try:
-            loaded = await call.app[CATALOG].replay(first)
+            loaded = await call.components.catalog.replay(first)
         except CommitUnknown:
             if recover is None:
                 raise
@@ -144,3 +143,7 @@ async def _replay(
     if first.body is None:
         return web.Response(status=first.status)
     return web.Response(status=first.status, body=first.body, content_type="application/json")
+
+
+def add_components(app: web.Application) -> None:
+    app[KEPT] = Quota(KEPT_MAX)

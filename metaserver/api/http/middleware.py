@@ -23,11 +23,11 @@ from seamark.metaserver.access.authorizer import changes
 from seamark.metaserver.access.principal import ANONYMOUS, CURRENT, Principal
 from seamark.metaserver.access.refusals import Refusals
 from seamark.metaserver.api.http.bodies import SLOT, end_unread
-from seamark.metaserver.api.http.components import ServerParts
+from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
-from seamark.metaserver.api.http.slots import RequestSlot, WorkerLimits
+from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.runtime.staleness import Staleness, allowing, requested_staleness_s
 
 _log = structlog.get_logger("seamark.request")
@@ -42,21 +42,21 @@ _propagator = TraceContextTextMapPropagator()
 class _RequestPipeline:
     """The state and the steps of the middleware."""
 
-    def __init__(self, parts: ServerParts, bounds: WorkerLimits) -> None:
-        self._bounds = bounds
-        self._clock = parts.clock
-        self._metrics = parts.metrics
-        self._tracer = parts.tracer
-        self._authenticator = parts.authenticator
-        self._audit = parts.audit
-        self._database_shares = parts.database_shares
-        self._drain = parts.drain
-        self._logs = logging.getLevelNamesMapping()[parts.settings.log_level.upper()] <= logging.INFO
+    def __init__(self, components: ServerComponents) -> None:
+        self._limits = components.worker_limits
+        self._clock = components.clock
+        self._metrics = components.metrics
+        self._tracer = components.tracer
+        self._authenticator = components.authenticator
+        self._audit = components.audit
+        self._database_shares = components.database_shares
+        self._drain = components.drain
+        self._logs = logging.getLevelNamesMapping()[components.settings.log_level.upper()] <= logging.INFO
         self._routes: dict[int, tuple[str, Description]] = {}
-        self._ids = _RequestIds(parts.clock)
+        self._ids = _RequestIds(components.clock)
         self._unrouted = Refusals(each_address=20, each_principal=0, keys_max=1000)
-        self._stale_limit_s = parts.settings.stale_limit_s
-        self._stale_wait_s = parts.settings.stale_wait_s
+        self._stale_limit_s = components.settings.stale_limit_s
+        self._stale_wait_s = components.settings.stale_wait_s
         self._audited: dict[tuple[str, int], bool] = {}
 
     @web.middleware
@@ -159,7 +159,7 @@ class _RequestPipeline:
                 if request.method != "DELETE" and changes(described.operation):
                     self._database_shares.require_room(principal.name)
                 holder = None if principal is ANONYMOUS else principal.name
-                slot = RequestSlot(self._bounds, holder, "watching" if described.waits else "working")
+                slot = RequestSlot(self._limits, holder, "watching" if described.waits else "working")
                 request[SLOT] = slot
                 token = CURRENT.set(principal.name)
                 try:
@@ -167,7 +167,7 @@ class _RequestPipeline:
                 finally:
                     CURRENT.reset(token)
             if request.method not in _BODILESS:
-                request[SLOT] = slot = RequestSlot(self._bounds, f"address {request.remote}", "tokens")
+                request[SLOT] = slot = RequestSlot(self._limits, f"address {request.remote}", "tokens")
             return await handler(request), None
         except SeamarkError as error:
             return from_seamark_error(error, head=request.method == "HEAD"), error
@@ -187,7 +187,7 @@ class _RequestPipeline:
     async def _log_in(self, request: web.Request) -> Principal:
         """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no slot of
         authenticated requests."""
-        logins, address = self._bounds.logging_in, f"address {request.remote}"
+        logins, address = self._limits.logging_in, f"address {request.remote}"
         logins.take(address)
         try:
             return await self._authenticator.authenticate(request.headers, request.remote)
@@ -270,5 +270,5 @@ async def add_age(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["Age"] = str(math.ceil(staleness.age_s))
 
 
-def build_middleware(parts: ServerParts, bounds: WorkerLimits) -> Middleware:
-    return _RequestPipeline(parts, bounds).handle
+def build_middleware(components: ServerComponents) -> Middleware:
+    return _RequestPipeline(components).handle

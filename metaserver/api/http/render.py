@@ -24,7 +24,6 @@ from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CATALOG, GATEWAY_KEYS, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER
 from seamark.metaserver.api.http.parameters.requests import table_path
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -74,7 +73,7 @@ def table_etag(
     shown: Sequence[PlanSnapshot] = (),
 ) -> str:
     """The ETag of the answer that `table_answer` would return."""
-    settings = call.app[SETTINGS]
+    settings = call.components.settings
     path = table_path(namespace, name, settings.prefix)
     access = access_stamp(settings, call.headers.get(DELEGATION))
     config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
@@ -120,7 +119,7 @@ async def table_answer(
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
     config, credentials = access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
-        config = {**config, PLANNING_MODE: planning_mode(call.app[SETTINGS], loaded.metadata)}
+        config = {**config, PLANNING_MODE: planning_mode(call.components.settings, loaded.metadata)}
     tail = _tail(config, credentials)
     if loaded.entry is None:
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
@@ -142,7 +141,7 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     assert table.entry is not None
     config, credentials = access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tests_nan = TESTS_NAN in loaded.metadata.properties
-    planned_by = planning_mode(call.app[SETTINGS], table.metadata) if tests_nan else "client"
+    planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _tail({**config, PLANNING_MODE: planned_by}, credentials)
     etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
     return await _located_answer(call, plan.location, loaded.metadata, mode, tail, etag)
@@ -164,7 +163,7 @@ async def _located_answer(
     compress: bool = True,
     shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
-    document = call.app[CATALOG].documents.render(location, metadata, mode)
+    document = call.components.catalog.documents.render(location, metadata, mode)
     if shown:
         document = _with_snapshots(document, shown)
     headers = {"ETag": etag, "Vary": _VARY}
@@ -218,7 +217,7 @@ def unregistered_answer(call: Call, loaded: LoadedTable) -> web.Response:
 
 def view_answer(call: Call, loaded: LoadedView) -> web.Response:
     location = loaded.entry.metadata_location
-    document = call.app[CATALOG].documents.view_document(location, loaded.metadata)
+    document = call.components.catalog.documents.view_document(location, loaded.metadata)
     return _json(b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {})
 
 
@@ -238,19 +237,19 @@ def access_config(
         delegation: How the client wants access; None: as the header of the request says.
         staged: Whether the table is staged, and not in the catalog yet.
     """
-    settings, location = call.app[SETTINGS], metadata.location
+    settings, location = call.components.settings, metadata.location
     table = parse_location(location, "The table's location")
     if table.is_local:
         return {}, []
     sign_path = table_path(namespace, name, settings.prefix) + "/sign"
     if staged:  # a staged table cannot be looked up for a signature, so the URL carries a pass
-        sign_path += f"?stage={call.app[CATALOG].staging.issue(namespace, name, location)}"
+        sign_path += f"?stage={call.components.catalog.staging.issue(namespace, name, location)}"
     requested = delegation or call.headers.get(DELEGATION)
 
     def vend() -> VendedKeys:
         who, writable = call.principal.name, call.may(namespace, "updateTable")
         pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
-        keys = call.app[GATEWAY_KEYS]
+        keys = call.components.gateway_keys
         return keys.issue(
             table_uuid, location, writable=writable, who=who, pinned=pinned, staged=staged, namespace=namespace
         )
@@ -267,20 +266,20 @@ def access_config(
 
 def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]:
     """What the keys in an answer depend on besides the table: they may not be reused by another principal."""
-    if call.app[SETTINGS].s3_client_access != "gateway":
+    if call.components.settings.s3_client_access != "gateway":
         return ()
-    return call.principal.name, call.may(namespace, "updateTable"), call.app[GATEWAY_KEYS].stamp()
+    return call.principal.name, call.may(namespace, "updateTable"), call.components.gateway_keys.stamp()
 
 
 def _located(call: Call, loaded: LoadedTable) -> bytes:
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
-    document = call.app[CATALOG].documents.render(location, loaded.metadata, "all")
+    document = call.components.catalog.documents.render(location, loaded.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 
 async def _gzipped(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
-    cache = call.app[CATALOG].documents.cache
+    cache = call.components.catalog.documents.cache
     kept = cache.get(("gzip", etag))
     if isinstance(kept, bytes):
         return kept

@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from seamark.formats.runtime.lazy_module import LazyModule, load
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import BOUNDS
 
 T = TypeVar("T")
 _sql = LazyModule("seamark.formats.iceberg.expressions.sql")
@@ -29,4 +28,4 @@ async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
         found = read()
         await asyncio.sleep(0)  # a request may have a text in each of many joins
         return found
-    return await call.app[BOUNDS].reading_sql.run(call.principal.name, read)
+    return await call.components.worker_limits.reading_sql.run(call.principal.name, read)

@@ -15,7 +15,6 @@ from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.kinds.kinds import parameters
 from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CLOCK, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import defined_index
 from seamark.metaserver.store.model import Instant, InstantState
@@ -94,7 +93,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
     """NotFound unless it is a build of this index and table; CommitConflict if it has ended but must be in flight."""
     _, name, build_id = call.names
     table = await load(call)
-    instant = await call.app[STORE].instant(build_id)
+    instant = await call.components.store.instant(build_id)
     belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
@@ -140,17 +139,17 @@ async def record_progress(call: Call, build: Build) -> None:
 
 
 async def move(call: Call, instant: Instant, state: InstantState, more: dict[str, Any]) -> None:
-    now_ms = call.app[CLOCK].now_ms()
+    now_ms = call.components.clock.now_ms()
     summary = {**instant.summary, **more, "active-ms": now_ms}
-    await call.app[STORE].transact(
+    await call.components.store.transact(
         [MoveInstant(id=instant.id, expected=instant.state, state=state, now_ms=now_ms, summary=summary)]
     )
-    call.app[TIMELINE].notify()
+    call.components.timeline.notify()
 
 
 async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
     """CommitConflict while another build of the index is in progress."""
-    since_ms = call.app[CLOCK].now_ms() - EXCLUSIVE_MS
+    since_ms = call.components.clock.now_ms() - EXCLUSIVE_MS
     for build in await _in_flight(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
             raise CommitConflict(
@@ -160,12 +159,12 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
 
 async def _in_flight(call: Call, table: TableIndexes) -> list[Instant]:
     where = InstantFilter(uuid=table.entry.uuid, action=INDEXING, state=InstantState.INFLIGHT, archived=False)
-    return await call.app[STORE].instants(where, _UNDER_WAY_MAX)
+    return await call.components.store.instants(where, _UNDER_WAY_MAX)
 
 
 async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
     """Rolls back builds of this table that were abandoned long ago. Their index files stay registered."""
-    silent_since_ms = call.app[CLOCK].now_ms() - ABANDONED_MS
+    silent_since_ms = call.components.clock.now_ms() - ABANDONED_MS
     for instant in await _in_flight(call, table):
         if instant.summary["active-ms"] < silent_since_ms:
             reason = f"abandoned: inactive for {ABANDONED_MS // 60_000} minutes"

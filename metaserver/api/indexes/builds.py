@@ -25,7 +25,6 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CLOCK, PAGES, REGISTRY, SETTINGS, STORE, TIMELINE
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.indexes.build_state import (
     Build,
@@ -125,7 +124,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     new_files = await new_files_by_snapshot(call, table.metadata, snapshots_named(table.metadata))
     live = table.registered.live(definition.id)
     lag = [(new.files, await missing(call, new, live)) for new in new_files]
-    clock = call.app[CLOCK]
+    clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
         "request-id": call.caller.request_id,
@@ -152,8 +151,8 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     )
     # In one transaction: otherwise a lost answer could leave a requested instant behind.
     begin = MoveInstant(id=build_id, expected=instant.state, state=InstantState.INFLIGHT, now_ms=now_ms)
-    await call.app[STORE].transact([RecordInstant(instant=instant), begin])
-    call.app[TIMELINE].notify()
+    await call.components.store.transact([RecordInstant(instant=instant), begin])
+    call.components.timeline.notify()
     instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT)
     if body.exclusive:
         # Checked again now that others see this build: of two builds that begin together, at least one is rolled back.
@@ -214,7 +213,7 @@ async def load_index_build(call: Call) -> dict[str, Any]:
     ),
 )
 async def list_index_build_files(call: Call) -> dict[str, Any]:
-    most = call.app[SETTINGS].page_limit
+    most = call.components.settings.page_limit
     limit = page_size(call.query.get("limit", str(most)), "limit", most)
     build = await load_build(call, inflight=True)
     metadata = build.table.metadata
@@ -238,7 +237,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
             "files": [manifest for files, rows in page for manifest in _items(metadata, files, rows)],
             "next-page-token": None
             if following is None
-            else call.app[PAGES].encode(msgspec.json.encode(following).decode()),
+            else call.components.catalog.pages.encode(msgspec.json.encode(following).decode()),
         }
 
     return await asyncio.to_thread(answer)
@@ -272,7 +271,7 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
         raise BadRequest("index-files is empty; name the files that the build has written")
     build = await load_build(call, inflight=True)
     add = await asyncio.gather(*(_checked(call, build, file) for file in body.index_files))
-    registry = call.app[REGISTRY]
+    registry = call.components.registry
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
     build = await load_build(call)
     await record_progress(call, build)
@@ -311,7 +310,7 @@ async def _checked(call: Call, build: Build, file_body: WrittenIndexFile) -> Reg
         folder=build.folder,
         table_uuid=build.table.entry.uuid,
         snapshot_id=build.instant.snapshot_id,
-        now_ms=call.app[CLOCK].now_ms(),
+        now_ms=call.components.clock.now_ms(),
     )
     if (file.definition, file.kind) != (build.definition.id, build.definition.kind):
         raise BadRequest(
@@ -325,7 +324,7 @@ def _token(call: Call, build: Build) -> _Token | None:
     if text is None:
         return None
     try:
-        packed = (call.app[PAGES].decode(text) or "").encode()
+        packed = (call.components.catalog.pages.decode(text) or "").encode()
         token = from_json(packed, _Token)
     except (BadRequest, msgspec.DecodeError):
         token = None

@@ -24,7 +24,6 @@ from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from seamark.formats.runtime.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, REGISTRY, STORE, TIMELINE
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
 from seamark.metaserver.index.files.headers import IndexFileSummary
@@ -123,9 +122,9 @@ async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) ->
     file = _registered(table, definition, body.location)
     if body.check:
         if file.state is IndexFileState.LIVE:
-            await call.app[INDEXES].verify_source([file], body.reason[:REASON_MAX])
+            await call.components.indexes.verify_source([file], body.reason[:REASON_MAX])
     else:
-        await call.app[REGISTRY].quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
+        await call.components.registry.quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
     file = _registered(await load(call), definition, body.location)
     return QuarantineIndexFileResponse(file.location, file.state, file.reason)
 
@@ -151,8 +150,8 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
 async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
     table = await load(call)
     definition = defined_index(table.metadata, call.names[1])
-    now_ms = call.app[CLOCK].now_ms()
-    record = call.app[CATALOG].parts.instant(
+    now_ms = call.components.clock.now_ms()
+    record = call.components.catalog.parts.instant(
         call.caller,
         table.entry,
         AUDITING,
@@ -166,8 +165,8 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
             "size-in-bytes": body.size_in_bytes,
         },
     )
-    await call.app[STORE].transact([record])
-    call.app[TIMELINE].notify()
+    await call.components.store.transact([record])
+    call.components.timeline.notify()
     return RecordAuditResponse(record.instant.id, now_ms)
 
 
@@ -217,7 +216,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 async def _listed(call: Call, folder: str) -> list[ObjectInfo]:
     """Without files that are being written, whose names begin with a dot."""
     listed: list[ObjectInfo] = []
-    async for info in call.app[OBJECTS].list(folder):
+    async for info in call.components.objects.list(folder):
         if not info.location.rpartition("/")[2].startswith("."):
             listed.append(info)
         if len(listed) > FOLDER_FILES_MAX:
@@ -287,7 +286,7 @@ async def _needed(
 
 
 async def _register(call: Call, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]) -> None:
-    now_ms = call.app[CLOCK].now_ms()
+    now_ms = call.components.clock.now_ms()
     add = [
         RegisteredIndexFile(
             uuid=table.entry.uuid,
@@ -306,7 +305,7 @@ async def _register(call: Call, table: TableIndexes, definition: IndexDefinition
     ]
     for start in range(0, len(add), _REGISTERED_AT_ONCE):
         part = add[start : start + _REGISTERED_AT_ONCE]
-        await call.app[REGISTRY].replace(table.entry.uuid, definition.id, add=part)
+        await call.components.registry.replace(table.entry.uuid, definition.id, add=part)
 
 
 def _shown(definition: IndexDefinition, files: Sequence[_FolderFile]) -> RebuiltIndex:

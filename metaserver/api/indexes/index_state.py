@@ -19,8 +19,8 @@ from aiohttp import web
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.index_file import UnknownVersion
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, REGISTRY, STORE
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registry import IndexFiles
@@ -73,17 +73,17 @@ class NewFiles(NamedTuple):
 async def load(call: Call) -> TableIndexes:
     """The table in the path. NoSuchTable. Forbidden when the metadata names a location that the table does not claim:
     index files are listed and written below it."""
-    loaded: LoadedTable = await call.app[CATALOG].tables.load(call.namespace, call.name)
+    loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
-    await call.app[CATALOG].check_writable(loaded)
-    return TableIndexes(loaded.entry, loaded.metadata, await call.app[REGISTRY].files(loaded.entry))
+    await call.components.catalog.check_writable(loaded)
+    return TableIndexes(loaded.entry, loaded.metadata, await call.components.registry.files(loaded.entry))
 
 
 async def view_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
     """The view of a snapshot; empty when the table has none."""
     if snapshot_id is None:
         return TableView((), ())
-    return await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+    return await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
 
 
 async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
@@ -132,7 +132,7 @@ async def audited_ms(call: Call, table: TableIndexes) -> dict[str, int]:
     """The time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
-    for instant in await call.app[STORE].instants(where, _AUDITS_MAX):
+    for instant in await call.components.store.instants(where, _AUDITS_MAX):
         audits.setdefault(str(instant.summary.get("definition")), instant.requested_ms)
     return audits
 
@@ -154,11 +154,9 @@ async def _described(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.ui
         _log.warning("index file not read", location=file.location, reason=str(error))
         return np.empty((0, 2), dtype=np.uint64)
     _log.warning("index file quarantined", location=file.location, reason=reason)
-    await call.app[REGISTRY].quarantine(file.uuid, file.location, reason)
+    await call.components.registry.quarantine(file.uuid, file.location, reason)
     return np.empty((0, 2), dtype=np.uint64)
 
 
-def add_parts(app: web.Application) -> None:
-    """Registers the parts of these routes; none in an application that only generates the OpenAPI document."""
-    if OBJECTS in app:
-        app[READER] = IndexReader(app[OBJECTS])
+def add_components(app: web.Application) -> None:
+    app[READER] = IndexReader(app[COMPONENTS].objects)

@@ -18,7 +18,6 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CLOCK
 from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
 from seamark.metaserver.api.indexes.indexes import NO_INDEX, defined_index
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
@@ -86,7 +85,7 @@ async def _unreferenced(call: Call, table: TableIndexes, ids: npt.NDArray[np.uin
     if len(metadata.snapshots) > SNAPSHOTS_MAX:
         return None
     newest_first = sorted(metadata.snapshots, key=lambda snapshot: -snapshot.timestamp_ms)
-    clock = call.app[CLOCK]
+    clock = call.components.clock
     until_s = clock.monotonic() + SECONDS_MAX
     unreferenced = np.ones(len(ids), dtype=np.bool_)
     for snapshot in newest_first:

@@ -36,7 +36,6 @@ from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS, STOCK_COMMITS, USAGE
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
@@ -229,7 +228,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     def changed(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
         definition = _definition(name, body, defined, metadata)
-        limit = call.app[SETTINGS].indexes_limit
+        limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
         if defined.by_name.get(name) == definition:
@@ -287,7 +286,7 @@ def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata
 
 async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
     """Commits the updates that `changed` computes, again after each conflict. CommitConflict after many."""
-    tables = call.app[CATALOG].tables
+    tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES + 1):
         metadata = (await tables.load(call.namespace, call.name)).metadata
         update = changed(metadata)
@@ -298,7 +297,9 @@ async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] 
             {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
         ]
         try:
-            await call.app[STOCK_COMMITS].commit_table(call.caller, call.namespace, call.name, requirements, [update])
+            await call.components.engine_commits.commit_table(
+                call.caller, call.namespace, call.name, requirements, [update]
+            )
         except CommitConflict:
             if attempt == COMMIT_TRIES:
                 raise
@@ -351,7 +352,7 @@ async def _index(call: Call, table: TableIndexes, state: _TableState, definition
     quarantined = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
-    used = call.app[USAGE].of(table.entry.uuid, definition.id)
+    used = call.components.usage.of(table.entry.uuid, definition.id)
     health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
     problem = None
     if any(table.metadata.current_schema.column(term.column_id) is None for term in definition.terms):

@@ -41,7 +41,6 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import by_schema, snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -204,17 +203,17 @@ class _AnswerFile:
 ).takes(SelectRowsRequest)
 async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     as_arrow = arrow.wants_arrow(call.headers)
-    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
     if body.rows not in ("roaring", "positions"):
         raise BadRequest(f"rows is {body.rows[:40]!r}; it must be roaring or positions")
-    most = FILES_MAX if as_arrow else min(FILES_MAX, call.app[SETTINGS].page_limit)
+    most = FILES_MAX if as_arrow else min(FILES_MAX, call.components.settings.page_limit)
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     parse = partial(_parse, body, metadata)
     selection = await (call.in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
-    scan = await call.app[PLANNER].plan(selection.bound_scan, entry)
+    scan = await call.components.planner.plan(selection.bound_scan, entry)
     page = _Page(call, scan, selection.predicate, body, min(body.limit or most, most))
     await page.fill(selection.after, metadata, entry)
     token = None if page.last is None else write_token(selection.checksum, selection.snapshot_id, page.last)
@@ -275,8 +274,8 @@ class _Page:
     def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
         self._evaluator: DeleteEvaluator = call.app[DELETED].evaluator_of(scan)
-        self._clock = call.app[CLOCK]
-        self._until_s = self._clock.monotonic() + call.app[SETTINGS].plan_time_budget_s
+        self._clock = call.components.clock
+        self._until_s = self._clock.monotonic() + call.components.settings.plan_time_budget_s
         self._scan, self._predicate, self._body, self._limit = scan, predicate, body, limit
         self._files: list[_AnswerFile] = []
         self.last: int | None = None

@@ -12,7 +12,6 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.formats.listings import bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, PLANNER
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of, whole_number
 from seamark.metaserver.api.lookups.metadata import stats_column
@@ -101,7 +100,7 @@ class ColumnLayout(msgspec.Struct, rename="kebab"):
     ),
 )
 async def load_column_layout(call: Call) -> ColumnLayout:
-    metadata = (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+    metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     name = call.names[1]
     column = stats_column(metadata, name)
     if form_of(column.kind) is None:
@@ -119,7 +118,7 @@ async def load_column_layout(call: Call) -> ColumnLayout:
     views = [
         TableView((), ())
         if snapshot_id is None
-        else await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=snapshot_id))
+        else await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
         for snapshot_id in ids
     ]
     files = sum(view.file_count for view in views)

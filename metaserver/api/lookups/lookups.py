@@ -33,9 +33,9 @@ from seamark.metaserver.api.formats import arrow
 from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.listings import FileListing
 from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, INDEXES, OBJECTS, PLANNER, SETTINGS, USAGE
 from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
 from seamark.metaserver.api.indexes.indexes import defined_index
@@ -163,14 +163,14 @@ class _KeyQuery:
 ).takes_bytes(LookupKeysRequest)
 async def lookup_keys(call: Call, data: bytes) -> web.Response:
     wants_arrow = arrow.wants_arrow(call.headers)
-    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None
     query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
     columns, possible = await _keys(call, terms, query.given, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
-    scan = await call.app[PLANNER].bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
+    scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
     answer = _LookupAnswer(metadata, scan, definition, columns[0].rows, query, located)
     if not wants_arrow and len(located.query) > JSON_ROWS_MAX:
@@ -255,7 +255,7 @@ def _ordered(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, 
 async def _keys(call: Call, terms: Sequence[Term], given: Any, body_bytes: int) -> tuple[list[Keys], Mask | None]:
     if isinstance(given, pa.Table):
         arrays, shared_bytes = await asyncio.to_thread(arrays_of, terms, given)
-        if shared_bytes > (limit := call.app[SETTINGS].body_limit_bytes):
+        if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
                 f"With a value for each row the keys take {shared_bytes:,} bytes; the limit is {limit:,}. Send them in "
                 "several requests"
@@ -377,8 +377,8 @@ def paths_at(view: TableView, positions: Any) -> list[str]:
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 
 
-def add_parts(app: web.Application) -> None:
-    if INDEXES in app:  # absent in an application that only generates the OpenAPI document
-        app[COVERS] = IndexResolver(app[INDEXES])
-        app[DELETED] = RowDeletes(app[OBJECTS], app[SETTINGS].decoded_limit_bytes)
-        app[LOCATOR] = Locator(app[COVERS], app[DELETED], app[USAGE], app[CLOCK])
+def add_components(app: web.Application) -> None:
+    components = app[COMPONENTS]
+    app[COVERS] = IndexResolver(components.indexes)
+    app[DELETED] = RowDeletes(components.objects, components.settings.decoded_limit_bytes)
+    app[LOCATOR] = Locator(app[COVERS], app[DELETED], components.usage, components.clock)

@@ -36,9 +36,9 @@ from seamark.metaserver.api.formats.listings import (
     PartitionListing,
     items,
 )
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.paging import page_size, read_token, write_token
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
@@ -140,7 +140,7 @@ async def list_files(call: Call) -> web.Response:
     page = _page(call, metadata, ("files", content))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
-    planner = call.app[PLANNER]
+    planner = call.components.planner
     scan = None
     if content != "deletes" and view.delete_file_count:
         scan = await planner.bind_and_plan(metadata, ScanRequest(snapshot_id=page.snapshot_id))
@@ -229,7 +229,7 @@ def _inside(schema: Schema, name: str) -> str:
 
 
 async def _metadata(call: Call) -> TableMetadata:
-    return (await call.app[CATALOG].tables.load(call.namespace, call.name)).metadata
+    return (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
 
 
 def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
@@ -238,7 +238,7 @@ def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
 
 def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
     wanted_arrow = arrow.wants_arrow(call.headers)
-    most = ARROW_LIMIT if wanted_arrow else call.app[SETTINGS].page_limit
+    most = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
     limit = page_size(call.query.get("limit", str(most)), "limit", most)
     parts = (metadata.table_uuid, call.query.get("partition", ""), *checksum)
     number = zlib.crc32(encode_json(parts))
@@ -261,7 +261,7 @@ def _fields(given: str | None) -> tuple[str, ...]:
 async def _view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
     if page.snapshot_id is None:
         return TableView((), ())
-    return await call.app[PLANNER].view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
+    return await call.components.planner.view(metadata, ScanRequest(snapshot_id=page.snapshot_id))
 
 
 def _delete_view(view: TableView) -> TableView:
@@ -295,5 +295,5 @@ def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing)
     return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})
 
 
-def add_parts(app: web.Application) -> None:
-    app[PREFIXES] = PrefixCache(app[SETTINGS].plan_answers_bytes // _PREFIXES_SHARE)
+def add_components(app: web.Application) -> None:
+    app[PREFIXES] = PrefixCache(app[COMPONENTS].settings.plan_answers_bytes // _PREFIXES_SHARE)

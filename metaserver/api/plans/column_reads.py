@@ -22,7 +22,6 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK
 from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -36,7 +35,7 @@ _LOW = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 def usage_of(call: Call) -> ColumnUsage | None:
     """Return the counters; None if reads are not counted: the setting is off, or a job of the table services reads."""
-    usage = call.app[CATALOG].column_usage
+    usage = call.components.catalog.column_usage
     return usage if usage.is_on and call.principal.name != SERVICE_PRINCIPAL else None
 
 
@@ -72,7 +71,7 @@ async def count_plan(
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
-    read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.app[CLOCK].now_ms()))
+    read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.components.clock.now_ms()))
     usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
     return read
 

@@ -23,7 +23,6 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.formats.listings import FILE_COLUMNS, FileListing, items
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
@@ -201,7 +200,7 @@ class ExplainRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True)
     ),
 ).takes(ExplainRequest)
 async def explain(call: Call, body: ExplainRequest) -> web.Response:
-    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     metadata = loaded.metadata
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
@@ -210,7 +209,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     scan_request = ScanRequest(
         filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
     )
-    listed = min(body.limit, call.app[SETTINGS].page_limit) if body.files else 0
+    listed = min(body.limit, call.components.settings.page_limit) if body.files else 0
     explained = await explain_scan(call, loaded, scan_request, read, body.joins, listed)
     return web.Response(body=explained, content_type="application/json")
 
@@ -233,10 +232,10 @@ async def explain_scan(
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
     bound_scan = filters.applied(bound_scan)
     is_long = is_long or bound_scan.is_long
-    scan = await call.app[PLANNER].explain(bound_scan, loaded.entry)
-    samples = await sample_columns(call.app[OBJECTS], scan)
+    scan = await call.components.planner.explain(bound_scan, loaded.entry)
+    samples = await sample_columns(call.components.objects, scan)
     namespace = () if loaded.entry is None else loaded.entry.namespace
-    policies = await load_policies(call.app[CATALOG].parts.store, namespace)
+    policies = await load_policies(call.components.catalog.parts.store, namespace)
     properties = with_policies(scan.metadata, policies).properties
 
     def answer() -> bytes:

@@ -22,9 +22,9 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import LIKES_MAX, PATTERN_MAX, check_name, decode_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import doc
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
@@ -134,7 +134,7 @@ async def evaluate_joins(
     _check_size(joins)
     app = call.app
     resolved = [await _resolve(call, metadata, join) for join in joins]
-    until_s = app[CLOCK].monotonic() + app[SETTINGS].join_wait_s
+    until_s = app[COMPONENTS].clock.monotonic() + app[COMPONENTS].settings.join_wait_s
     filters = await join_filters(app[DIMENSIONS], resolved, until_s)
     return filters, filters.outcomes
 
@@ -156,7 +156,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
     call.allow(namespace)
-    loaded = await call.app[CATALOG].tables.load(namespace, check_name(name, "table name"))
+    loaded = await call.components.catalog.tables.load(namespace, check_name(name, "table name"))
     shown = ".".join(spec.table)
     other, entry = loaded.metadata, loaded.entry
     assert entry is not None
@@ -278,7 +278,8 @@ def _find_column(schema: Schema, name: str) -> Column:
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
-    dimensions = Dimensions(app[PLANNER], app[OBJECTS], app[CLOCK], limits_of(app[SETTINGS]))
+    components = app[COMPONENTS]
+    dimensions = Dimensions(components.planner, components.objects, components.clock, limits_of(components.settings))
     app[DIMENSIONS] = dimensions
     yield
     await dimensions.close()

@@ -16,7 +16,6 @@ from seamark.formats.protocol.wire import is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.catalog.plans.plan_tables import too_many_plans
 from seamark.metaserver.settings.settings import Settings
@@ -72,8 +71,8 @@ class RenewPlanTableResponse(msgspec.Struct, rename="kebab"):
 async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlanTableResponse:
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
-    lease_s = grant_lease_s(body.lease_s, call.app[SETTINGS])
-    plans, who = call.app[CATALOG].plan_tables, call.principal.name
+    lease_s = grant_lease_s(body.lease_s, call.components.settings)
+    plans, who = call.components.catalog.plan_tables, call.principal.name
     plan = await plans.share(namespace, name, lease_s, who) if is_plan_name(name) else None
     if plan is None and not await plans.has_room(who):
         raise too_many_plans(who)
@@ -98,8 +97,8 @@ async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> L
     audience = call.audience
     if audience is None:
         raise BadRequest(f"The header {HEADER} is missing; send the value that the plans were created with")
-    lease_s = min(body.lease_s, call.app[SETTINGS].plan_table_lease_max_s)
-    plans = call.app[CATALOG].plan_tables
+    lease_s = min(body.lease_s, call.components.settings.plan_table_lease_max_s)
+    plans = call.components.catalog.plan_tables
     ids, who = body.snapshot_ids, call.principal.name
     return LeasePlanSnapshotsResponse(await plans.lease(call.namespace, call.name, audience, ids, lease_s, who))
 

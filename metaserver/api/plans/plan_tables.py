@@ -26,9 +26,9 @@ from seamark.formats.protocol.wire import PLANS_FOLDER
 from seamark.formats.runtime.errors import BadRequest
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.bodies import parse_now
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, OBJECTS, PLANNER, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
@@ -170,8 +170,8 @@ DECLINED: web.AppKey[MemoryCache[tuple[str, float | None], PlanTableResponse]] =
     ),
 ).takes_bytes(PlanTableRequest)
 async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
-    loaded = await call.app[CATALOG].tables.load(call.namespace, call.name)
-    await call.app[CATALOG].check_writable(loaded)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    await call.components.catalog.check_writable(loaded)
     audience = call.audience
     body, bound_scan = await _bound_request(call, data, loaded)
     if body.hide_partitions and audience is not None:
@@ -237,7 +237,7 @@ class _NewPlanTable:
         self._body = body
         self._bound_scan = bound_scan
         self._holder = holder
-        self._lease_s = grant_lease_s(body.lease_s, call.app[SETTINGS])
+        self._lease_s = grant_lease_s(body.lease_s, call.components.settings)
         self._question = f"{bound_scan.text} {'hidden' if body.hide_partitions else ''}".rstrip()
 
     async def find_or_make(self) -> PlanTableResponse:
@@ -252,7 +252,7 @@ class _NewPlanTable:
             if declined is not None:
                 return declined
             audience = None if self._holder is None else self._holder.audience
-            plan_tables = self._app[CATALOG].plan_tables
+            plan_tables = self._app[COMPONENTS].catalog.plan_tables
             shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
             if shared is not None:
                 limit = None if body.hide_partitions else body.max_kept_fraction
@@ -265,7 +265,7 @@ class _NewPlanTable:
         metadata, snapshot = self._bound_scan.metadata, self._bound_scan.snapshot
         assert snapshot is not None
         name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
-        scan_plan = await app[PLANNER].plan(self._bound_scan, entry)
+        scan_plan = await app[COMPONENTS].planner.plan(self._bound_scan, entry)
         manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
         is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
         misleads = False
@@ -282,24 +282,24 @@ class _NewPlanTable:
             if name is not None and scan_plan.complete:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
             return answer
-        plan_id = str(app[CLOCK].uuid7())
+        plan_id = str(app[COMPONENTS].clock.uuid7())
         if not scan_plan.complete:  # a later plan may keep fewer files, so the name is not shared
             name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
         select = partial(kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
         manifests_of_plan = select() if is_small else await asyncio.to_thread(select)
         refusal = ""
-        if manifests_of_plan.entries > (limit := app[SETTINGS].plan_table_files_limit):
+        if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
             refusal = (
                 f"its plan table would list {manifests_of_plan.entries:,} files, and the limit plan_table_files_limit "
                 f"is {limit:,}"
             )
-        elif not await app[CATALOG].plan_tables.has_room(self._principal_name):
+        elif not await app[COMPONENTS].catalog.plan_tables.has_room(self._principal_name):
             refusal = "there is no room for its plan table now (plan_tables_limit, plan_tables_bytes)"
         if refusal:
             return msgspec.structs.replace(answer, name=None, misread=refusal if misleads else msgspec.UNSET)
         plan_table = await self._store(manifests_of_plan, answer, plan_id)
-        usage = app[CATALOG].column_usage
+        usage = app[COMPONENTS].catalog.column_usage
         if plan_table.shown_id is not None and usage.is_on:
             end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
             usage.plans.put(plan_table.shown_id, end_ms, 0)
@@ -335,7 +335,7 @@ class _NewPlanTable:
             plan_table = msgspec.structs.replace(
                 plan_table, audience=holder.audience, shown_id=plan_snapshot.snapshot_id, shown=text
             )
-        return await app[CATALOG].plan_tables.keep(
+        return await app[COMPONENTS].catalog.plan_tables.keep(
             plan_table, written.metadata, written.files, self._lease_s, self._principal_name
         )
 
@@ -376,12 +376,12 @@ def _without_name_above(max_kept_fraction: float | None, answer: PlanTableRespon
 
 
 async def _open(app: web.Application) -> None:
-    settings = app[SETTINGS]
+    settings = app[COMPONENTS].settings
     budget_bytes, limit_bytes = settings.plan_table_memory_bytes, settings.plan_manifest_limit_bytes
-    app[WRITER] = PlanWriter(app[OBJECTS], budget_bytes=budget_bytes, limit_bytes=limit_bytes)
+    app[WRITER] = PlanWriter(app[COMPONENTS].objects, budget_bytes=budget_bytes, limit_bytes=limit_bytes)
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     add_joins(app)
     app[MAKING] = SingleFlight()
     app[READ] = MemoryCache(_READ_BYTES, "statements")

@@ -18,7 +18,6 @@ from seamark.formats.runtime.errors import BadRequest, NoSuchTable, NoSuchView
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import AUTHORIZER, CATALOG, SETTINGS
 from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE, HEADER
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
@@ -116,7 +115,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     if (audience is None) != (body.reader is None):
         raise BadRequest(f"reader and the header {HEADER} belong together; send both or neither")
     references = [await _reference(call, table, audience) for table in body.tables]
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != body.metadata_location:
         raise NoSuchView(f"View has changed since it was read: {show(namespace, name)}; load it again")
@@ -130,7 +129,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
             f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
             f"{parsed.unused[0][:200]}"
         )
-    lease_s = grant_lease_s(body.lease_s, call.app[SETTINGS])
+    lease_s = grant_lease_s(body.lease_s, call.components.settings)
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
@@ -147,8 +146,8 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
     *levels, name = (check_name(level, "plan table's name") for level in path)
     namespace = tuple(levels)
     for operation in ("loadTable", "loadView"):
-        call.app[AUTHORIZER].require(call.principal, operation, namespace)
-    catalog = call.app[CATALOG]
+        call.components.authorizer.require(call.principal, operation, namespace)
+    catalog = call.components.catalog
     if table.plan_snapshot_id is not None:
         return await _version(catalog, table, namespace, name, audience)
     if audience is not None:

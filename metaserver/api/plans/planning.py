@@ -27,10 +27,9 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import encode_json, is_plan_name, show
 from seamark.formats.runtime.errors import BadRequest, NoSuchPlanId, NoSuchPlanTask
 from seamark.metaserver.api.formats.pieces import Run, send
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Answer, Call, Route
-from seamark.metaserver.api.http.keys import BOUNDS, CATALOG, CLOCK, KEYRING, PLANNER, SETTINGS
-from seamark.metaserver.api.http.observability.metrics import METRICS
 from seamark.metaserver.api.http.parameters.snapshots import by_schema
 from seamark.metaserver.api.http.render import DELEGATION, access_config
 from seamark.metaserver.api.plans.column_reads import count_plan, count_read
@@ -126,7 +125,7 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     """Plan a scan. Identity and pointer are checked for each request; only what depends on nothing else is cached."""
     app, namespace, name = call.app, call.namespace, call.names[0]
     if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
-        answer, _, _ = await _plan(call, await app[CATALOG].plan_tables.read(namespace, name), body)
+        answer, _, _ = await _plan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
         return answer
     entry = await app[POINTERS].entry(namespace, name)
     header = call.headers.get
@@ -147,10 +146,10 @@ async def plan_table_scan(call: Call, body: bytes) -> Answer:
     )
     cached = app[ANSWERS].get(key)
     if cached is not None:
-        app[METRICS].plans.observe(cached.considered, cached.files, 0.0)
+        app[COMPONENTS].metrics.plans.observe(cached.considered, cached.files, 0.0)
         count_read(call, cached.read)
         return web.Response(body=cached.body, headers=cached.headers)
-    documents = app[CATALOG].documents
+    documents = app[COMPONENTS].catalog.documents
     await documents.ensure_exists(entry.metadata_location)
     loaded = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
     answer, scan_plan, read = await _plan(call, loaded, body)
@@ -183,10 +182,10 @@ async def _plan(call: Call, loaded: LoadedTable, data: bytes) -> tuple[Answer, S
     plan_id = await scan.start_if_long(bound_scan)
     if plan_id is not None:
         return {"status": "submitted", "plan-id": plan_id}, None, None
-    monotonic = call.app[CLOCK].monotonic
+    monotonic = call.components.clock.monotonic
     began_s = monotonic()
-    scan_plan = await call.app[PLANNER].plan(bound_scan, loaded.entry)
-    call.app[METRICS].plans.observe(scan_plan.considered, scan_plan.files, monotonic() - began_s)
+    scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
+    call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, monotonic() - began_s)
     read = None
     if body.seamark.usage:
         read = await count_plan(call, loaded.entry, scan_plan, bound_scan.predicates, body.select)
@@ -214,7 +213,7 @@ async def fetch_planning_result(call: Call) -> Answer:
         scan_plan = task.result()
     except BadRequest as error:  # valid when the plan was begun; a snapshot of its range has expired since
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
-    call.app[METRICS].plans.observe(scan_plan.considered, scan_plan.files, 0.0)
+    call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
     return await scan.answer(call.request, scan_plan, _credentials(call, loaded))
 
 
@@ -244,7 +243,7 @@ async def fetch_scan_tasks(call: Call, body: _FetchScanTasks) -> web.StreamRespo
 
 async def _load(call: Call) -> LoadedTable:
     """Return the table, or the plan table, of the request."""
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     return await (catalog.plan_tables.read if is_plan_name(call.name) else catalog.tables.load)(
         call.namespace, call.name
     )
@@ -344,14 +343,14 @@ class _ClientScan:
 
     async def plan(self) -> ScanPlan:
         """Bind the request and plan it."""
-        return await self._app[PLANNER].plan(await self.bind(), self._entry)
+        return await self._app[COMPONENTS].planner.plan(await self.bind(), self._entry)
 
     async def start_if_long(self, bound_scan: BoundScan) -> str | None:
         """Start a long plan and return its id; return None if the plan should be answered synchronously."""
         if not self._dialect.polls:
             return None
-        undecoded = await self._app[PLANNER].entries_to_decode(bound_scan)
-        if undecoded <= self._app[SETTINGS].plan_async_files:
+        undecoded = await self._app[COMPONENTS].planner.entries_to_decode(bound_scan)
+        if undecoded <= self._app[COMPONENTS].settings.plan_async_files:
             return None
         pending = self._app[PENDING]
         if pending.is_full(self._principal_name):
@@ -367,7 +366,7 @@ class _ClientScan:
         self, http_request: web.Request, scan_plan: ScanPlan, credentials: bytes, *, min_rows: int = 0
     ) -> web.StreamResponse:
         """Send the complete answer of a plan, or the plan tasks that cover it."""
-        limit = self._app[SETTINGS].plan_inline_limit
+        limit = self._app[COMPONENTS].settings.plan_inline_limit
         writer = self._writer(scan_plan)
         entry_ids = scan_plan.entry_ids
         if min_rows > 0:
@@ -403,7 +402,7 @@ class _ClientScan:
         request = self._request
         form = TaskForm(
             residuals=request.residuals,
-            residual_bytes=self._app[SETTINGS].plan_residual_bytes,
+            residual_bytes=self._app[COMPONENTS].settings.plan_residual_bytes,
             exact_residuals=self._wants_exact_residuals,
             sequence_numbers=request.sequence_numbers,
             whole_files=request.may_rewrite_files,
@@ -445,7 +444,7 @@ class _ClientScan:
         if files <= inline_limit:
             return []
         packed = pack(self._request)
-        page_size = min(self._app[SETTINGS].plan_page_size, fitting)
+        page_size = min(self._app[COMPONENTS].settings.plan_page_size, fitting)
         pages = page_count(files, len(packed), inline_limit=inline_limit, page_size=page_size)
         if not pages and files > fitting:
             raise BadRequest(
@@ -472,7 +471,7 @@ class _ClientScan:
         return await self._run_in_turn(work) if self._request.has_long_filter else work()
 
     async def _run_in_turn(self, work: Callable[[], T]) -> T:
-        return await self._app[BOUNDS].parsing.run(self._principal_name, work)
+        return await self._app[COMPONENTS].worker_limits.parsing.run(self._principal_name, work)
 
 
 def _find_columns(metadata: TableMetadata, request: PinnedRequest) -> list[int]:
@@ -510,17 +509,17 @@ def _encode_pieces(head: bytes, writer: ScanTaskWriter, entry_ids: Longs, tail: 
 
 
 async def _open(app: web.Application) -> AsyncIterator[None]:
-    app[POINTERS] = PointerCache(app[CATALOG].tables, watch(app[SETTINGS].database_url()))
-    app[TOKENS] = Tokens(app[KEYRING])
+    app[POINTERS] = PointerCache(app[COMPONENTS].catalog.tables, watch(app[COMPONENTS].settings.database_url()))
+    app[TOKENS] = Tokens(app[COMPONENTS].keyring)
     try:
         yield
     finally:
         app[POINTERS].close()
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     app[PENDING] = PendingPlans()
-    budget_bytes = app[SETTINGS].plan_answers_bytes
+    budget_bytes = app[COMPONENTS].settings.plan_answers_bytes
     app[PARTITION_TEXTS] = PartitionTextCache(int(budget_bytes * _TEXTS_SHARE))
     app[ANSWERS] = MemoryCache(int(budget_bytes * _ANSWERS_SHARE), "answers")
     app.cleanup_ctx.append(_open)

@@ -9,7 +9,6 @@ from aiohttp import web
 from seamark.formats.runtime.errors import BadRequest, NoSuchWarehouse
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, served_endpoints
-from seamark.metaserver.api.http.keys import CATALOG, SETTINGS
 from seamark.metaserver.api.http.render import PLANNING_MODE
 
 _COMPLIANCE_KIT = "rck_warehouse"
@@ -20,7 +19,7 @@ _ENDPOINTS: web.AppKey[list[str]] = web.AppKey("served-endpoints", list[str])
 @Route("GET", "/v1/config", "getConfig", check=Check.LOGIN)
 async def get_config(call: Call) -> dict[str, Any]:
     _check_warehouse(call)
-    settings = call.app[SETTINGS]
+    settings = call.components.settings
     return {
         "defaults": _defaults(call),
         "overrides": {"prefix": settings.prefix} if settings.prefix else {},
@@ -45,7 +44,7 @@ def _defaults(call: Call) -> dict[str, str]:
     through the server and changes itself. Other clients would let this override the mode of a table.
     """
     is_pyiceberg = call.headers.get("User-Agent", "").startswith("PyIceberg/")
-    if is_pyiceberg and call.app[SETTINGS].scan_planning_mode != "client":
+    if is_pyiceberg and call.components.settings.scan_planning_mode != "client":
         return {PLANNING_MODE: "server"}
     return {}
 
@@ -57,7 +56,7 @@ def _check_warehouse(call: Call) -> None:
     expects its files and must match.
     """
     warehouse = call.query.get("warehouse", "")
-    ours, prefix = call.app[CATALOG].warehouse.uri, call.app[SETTINGS].prefix
+    ours, prefix = call.components.catalog.warehouse.uri, call.components.settings.prefix
     if warehouse in ("", prefix) or (warehouse == _COMPLIANCE_KIT and not prefix):
         return
     try:
@@ -69,5 +68,5 @@ def _check_warehouse(call: Call) -> None:
         raise NoSuchWarehouse(f"Warehouse {warehouse[:200]!r} does not exist; set {named}, or leave it out")
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     app[_ENDPOINTS] = []

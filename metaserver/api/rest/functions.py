@@ -9,7 +9,6 @@ from aiohttp import web
 from seamark.formats.protocol.wire import encode_json
 from seamark.metaserver.api.http.describe import ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
-from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.catalog.values import LoadedFunction
 
@@ -19,14 +18,14 @@ _OWN = "/api/v1/functions/{namespace}/{function}"
 
 @Route("GET", _FUNCTIONS, "listFunctions")
 async def list_functions(call: Call) -> dict[str, Any]:
-    page = await call.app[CATALOG].functions.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.functions.list(call.namespace, *page_query(call.query))
     # CatalogObjectIdentifier: levels and name in one list.
     return {"identifiers": [[*call.namespace, name] for name in page.items], "next-page-token": page.next_token}
 
 
 @Route("GET", f"{_FUNCTIONS}/{{function}}", "loadFunction")
 async def load_function(call: Call) -> web.Response:
-    return _answer(await call.app[CATALOG].functions.load(call.namespace, call.name))
+    return _answer(await call.components.catalog.functions.load(call.namespace, call.name))
 
 
 @Route(
@@ -43,7 +42,7 @@ async def load_function(call: Call) -> web.Response:
     ),
 ).takes(dict[str, Any])
 async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
-    return _answer(await call.app[CATALOG].functions.put(call.caller, call.namespace, call.name, document))
+    return _answer(await call.components.catalog.functions.put(call.caller, call.namespace, call.name, document))
 
 
 @Route(
@@ -55,7 +54,7 @@ async def put_function(call: Call, document: dict[str, Any]) -> web.Response:
     answers=(ResponseSpec(204, "Dropped"), ResponseSpec(404, "No such function")),
 )
 async def drop_function(call: Call) -> None:
-    await call.app[CATALOG].functions.drop(call.caller, call.namespace, call.name)
+    await call.components.catalog.functions.drop(call.caller, call.namespace, call.name)
 
 
 def _answer(loaded: LoadedFunction) -> web.Response:

@@ -11,7 +11,6 @@ from seamark.formats.protocol.wire import check_namespace, parse_namespace, show
 from seamark.formats.runtime.errors import NoSuchNamespace
 from seamark.metaserver.api.http.dispatch import Call, Check, Route, json_answer
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.store.model import Namespace
 
@@ -36,7 +35,7 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
     parent = parse_namespace(text) if text else ()
     if parent:  # the top level is open to all; namespaces that the caller may not see are left out
         call.allow(parent)
-    page = await call.app[CATALOG].namespaces.list(parent, token, size, call.visible_children(parent))
+    page = await call.components.catalog.namespaces.list(parent, token, size, call.visible_children(parent))
     return {"namespaces": page.items, "next-page-token": page.next_token}
 
 
@@ -44,7 +43,7 @@ async def list_namespaces(call: Call) -> dict[str, Any]:
 async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
     path = check_namespace(body.namespace)
     call.allow(path)
-    namespaces = call.app[CATALOG].namespaces
+    namespaces = call.components.catalog.namespaces
     return await run_idempotent(
         call,
         lambda caller: namespaces.create(caller, path, body.properties or {}),
@@ -54,23 +53,27 @@ async def create_namespace(call: Call, body: _CreateNamespace) -> web.Response:
 
 @Route("GET", _NAMESPACE, "loadNamespaceMetadata")
 async def load_namespace_metadata(call: Call) -> dict[str, Any]:
-    return _describe(await call.app[CATALOG].namespaces.get(call.namespace))
+    return _describe(await call.components.catalog.namespaces.get(call.namespace))
 
 
 @Route("HEAD", _NAMESPACE, "namespaceExists")
 async def namespace_exists(call: Call) -> None:
-    if not await call.app[CATALOG].namespaces.exists(call.namespace):
+    if not await call.components.catalog.namespaces.exists(call.namespace):
         raise NoSuchNamespace(f"Namespace does not exist: {show(call.namespace)}")
 
 
 @Route("DELETE", _NAMESPACE, "dropNamespace", is_idempotent=True)
 async def drop_namespace(call: Call) -> web.Response:
-    return await run_idempotent(call, lambda caller: call.app[CATALOG].namespaces.drop(caller, call.namespace))
+    return await run_idempotent(call, lambda caller: call.components.catalog.namespaces.drop(caller, call.namespace))
 
 
 @Route("POST", f"{_NAMESPACE}/properties", "updateProperties", is_idempotent=True).takes(_UpdateProperties)
 async def update_properties(call: Call, body: _UpdateProperties) -> web.Response:
-    update, removals, updates = call.app[CATALOG].namespaces.update_properties, body.removals or [], body.updates or {}
+    update, removals, updates = (
+        call.components.catalog.namespaces.update_properties,
+        body.removals or [],
+        body.updates or {},
+    )
     return await run_idempotent(call, lambda caller: update(caller, call.namespace, removals, updates), json_answer)
 
 

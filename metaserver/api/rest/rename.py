@@ -8,7 +8,6 @@ from aiohttp import web
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.catalog.tables import Tables
 from seamark.metaserver.catalog.values import TableIdentifier
 from seamark.metaserver.catalog.views import Views
@@ -21,12 +20,12 @@ class _Rename(msgspec.Struct):
 
 @Route("POST", "/v1/{prefix}/tables/rename", "renameTable", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_table(call: Call, body: _Rename) -> web.Response:
-    return await _rename(call, body, call.app[CATALOG].tables)
+    return await _rename(call, body, call.components.catalog.tables)
 
 
 @Route("POST", "/v1/{prefix}/views/rename", "renameView", check=Check.SOMEWHERE, is_idempotent=True).takes(_Rename)
 async def rename_view(call: Call, body: _Rename) -> web.Response:
-    return await _rename(call, body, call.app[CATALOG].views)
+    return await _rename(call, body, call.components.catalog.views)
 
 
 async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Response:

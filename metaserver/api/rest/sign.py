@@ -8,13 +8,12 @@ from aiohttp import web
 
 from seamark.formats.storage.locations import parse_location
 from seamark.metaserver.api.http.dispatch import Call, Route, json_answer
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS
 from seamark.metaserver.objects.storages import storage_of
 
 
 @Route("POST", "/v1/{prefix}/namespaces/{namespace}/tables/{table}/sign", "signRequest").takes(dict[str, Any])
 async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     stage = call.query.get("stage")
     if stage is None:
         location = await catalog.owned_location(call.namespace, call.name)
@@ -23,9 +22,9 @@ async def sign_request(call: Call, s3_request: dict[str, Any]) -> web.Response:
     signed, cache_control = await storage_of(location, "The table's location").sign(
         s3_request,
         parse_location(location),
-        call.app[SETTINGS],
+        call.components.settings,
         writable=call.may(call.namespace, "updateTable"),
-        now_ms=call.app[CLOCK].now_ms(),
+        now_ms=call.components.clock.now_ms(),
     )
     response = json_answer(signed)
     response.headers["Cache-Control"] = cache_control

@@ -15,7 +15,6 @@ from seamark.formats.runtime.errors import NoSuchTable, TooLarge
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.keys import CATALOG, CLOCK, SETTINGS, STOCK_COMMITS
 from seamark.metaserver.api.http.parameters.requests import boolean_query, page_query
 from seamark.metaserver.api.http.render import (
     GZIPS,
@@ -58,14 +57,14 @@ class _CommitTable(msgspec.Struct):
 
 @Route("GET", f"{_NAMESPACE}/tables", "listTables")
 async def list_tables(call: Call) -> dict[str, Any]:
-    page = await call.app[CATALOG].tables.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.tables.list(call.namespace, *page_query(call.query))
     identifiers = [{"namespace": call.namespace, "name": name} for name in page.items]
     return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 
 @Route("POST", f"{_NAMESPACE}/tables", "createTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CreateTable)
 async def create_table(call: Call, body: _CreateTable) -> web.Response:
-    tables = call.app[CATALOG].tables
+    tables = call.components.catalog.tables
     create = tables.stage if body.stage_create else tables.create
     return await _run_creation(call, lambda caller: create(caller, call.namespace, body), body.name)
 
@@ -75,7 +74,7 @@ async def load_table(call: Call) -> web.Response:
     namespace, name, mode = call.namespace, call.name, snapshot_mode(call)
     if is_plan_name(name):
         return await _load_plan(call, mode)
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     entry = await catalog.tables.entry(namespace, name)
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
@@ -90,7 +89,7 @@ async def load_table(call: Call) -> web.Response:
 
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
-    plans = call.app[CATALOG].plan_tables
+    plans = call.components.catalog.plan_tables
     plan, _ = await plans.named(call.namespace, call.name)
     unchanged = not_modified(call, table_etag(call, plan.location, call.namespace, call.name, mode))
     if unchanged is not None:
@@ -100,7 +99,7 @@ async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
 
 @Route("POST", _TABLE, "updateTable", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_CommitTable)
 async def update_table(call: Call, body: _CommitTable) -> web.Response:
-    commits, namespace, name = call.app[STOCK_COMMITS], call.namespace, call.name
+    commits, namespace, name = call.components.engine_commits, call.namespace, call.name
 
     return await run_idempotent(
         call,
@@ -114,21 +113,21 @@ async def update_table(call: Call, body: _CommitTable) -> web.Response:
 @Route("DELETE", _TABLE, "dropTable", is_idempotent=True)
 async def drop_table(call: Call) -> web.Response:
     purge = boolean_query(call.query, "purgeRequested")
-    tables = call.app[CATALOG].tables
+    tables = call.components.catalog.tables
     return await run_idempotent(call, lambda caller: tables.drop(caller, call.namespace, call.name, purge=purge))
 
 
 @Route("HEAD", _TABLE, "tableExists")
 async def table_exists(call: Call) -> None:
     if is_plan_name(call.name):
-        await call.app[CATALOG].plan_tables.named(call.namespace, call.name)
-    elif not await call.app[CATALOG].tables.exists(call.namespace, call.name):
+        await call.components.catalog.plan_tables.named(call.namespace, call.name)
+    elif not await call.components.catalog.tables.exists(call.namespace, call.name):
         raise NoSuchTable(f"Table does not exist: {show(call.namespace, call.name)}")
 
 
 @Route("POST", f"{_NAMESPACE}/register", "registerTable", is_idempotent=True).takes(_RegisterTable)
 async def register_table(call: Call, body: _RegisterTable) -> web.Response:
-    register, overwrite = call.app[CATALOG].tables.register, bool(body.overwrite)
+    register, overwrite = call.components.catalog.tables.register, bool(body.overwrite)
     args = call.namespace, body.name, body.metadata_location
     return await _run_creation(call, lambda caller: register(caller, *args, overwrite=overwrite), body.name)
 
@@ -137,7 +136,7 @@ async def register_table(call: Call, body: _RegisterTable) -> web.Response:
 async def unregister_table(call: Call) -> web.Response:
     return await run_idempotent(
         call,
-        lambda caller: call.app[CATALOG].tables.unregister(caller, call.namespace, call.name),
+        lambda caller: call.components.catalog.tables.unregister(caller, call.namespace, call.name),
         lambda loaded: unregistered_answer(call, loaded),
         replayed=LoadedTable,
     )
@@ -145,7 +144,7 @@ async def unregister_table(call: Call) -> web.Response:
 
 @Route("GET", f"{_TABLE}/credentials", "loadCredentials", is_secret=True)
 async def load_credentials(call: Call) -> dict[str, Any]:
-    name, catalog = call.name, call.app[CATALOG]
+    name, catalog = call.name, call.components.catalog
     if is_plan_name(name):  # its files belong to the table
         name = (await catalog.plan_tables.named(call.namespace, name))[1].name
     loaded = await catalog.tables.load(call.namespace, name)
@@ -157,11 +156,11 @@ async def load_credentials(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_TABLE}/metrics", "reportMetrics").takes_bytes()
 async def report_metrics(call: Call, data: bytes) -> None:
-    name, limit = call.name, call.app[SETTINGS].metrics_report_limit_bytes
+    name, limit = call.name, call.components.settings.metrics_report_limit_bytes
     if len(data) > limit:  # every reader may send reports, and the database stores them
         raise TooLarge(f"The report has {len(data):,} bytes; the limit is {limit:,}")
     report = await call.parse(data, dict[str, Any])
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     if is_plan_name(name):
         name = (await catalog.plan_tables.named(call.namespace, name))[1].name
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
@@ -169,7 +168,7 @@ async def report_metrics(call: Call, data: bytes) -> None:
         metadata = await catalog.documents.table(entry.metadata_location)
         # Here, because the cache belongs to the event loop.
         planned = report["snapshot-id"] in usage.plans, usage.plans.get(report["snapshot-id"])
-        read_of = partial(read_of_report, entry.uuid, metadata, report, planned, call.app[CLOCK].now_ms())
+        read_of = partial(read_of_report, entry.uuid, metadata, report, planned, call.components.clock.now_ms())
         count_read(call, read_of() if len(data) <= _QUICK_REPORT else await call.in_turn(read_of))
 
 
@@ -182,5 +181,5 @@ async def _run_creation(call: Call, work: Callable[[Caller], Awaitable[LoadedTab
     return await run_idempotent(call, work, answer, replayed=LoadedTable)
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     app[GZIPS] = SingleFlight()

@@ -12,7 +12,6 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.keys import STOCK_COMMITS
 from seamark.metaserver.catalog.values import TableChange
 
 
@@ -52,4 +51,4 @@ async def commit_transaction(call: Call, body: _CommitTransaction) -> web.Respon
         for change in body.table_changes
     ]
     call.allow(*dict.fromkeys(change.namespace for change in changes))
-    return await run_idempotent(call, lambda caller: call.app[STOCK_COMMITS].commit_transaction(caller, changes))
+    return await run_idempotent(call, lambda caller: call.components.engine_commits.commit_transaction(caller, changes))

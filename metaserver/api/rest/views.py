@@ -13,7 +13,6 @@ from seamark.formats.runtime.errors import NoSuchView
 from seamark.metaserver.api.http.describe import BodySize
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.idempotency import run_idempotent
-from seamark.metaserver.api.http.keys import CATALOG
 from seamark.metaserver.api.http.parameters.requests import page_query
 from seamark.metaserver.api.http.render import view_answer
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView
@@ -34,19 +33,19 @@ class _ReplaceView(msgspec.Struct):
 
 @Route("GET", f"{_NAMESPACE}/views", "listViews")
 async def list_views(call: Call) -> dict[str, Any]:
-    page = await call.app[CATALOG].views.list(call.namespace, *page_query(call.query))
+    page = await call.components.catalog.views.list(call.namespace, *page_query(call.query))
     identifiers = [{"namespace": call.namespace, "name": name} for name in page.items]
     return {"identifiers": identifiers, "next-page-token": page.next_token}
 
 
 @Route("POST", f"{_NAMESPACE}/views", "createView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(CreateView)
 async def create_view(call: Call, body: CreateView) -> web.Response:
-    return await _once(call, lambda caller: call.app[CATALOG].views.create(caller, call.namespace, body))
+    return await _once(call, lambda caller: call.components.catalog.views.create(caller, call.namespace, body))
 
 
 @Route("GET", _VIEW, "loadView")
 async def load_view(call: Call) -> web.Response:
-    catalog = call.app[CATALOG]
+    catalog = call.components.catalog
     if is_plan_name(call.name):
         return view_answer(call, await catalog.plan_views.load(call.namespace, call.name, call.audience))
     return view_answer(call, await catalog.views.load(call.namespace, call.name))
@@ -54,7 +53,7 @@ async def load_view(call: Call) -> web.Response:
 
 @Route("POST", _VIEW, "replaceView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_ReplaceView)
 async def replace_view(call: Call, body: _ReplaceView) -> web.Response:
-    views, requirements = call.app[CATALOG].views, body.requirements or []
+    views, requirements = call.components.catalog.views, body.requirements or []
     return await _once(
         call, lambda caller: views.replace(caller, call.namespace, call.name, requirements, body.updates)
     )
@@ -62,20 +61,22 @@ async def replace_view(call: Call, body: _ReplaceView) -> web.Response:
 
 @Route("DELETE", _VIEW, "dropView", is_idempotent=True)
 async def drop_view(call: Call) -> web.Response:
-    return await run_idempotent(call, lambda caller: call.app[CATALOG].views.drop(caller, call.namespace, call.name))
+    return await run_idempotent(
+        call, lambda caller: call.components.catalog.views.drop(caller, call.namespace, call.name)
+    )
 
 
 @Route("HEAD", _VIEW, "viewExists")
 async def view_exists(call: Call) -> None:
     if is_plan_name(call.name):
-        await call.app[CATALOG].plan_views.load(call.namespace, call.name, call.audience)
-    elif not await call.app[CATALOG].views.exists(call.namespace, call.name):
+        await call.components.catalog.plan_views.load(call.namespace, call.name, call.audience)
+    elif not await call.components.catalog.views.exists(call.namespace, call.name):
         raise NoSuchView(f"View does not exist: {show(call.namespace, call.name)}")
 
 
 @Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
 async def register_view(call: Call, body: _RegisterView) -> web.Response:
-    views = call.app[CATALOG].views
+    views = call.components.catalog.views
     return await _once(call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location))
 
 

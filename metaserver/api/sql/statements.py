@@ -25,9 +25,9 @@ from seamark.formats.runtime.errors import BadRequest, ClientGone, Forbidden, No
 from seamark.metaserver.access.guard import is_loopback
 from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import StatementTokens
+from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Answer, Call, Check, Route
-from seamark.metaserver.api.http.keys import AUTHENTICATOR, CATALOG, CERTIFICATE, CLOCK, EXTENSIONS, SETTINGS
 from seamark.metaserver.api.sql.fair_slots import FairSlots
 from seamark.metaserver.api.sql.protocol import (
     DATA,
@@ -186,7 +186,7 @@ async def cancel_statement(call: Call) -> None:
     check=Check.LOGIN,
 )
 async def load_sql_state(call: Call) -> SqlState:
-    settings = call.app[SETTINGS]
+    settings = call.components.settings
     reason = None if call.app[RUNNING].is_on else _OFF
     if reason is None and not _is_installed():
         reason = _NOT_INSTALLED
@@ -210,8 +210,8 @@ def _check_on(call: Call, running: RunningStatements) -> None:
 
 def _request(call: Call, body: StatementBody) -> StatementRequest:
     """BadRequest for invalid fields."""
-    settings = call.app[SETTINGS]
-    statement_id = str(call.app[CLOCK].uuid4()) if body.id is None else body.id
+    settings = call.components.settings
+    statement_id = str(call.components.clock.uuid4()) if body.id is None else body.id
     plain = statement_id.replace("-", "").replace("_", "")
     if not (statement_id.isascii() and plain.isalnum() and len(statement_id) <= ID_CHARACTERS_MAX):
         raise BadRequest(f"id is {statement_id[:80]!r}; it has up to {ID_CHARACTERS_MAX} letters, digits, - or _")
@@ -220,7 +220,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         raise BadRequest(
             f"max-rows is {body.max_rows}; it is from 1 to {settings.sql_rows_limit:,} (sql_rows_limit), for JSON only"
         )
-    authenticator = call.app[AUTHENTICATOR]
+    authenticator = call.components.authenticator
     token = None
     if not authenticator.open:
         token = authenticator.statement_tokens.issue(call.principal, settings.sql_time_s + _TOKEN_SPARE_S)
@@ -238,7 +238,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         time_s=settings.sql_time_s,
         memory_bytes=settings.sql_memory_bytes,
         threads=settings.sql_threads,
-        roots=call.app[CATALOG].parts.warehouse.local_folders,
+        roots=call.components.catalog.parts.warehouse.local_folders,
     )
 
 
@@ -256,7 +256,7 @@ def _own_url(call: Call, settings: Settings) -> str:
 
 def _own_certificates(call: Call, settings: Settings) -> str:
     """Return the certificates of this server for a worker that uses the bound address; empty without TLS."""
-    certificate = call.app.get(CERTIFICATE)
+    certificate = call.components.certificate
     return "" if certificate is None or settings.services_url else certificate.leaves()
 
 
@@ -269,7 +269,7 @@ class _Exchange:
         self._type = ARROW if kind == "arrow" else "application/json"
         self._cancelled = cancelled
         self._namespaces: tuple[NamespacePath, ...] = ()
-        self._checked_s = call.app[CLOCK].monotonic()
+        self._checked_s = call.components.clock.monotonic()
 
     async def answer(self) -> web.StreamResponse:
         call = self._call
@@ -329,19 +329,19 @@ class _Exchange:
         transport = call.request.transport
         if transport is None or transport.is_closing():
             raise ClientGone("The client closed the connection before the answer")
-        now_s = call.app[CLOCK].monotonic()
-        if now_s - self._checked_s >= call.app[SETTINGS].rights_recheck_s:
+        now_s = call.components.clock.monotonic()
+        if now_s - self._checked_s >= call.components.settings.rights_recheck_s:
             self._checked_s = now_s
             await call.recheck(*self._namespaces)
 
 
 async def _opened(app: web.Application) -> AsyncIterator[None]:
-    app[RUNNING] = RunningStatements(app[SETTINGS], app[EXTENSIONS].statement_worker)
+    app[RUNNING] = RunningStatements(app[COMPONENTS].settings, app[COMPONENTS].extensions.statement_worker)
     try:
         yield
     finally:
         await app[RUNNING].workers.close()
 
 
-def add_parts(app: web.Application) -> None:
+def add_components(app: web.Application) -> None:
     app.cleanup_ctx.append(_opened)

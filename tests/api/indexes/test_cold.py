@@ -42,9 +42,9 @@ async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
 
 def far_away(server: Running) -> Afar:
     """From now on."""
-    storage = Afar(server.parts.objects)
+    storage = Afar(server.components.objects)
     storage.whole = asyncio.Event()
-    server.parts.indexes._objects = storage
+    server.components.indexes._objects = storage
     return storage
 
 

@@ -204,7 +204,7 @@ async def test_what_others_cover_already_is_not_registered_unless_they_cannot_be
     assert (told["registered"], told["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
-    async with running(table.server.parts.settings.home) as other:  # one that has not read it yet
+    async with running(table.server.components.settings.home) as other:  # one that has not read it yet
         told = (await Api(other)("POST", REBUILD)).json
     assert told["registered"][0]["files"] == 3
 

@@ -287,7 +287,7 @@ async def test_use_is_told_as_the_planner_counts_it(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
     made = await define(api)
     assert made["used"] is None
-    usage = api.server.parts.usage
+    usage = api.server.components.usage
     usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
     usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
     usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
@@ -300,7 +300,7 @@ async def test_dropping_a_table_for_good_forgets_its_index_files_and_deletes_the
     one = write(build, "one", index_bytes(build, FILES))
     await register(table, build, one)
     left = write(build, "never-registered", b"x")
-    store = table.server.parts.store
+    store = table.server.components.store
     assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert len(await store.index_files(build["table-uuid"])) == 1
     (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]

@@ -42,7 +42,7 @@ class Lake:
 
     @property
     def planner(self) -> Planner:
-        return self._api.server.parts.planner
+        return self._api.server.components.planner
 
     async def metadata(self, namespace: str) -> dict[str, Any]:
         answer = await self("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
@@ -62,7 +62,7 @@ class Lake:
         path.write_bytes(written.read_bytes())
         body = {"name": "forged", "metadata-location": f"file://{path}", "overwrite": True}
         assert (await self("root", "POST", "/v1/namespaces/mine/register", body)).status == 200
-        self._api.server.parts.catalog.documents.cache.clear()
+        self._api.server.components.catalog.documents.cache.clear()
         return path, created["metadata"]
 
     async def plan(self, who: str, namespace: str) -> Answer:

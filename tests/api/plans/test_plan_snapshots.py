@@ -96,7 +96,7 @@ async def test_a_catalog_that_carries_the_header_resolves_no_plan_names(late: La
 async def test_a_plan_made_as_a_snapshot_has_no_name_for_anybody(late: Late, tmp_path: Path) -> None:
     """The name under which the store keeps it can be worked out from what a reader knows."""
     await made(late)
-    store = late.server.parts.store
+    store = late.server.components.store
     digests = {one.name[:32] for one in plans(tmp_path)}
     assert len(digests) == 1
     for digest in digests:
@@ -178,7 +178,7 @@ async def test_a_plan_that_a_commit_removed_is_made_anew_and_not_found_again(lat
     assert (await late("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
     new = (await made(late))["plan-snapshot-id"]
     assert new != old
-    assert (await late.server.parts.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert files.isdisjoint(plans(tmp_path))
     assert set(await shown(late)) == {1, new}
 

@@ -314,7 +314,7 @@ async def test_a_name_is_renewed_by_itself_whatever_has_become_of_its_table(late
     assert (await late("POST", f"{OWN}/{name}/lease", {})).status == 200
     assert await late.held(name) == [0]
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
-    await late.server.parts.housekeeping.round()
+    await late.server.components.housekeeping.round()
     for gone in (name, NAME, "t", "nosuch"):
         assert (await late("POST", f"{OWN}/{gone}/lease", {})).error[:2] == (404, "NoSuchTableException")
     for bad in ({"lease-s": 0}, {"lease": 5}, []):
@@ -325,13 +325,13 @@ async def test_files_go_some_time_after_the_lease_and_the_plan_can_be_made_again
     made = await late.plan(predicate="id = 5")
     other = await late.plan(predicate="id = 15", **{"lease-s": 1000})
     late.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
-    assert (await late.server.parts.housekeeping.round())["plan_tables_cleaned"] == 0
+    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
     assert len(plans(tmp_path)) == 6
     late.clock.ahead_ms += 2000
-    assert (await late.server.parts.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(plans(tmp_path)) == 3
     assert await late.held(other["name"]) == [1]
-    assert await late.server.parts.store.plan_tables_retired(None, 10) == []
+    assert await late.server.components.store.plan_tables_retired(None, 10) == []
     again = await late.plan(predicate="id = 5")
     assert again["name"] == made["name"]
     assert await late.held(again["name"]) == [0]
@@ -342,7 +342,7 @@ async def test_a_plan_whose_files_are_about_to_go_is_made_anew(late: Late, tmp_p
     made = await late.plan(predicate="id = 5")
     old = set(plans(tmp_path))
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
-    objects, delete = late.server.parts.objects, late.server.parts.objects.delete
+    objects, delete = late.server.components.objects, late.server.components.objects.delete
 
     async def meanwhile(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
@@ -351,7 +351,7 @@ async def test_a_plan_whose_files_are_about_to_go_is_made_anew(late: Late, tmp_p
         await delete(location)
 
     objects.delete = meanwhile  # type: ignore[method-assign]
-    assert (await late.server.parts.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert old.isdisjoint(plans(tmp_path))
     assert await late.held(made["name"]) == [0]
 
@@ -514,5 +514,5 @@ async def test_a_purge_takes_files_of_plan_tables_along_that_nobody_knows_of(lat
     (plans(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
     assert (await late("DELETE", f"{STANDARD}/t?purgeRequested=true")).status == 204
     late.clock.ahead_ms += 30 * 86_400_000
-    await late.server.parts.housekeeping.round()
+    await late.server.components.housekeeping.round()
     assert plans(tmp_path) == []

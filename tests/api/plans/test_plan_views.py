@@ -240,7 +240,7 @@ async def test_leases_and_files_are_as_those_of_plan_tables(late: Late, tmp_path
     late.clock.ahead_ms += LEASE_S * 200
     assert (await late("GET", f"{VIEWS}/{name}")).status == 404
     late.clock.ahead_ms += GRACE_S * 1000
-    await late.server.parts.housekeeping.round()
+    await late.server.components.housekeeping.round()
     assert plans(tmp_path) == []
     assert (await late("GET", f"{VIEWS}/{await made(late)}")).status == 200
 

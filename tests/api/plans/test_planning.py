@@ -405,7 +405,7 @@ async def test_a_key_is_taken_and_a_repeat_is_answered_alike_without_a_record(pl
     key = new_key()
     first, second = [await planned("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
     assert (first.status, first.raw) == (second.status, second.raw)
-    store, clock = planned.server.parts.store, planned.server.parts.clock
+    store, clock = planned.server.components.store, planned.server.components.clock
     assert await store.idempotency(key, clock.now_ms()) is None
 
 
@@ -434,7 +434,7 @@ async def test_an_answer_that_is_kept_is_refused_once_the_grant_is_taken_away(tm
         await append(api, "t", tens(3), snapshot_id=1)
         for _ in range(2):
             assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
-        await server.parts.store.transact([RemoveGrant(grant=grant)])
+        await server.components.store.transact([RemoveGrant(grant=grant)])
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (403, "ForbiddenException")
         del server.http.headers["Authorization"]
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")

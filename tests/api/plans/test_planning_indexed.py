@@ -82,7 +82,7 @@ async def test_an_index_that_goes_between_a_plan_and_its_pages_gives_back_no_fil
     assert len(tokens) == 3
     found = await page(paged, tokens[0])
     assert found == [0, 3, 6, 9]
-    registry, uuid = paged.server.parts.indexes.registry, (await begin(paged))["table-uuid"]
+    registry, uuid = paged.server.components.indexes.registry, (await begin(paged))["table-uuid"]
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
         found += await page(paged, token)

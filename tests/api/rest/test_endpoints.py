@@ -28,7 +28,7 @@ async def test_each_operation_is_routed_to_a_handler_that_bears_its_id(tmp_path:
 
     async with running(tmp_path) as server:
         routes = {}
-        for route in build_app(server.parts).router.routes():
+        for route in build_app(server.components).router.routes():
             if route.resource is not None:
                 path = route.resource.canonical
                 routes[f"{route.method} {path}"] = description_of(route.handler).operation
@@ -72,7 +72,7 @@ async def test_config_tells_how_long_idempotency_keys_live(api: Api) -> None:
 )
 async def test_another_warehouse_than_ours_is_refused(tmp_path: Path, prefix: str, warehouse: str, status: int) -> None:
     async with running(tmp_path, prefix=prefix) as server:
-        name = warehouse.format(ours=server.parts.settings.warehouse_uri())
+        name = warehouse.format(ours=server.components.settings.warehouse_uri())
         answer = await Api(server)("GET", f"/v1/config?warehouse={name}")
         assert answer.status == status
         assert status == 200 or answer.error[1] == "NoSuchWarehouseException"

@@ -11,7 +11,7 @@ CALLER = Caller(who="tester", request_id="test")
 
 async def test_functions_are_listed_by_their_whole_name(api: Api) -> None:
     for name in ("f", "g"):
-        await api.server.parts.catalog.functions.put(CALLER, ("db",), name, function_document())
+        await api.server.components.catalog.functions.put(CALLER, ("db",), name, function_document())
     assert (await api("GET", FUNCTIONS)).json == {"identifiers": [["db", "f"], ["db", "g"]], "next-page-token": None}
     assert (await api("GET", "/v1/namespaces/none/functions")).error[:2] == (404, "NoSuchNamespaceException")
 
@@ -38,8 +38,8 @@ async def test_a_function_is_put_replaced_and_dropped_through_our_own_api(api: A
 
 async def test_a_function_is_loaded_with_all_its_definitions(api: Api) -> None:
     document = function_document()
-    await api.server.parts.catalog.functions.put(CALLER, ("db",), "f", document)
+    await api.server.components.catalog.functions.put(CALLER, ("db",), "f", document)
     loaded = (await api("GET", f"{FUNCTIONS}/f")).json
     assert loaded["metadata"] == document
-    assert loaded["metadata-location"].startswith(api.server.parts.settings.warehouse_uri())
+    assert loaded["metadata-location"].startswith(api.server.components.settings.warehouse_uri())
     assert (await api("GET", f"{FUNCTIONS}/none")).error[:2] == (404, "NoSuchFunctionException")

@@ -128,8 +128,8 @@ def _filled(api: Api, body: Any) -> Any:
 
 async def _state(api: Api) -> list[str]:
     """Everything that a second execution would change."""
-    instants = await api.server.parts.store.instants(InstantFilter(), 1000)
-    store = api.server.parts.store
+    instants = await api.server.components.store.instants(InstantFilter(), 1000)
+    store = api.server.components.store
     namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
     return [str(one.id) for one in instants] + namespaces
 
@@ -162,7 +162,7 @@ async def test_a_final_refusal_is_replayed_whatever_changed_since(api: Api, case
     body, key = _filled(api, case.refused_body), new_key()
     first = await api(case.method, case.refused_path, body, key=key)
     assert first.status == case.refused_status, first.raw
-    record = await api.server.parts.store.idempotency(key, api.server.parts.clock.now_ms())
+    record = await api.server.components.store.idempotency(key, api.server.components.clock.now_ms())
     assert record is not None
     assert record.status == case.refused_status
     await api("POST", "/v1/namespaces", {"namespace": ["none"]})
@@ -266,7 +266,7 @@ async def test_a_failure_of_ours_is_not_kept(api: Api, monkeypatch: pytest.Monke
 
     key, body = new_key(), {"name": "t", "schema": SCHEMA}
     with monkeypatch.context() as patch:
-        patch.setattr(api.server.parts.objects, "create", full)
+        patch.setattr(api.server.components.objects, "create", full)
         assert (await api("POST", T, body, key=key)).status == 500
     assert (await api("POST", T, body, key=key)).status == 200
 

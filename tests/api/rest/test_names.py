@@ -54,7 +54,9 @@ async def test_a_name_is_the_same_in_body_path_and_listing(api: Api, encode: obj
         assert created.status == 200, (name, created.raw)
         table = f"/v1/namespaces/{inner}/tables/{encode(name)}"
         assert (await api("GET", table)).json == created.json, name
-        assert created.json["metadata"]["location"].startswith(api.server.parts.settings.warehouse_uri() + "/"), name
+        assert created.json["metadata"]["location"].startswith(api.server.components.settings.warehouse_uri() + "/"), (
+            name
+        )
         assert ".." not in created.json["metadata"]["location"], name
         listed = (await api("GET", f"/v1/namespaces/{inner}/tables")).json["identifiers"]
         assert listed == [{"namespace": [name, name], "name": name}], name
@@ -95,7 +97,7 @@ async def test_pages_hold_every_name_once_and_in_order(api: Api) -> None:
 async def test_a_client_that_asks_for_no_page_gets_everything_beyond_the_bound(api: Api) -> None:
     for number in range(30):
         await api("POST", "/v1/namespaces", {"namespace": [f"n{number:02}"]})
-    limit = api.server.parts.settings.page_limit
+    limit = api.server.components.settings.page_limit
     assert limit >= 30
     assert len((await api("GET", "/v1/namespaces")).json["namespaces"]) == 31
 
@@ -107,7 +109,7 @@ async def test_a_page_size_without_a_page_token_cuts_no_listing(api: Api) -> Non
         await api.table(name)
         body = {"name": f"v{name}", "schema": SCHEMA, "view-version": VIEW_VERSION}
         assert (await api("POST", "/v1/namespaces/db/views", body)).status == 200
-        await api.server.parts.catalog.functions.put(CALLER, ("db",), f"f{name}", function_document())
+        await api.server.components.catalog.functions.put(CALLER, ("db",), f"f{name}", function_document())
     for path, field in (
         ("/v1/namespaces?parent=db&pageSize=2", "namespaces"),
         ("/v1/namespaces/db/tables?pageSize=2", "identifiers"),

@@ -124,7 +124,7 @@ async def test_a_key_of_one_principal_is_no_key_of_another(house: House) -> None
 async def test_a_refusal_for_want_of_a_role_is_not_kept_under_the_key(house: House) -> None:
     key, body = new_key(), {"namespace": ["db", "n"]}
     assert (await house("rita", "POST", "/v1/namespaces", body, key=key)).status == 403
-    await house.api.server.parts.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
+    await house.api.server.components.store.transact([SaveGrant(grant=Grant("rita", "writer", ("db",)))])
     assert await _until(lambda: house("rita", "POST", "/v1/namespaces", body, key=key)) == 200
 
 
@@ -136,7 +136,7 @@ async def test_the_timeline_names_who_did_it(house: House) -> None:
 
 @pytest.mark.parametrize("where", ["db/mine", "db/sub/t/deep"])
 async def test_a_writer_chooses_places_below_the_own_namespace(house: House, where: str) -> None:
-    location = f"{house.api.server.parts.settings.warehouse_uri()}/{where}"
+    location = f"{house.api.server.components.settings.warehouse_uri()}/{where}"
     body = {"name": "n", "schema": SCHEMA, "location": location}
     assert (await house("wendy", "POST", "/v1/namespaces/db/tables", body)).status == 200
     inner = {"namespace": ["db", "n"], "properties": {"location": f"{location}-ns"}}
@@ -195,7 +195,7 @@ async def test_a_transaction_of_nothing_is_refused_and_not_recorded(house: House
         key = new_key()
         answer = await house(who, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
         assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
-        store = house.api.server.parts.store
+        store = house.api.server.components.store
         assert await store.idempotency(key, 0) is None
 
 

@@ -143,7 +143,7 @@ async def test_a_drop_with_purge_is_remembered_as_such(api: Api) -> None:
     for name, flag in (("a", "purgeRequested=true"), ("b", "purgeRequested=True"), ("c", "purgeRequested=false")):
         await api.table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
-    dropped = await api.server.parts.store.dropped(("db",), None, 10)
+    dropped = await api.server.components.store.dropped(("db",), None, 10)
     assert {one.entry.name: one.purge for one in dropped} == {"a": True, "b": True, "c": False}
     assert (await api("DELETE", f"{TABLES}/x?purgeRequested=perhaps")).error[0] == 400
 
@@ -215,12 +215,12 @@ async def test_metrics_reports_are_kept_within_a_bound(api: Api) -> None:
     }
     answer = await api("POST", f"{TABLES}/t/metrics", report)
     assert (answer.status, answer.raw) == (204, b"")
-    kept = await api.server.parts.store.metrics_reports(uuid, None, 10)
+    kept = await api.server.components.store.metrics_reports(uuid, None, 10)
     assert [one.report for one in kept] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413
-    assert len(await api.server.parts.store.metrics_reports(uuid, None, 10)) == 1
+    assert len(await api.server.components.store.metrics_reports(uuid, None, 10)) == 1
 
 
 async def test_a_page_of_reports_is_as_small_as_the_largest_reports_need(api: Api) -> None:
@@ -260,7 +260,7 @@ async def test_a_report_names_columns_of_its_table_alone(api: Api, monkeypatch: 
     monkeypatch.setattr(tables, "read_of_report", read_of_report)
     await api.table("other")
     await api.table()
-    usage = api.server.parts.catalog.column_usage
+    usage = api.server.components.catalog.column_usage
     monkeypatch.setattr(usage, "plans", _PlansOfThread(10_000))
     report = {"report-type": "scan-report", "snapshot-id": -1, "filter": True, "projected-field-ids": [1]}
     odd: tuple[dict[str, Any], ...] = (
@@ -277,7 +277,7 @@ async def test_a_report_names_columns_of_its_table_alone(api: Api, monkeypatch: 
         assert answer.status == 204, answer.raw
     assert [thread == threading.get_ident() for thread in threads] == [True] * 6 + [False]
     for name, columns in (("other", {1, NAMED_COLUMNS}), ("t", {1, 2, NAMED_COLUMNS, UNKNOWN_COLUMNS})):
-        entry = (await api.server.parts.catalog.tables.load(("db",), name)).entry
+        entry = (await api.server.components.catalog.tables.load(("db",), name)).entry
         assert entry is not None
         assert {one.column_id for one in await usage.of_table(entry.uuid)} == columns, name
 
@@ -298,7 +298,7 @@ async def test_a_report_that_comes_before_its_table_is_taken_and_dropped(api: Ap
     assert (await api("POST", f"{TABLES}/later/metrics", report)).status == 204
     await api.table("later")
     uuid = (await api("GET", f"{TABLES}/later")).json["metadata"]["table-uuid"]
-    assert await api.server.parts.store.metrics_reports(uuid, None, 10) == []
+    assert await api.server.components.store.metrics_reports(uuid, None, 10) == []
     elsewhere = TABLES.replace("/db/", "/none/")
     assert (await api("POST", f"{elsewhere}/later/metrics", report)).error[:2] == (404, "NoSuchNamespaceException")
     assert (await api("POST", f"{TABLES}/none/metrics", {"report-type": "gossip"})).error[0] == 400

@@ -364,7 +364,7 @@ async def test_the_audit_log_has_each_statement_and_not_its_text(site: Site) -> 
 
 
 async def test_a_statement_token_reads_and_does_nothing_else(site: Site) -> None:
-    parts = site.server.parts
+    parts = site.server.components
     rita = await parts.authenticator.login(site.tokens["wendy"])
     token = parts.authenticator.statement_tokens.issue(rita.principal, 60)
     headers = {"Authorization": f"Bearer {token}"}

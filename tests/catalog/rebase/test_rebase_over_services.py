@@ -28,7 +28,7 @@ from tests.server.rig import Running, running
 
 class Table:
     def __init__(self, server: Running) -> None:
-        self.server, self.parts = server, server.parts
+        self.server, self.components = server, server.components
 
     async def create(self, version: int) -> None:
         schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
@@ -43,10 +43,10 @@ class Table:
         return found
 
     async def commit(self, made: Commit) -> None:
-        await self.parts.stock_commits.commit_table(CALLER, DB, "t", *made)
+        await self.components.engine_commits.commit_table(CALLER, DB, "t", *made)
 
     async def rewrite(self) -> bool:
-        done = await self.parts.manifest_rewrite.rewrite(CALLER, DB, "t", RewriteManifestsRequest())
+        done = await self.components.manifest_rewrite.rewrite(CALLER, DB, "t", RewriteManifestsRequest())
         return done.snapshot_id is not None
 
 

@@ -88,7 +88,7 @@ def machine(tmp_path: Path, clock: MachineClock) -> Iterator[Served]:
 
 
 def look(machine: Served) -> None:
-    machine.run(machine.server.parts.housekeeping.round())
+    machine.run(machine.server.components.housekeeping.round())
 
 
 def write(location: str, number: int) -> Path:
@@ -164,7 +164,7 @@ def _drop_and_restore(
     if rng.random() < 0.5:
         clock.jump(rng.choice([10, 400]) * DAY_MS)
         look(machine)
-    (row,) = machine.run(machine.server.parts.store.dropped(("db",), None, 10))
+    (row,) = machine.run(machine.server.components.store.dropped(("db",), None, 10))
     status, _ = machine.run(_undrop(machine, row.id))
     assert status == 200
 
@@ -201,7 +201,7 @@ def test_nothing_is_removed_while_the_clocks_of_server_and_storage_differ(served
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         orphan = put(catalog.load_table("db.t"), "data/orphan.parquet")
-        parts = served.server.parts.catalog.parts
+        parts = served.server.components.catalog.parts
         ahead = MachineClock()
         ahead.jump(3_600_000)
         object.__setattr__(parts, "clock", ahead)

@@ -73,7 +73,7 @@ def snapshots(table: Table) -> list[int]:
 
 
 def instants(served: Served) -> list[Any]:
-    found = served.run(served.server.parts.store.instants(InstantFilter(action=server.ACTION), 100))
+    found = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
     assert isinstance(found, list)
     return found
 
@@ -204,7 +204,7 @@ def test_a_reference_created_meanwhile_keeps_its_snapshot(
                 calls.append(1)
                 created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
                 update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
-                await served.server.parts.stock_commits.commit_table(given[0], ("db",), "t", [created], [update])
+                await served.server.components.engine_commits.commit_table(given[0], ("db",), "t", [created], [update])
             return await commit(self, *given)
 
         monkeypatch.setattr(server.Expiration, "_commit", late)
@@ -221,7 +221,7 @@ def test_an_interrupted_deletion_is_continued(
     """The storage fails for some files: housekeeping finds the others again, although files between are missing."""
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 8)
-        objects = served.server.parts.objects
+        objects = served.server.components.objects
         delete_object = type(objects).delete
         for works in (0, 2, 5, 9):
             for number in range(6):
@@ -240,9 +240,9 @@ def test_an_interrupted_deletion_is_continued(
             table.refresh()
             assert stored(table) > needed(table)
             upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
-            assert served.run(served.server.parts.expiration.resume()) == 0, "its own server may still be at work"
+            assert served.run(served.server.components.expiration.resume()) == 0, "its own server may still be at work"
             monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
-            assert served.run(served.server.parts.expiration.resume()) == 1
+            assert served.run(served.server.components.expiration.resume()) == 1
             monkeypatch.undo()
             table.refresh()
             assert stored(table) == needed(table)
@@ -410,7 +410,7 @@ def test_what_housekeeping_continues_follows_the_rules_of_today(
 
         monkeypatch.setattr(server, "SNAPSHOTS_MAX", 2)
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.parts.objects), "delete", unwilling)
+            context.setattr(type(served.server.components.objects), "delete", unwilling)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         table.refresh()
         if obstacle == "gc.enabled":
@@ -418,7 +418,7 @@ def test_what_housekeeping_continues_follows_the_rules_of_today(
                 transaction.set_properties({"gc.enabled": "false"})
         monkeypatch.setattr(unused_files, "ENTRIES_MAX", 0)
         monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
-        assert served.run(served.server.parts.housekeeping.round())["expirations_resumed"] == 3
+        assert served.run(served.server.components.housekeeping.round())["expirations_resumed"] == 3
         assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
         assert stored(table) == (before if obstacle == "gc.enabled" else needed(table))
 

@@ -73,7 +73,7 @@ def test_health_says_whether_the_server_repairs_a_problem_by_itself(client: Inde
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
         (problem,) = client.health("db.t")["problems"]
-        assert problem["enabled"] is (served.server.parts.settings.services_workers > 0)
+        assert problem["enabled"] is (served.server.components.settings.services_workers > 0)
         with pytest.raises(NotFound):
             client.health("db.none")
 

@@ -170,7 +170,7 @@ def test_writers_in_between_keep_their_changes_and_never_fail(
 
         monkeypatch.setattr(ManifestRewrite, "_commit", after_writer)
         # The writer comes while the lock is free: in the server, in the moment before it is taken.
-        rewrite = served.server.parts.manifest_rewrite
+        rewrite = served.server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
         works.append(lambda: append(client, "db.t", rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)

@@ -103,7 +103,7 @@ def test_aged_files_that_nothing_names_are_removed_and_no_others(client: IndexCl
         assert remove_orphan_files(client, "db.t") == planned
         assert all_files(table) == kept | others | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
-        (instant,) = served.run(served.server.parts.store.instants(InstantFilter(action=server.ACTION), 100))
+        (instant,) = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
 
 
@@ -201,7 +201,7 @@ def test_files_of_an_interrupted_expiration_and_of_indexes_stay(
             raise StorageError("not today")
 
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.parts.objects), "delete", unwilling)
+            context.setattr(type(served.server.components.objects), "delete", unwilling)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         for number in range(3):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -215,7 +215,7 @@ def test_files_of_an_interrupted_expiration_and_of_indexes_stay(
         assert before.exists()
         assert indexed <= all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
-        assert served.run(served.server.parts.expiration.resume()) == 1
+        assert served.run(served.server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
         assert not before.exists()
         table.refresh()
@@ -282,7 +282,7 @@ def test_a_storage_that_deletes_nothing_is_reported_and_a_repeat_continues(
             raise StorageError("not today")
 
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.parts.objects), "delete", unwilling)
+            context.setattr(type(served.server.components.objects), "delete", unwilling)
             totals = remove_orphan_files(client, "db.t")
             assert (totals.files, totals.files_failed) == (0, 1)
             with pytest.raises(RuntimeError, match="did not delete 1 files"):

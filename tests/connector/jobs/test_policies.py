@@ -134,7 +134,7 @@ def test_the_nearest_policies_count_if_there_are_too_many() -> None:
 
 def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None:
     """A writer of one namespace can make as many; the services of all tables ended."""
-    parts = served.server.parts
+    parts = served.server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen: list[str] = []
 
@@ -159,7 +159,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
 
 
 def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient, served: Served) -> None:
-    parts = served.server.parts
+    parts = served.server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen: dict[str, dict[str, str]] = {}
 

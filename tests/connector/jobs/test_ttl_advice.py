@@ -46,10 +46,10 @@ def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kin
 
 def counted_before(client: IndexClient, served: Served, *columns: int, days: int = 40, age_d: int = ALL_AGES) -> None:
     """Reads of these columns some days ago."""
-    entry = served.run(served.server.parts.catalog.tables.load(("db",), "t")).entry
-    today = served.server.parts.catalog.column_usage.today
+    entry = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry
+    today = served.server.components.catalog.column_usage.today
     reads = tuple((column, age_d, 1) for column in (*columns, -2))
-    served.run(served.server.parts.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
+    served.run(served.server.components.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
 
 
 def advised(client: IndexClient, days: int = 30) -> dict[str, int]:
@@ -157,8 +157,8 @@ def test_there_is_a_reason_where_there_is_no_advice(client: IndexClient, served:
 
 def test_counters_are_bounded_and_many_columns_count_as_all(client: IndexClient, served: Served) -> None:
     fill(client, served, DayTransform(), range(0, 100, 10))
-    usage = served.server.parts.catalog.column_usage
-    uuid = served.run(served.server.parts.catalog.tables.load(("db",), "t")).entry.uuid
+    usage = served.server.components.catalog.column_usage
+    uuid = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry.uuid
     usage._limit = 6
     for number in range(5):
         for _ in range(2):

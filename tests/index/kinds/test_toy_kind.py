@@ -131,7 +131,7 @@ def test_its_files_go_with_its_definition(client: IndexClient, served: Served) -
     paths = live_paths(client)
     client.drop_index("db.t", INDEX)
     for _ in range(3):  # first what is superseded, then what is unused
-        served.run(served.server.parts.housekeeping.round())
+        served.run(served.server.components.housekeeping.round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
 

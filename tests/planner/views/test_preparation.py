@@ -274,8 +274,8 @@ def test_a_table_counts_as_planned_for_some_minutes_and_a_plan_counts_more_than_
 
 
 async def decoded_after(server: Running, prepared: int) -> int:
-    await until(lambda: server.parts.planner.stats().prepared == prepared)
-    return server.parts.planner.stats().decoded
+    await until(lambda: server.components.planner.stats().prepared == prepared)
+    return server.components.planner.stats().decoded
 
 
 async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_path: Path) -> None:
@@ -285,12 +285,12 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
             await api.table(name)
             await append(api, name, tens(3), snapshot_id=1)
         assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
-        assert server.parts.planner.stats().decoded == 1
+        assert server.components.planner.stats().decoded == 1
         await append(api, "never", tens(4), snapshot_id=2, parent=1)
         await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
         assert await decoded_after(server, 1) == 2, "nobody plans the other table"
         assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert server.parts.planner.stats().decoded == 2
+        assert server.components.planner.stats().decoded == 2
         # A table of the same name is another table: its first plan reads it.
         assert (await api("DELETE", T)).status == 204
         await api.table("t")
@@ -299,7 +299,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         await append(api, "never", tens(6)[5:], snapshot_id=3, parent=2)
         assert await decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
         assert numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
-        assert server.parts.planner.stats().decoded == 6
+        assert server.components.planner.stats().decoded == 6
 
 
 async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> None:
@@ -311,9 +311,9 @@ async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> Non
         assert numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append(writer, "t", tens(5)[3:], snapshot_id=2, parent=1)
         assert await decoded_after(two, 1) == 2
-        assert one.parts.planner.stats().prepared == 0
+        assert one.components.planner.stats().prepared == 0
         assert sorted(numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert two.parts.planner.stats().decoded == 2
+        assert two.components.planner.stats().decoded == 2
 
 
 async def test_nothing_is_prepared_where_the_setting_says_so(tmp_path: Path) -> None:
@@ -324,5 +324,5 @@ async def test_nothing_is_prepared_where_the_setting_says_so(tmp_path: Path) -> 
         assert numbers(await api("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
         assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert server.parts.planner.stats().prepared == 0
+        assert server.components.planner.stats().prepared == 0
         assert not any(task.get_name() == "preparation" for task in asyncio.all_tasks())

@@ -1,4 +1,4 @@
-"""Prometheus metrics of the server, and GET /metrics.
+"""Prometheus metrics of the server.
 
 Each application has its own registry, so that two servers in one process (tests) do not share counts. With several
 workers a scrape reaches any of them: the supervisor then sets PROMETHEUS_MULTIPROC_DIR (`<home>/metrics`) before it
@@ -18,12 +18,10 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import prometheus_client as prometheus
-from aiohttp import web
 from prometheus_client import multiprocess
 
 from seamark.cache.memory import CacheStats
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown
-from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.planner.plan.planner import PlannerStats
 
 _BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -403,11 +401,3 @@ class ServerMetrics:
         together = prometheus.CollectorRegistry()
         multiprocess.MultiProcessCollector(together, path=folder)  # type: ignore[no-untyped-call]
         return prometheus.generate_latest(together)
-
-
-METRICS: web.AppKey[ServerMetrics] = web.AppKey("metrics", ServerMetrics)
-
-
-@Route("GET", "/metrics", "metrics", "Metrics in the text exposition format", check=Check.LOGIN)
-async def metrics(call: Call) -> web.Response:
-    return web.Response(body=call.app[METRICS].render(), headers={"Content-Type": prometheus.CONTENT_TYPE_LATEST})
