@@ -295,7 +295,7 @@ def _credentials(call: Call, loaded: LoadedTable) -> bytes:
 
 
 class _Page(NamedTuple):
-    """The files that one answer covers."""
+    """The files of one answer."""
 
     entry_ids: Longs
     first_row: int
