@@ -24,7 +24,7 @@ help:
 	@echo "make test-fast the unit tests alone: no JVM, no server; make durations  make test, and keeps how long tests take"
 	@echo "make lint      ruff, mypy, import-linter, tests/style;  make bench      the measurements"
 	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
-	@echo "make wheel     dist/seamark-*.whl, which needs no compiler to install"
+	@echo "make wheel     dist/seamark_client-*.whl and dist/seamark-*.whl (the server), which need no compiler to install"
 	@echo "make docs      the documentation site in .cache/site/html"
 	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
 
