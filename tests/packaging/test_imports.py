@@ -172,6 +172,22 @@ def test_the_client_never_imports_the_server() -> None:
     assert packages.isdisjoint({"commands", "metaserver"})
 
 
+@pytest.mark.parametrize(
+    ("package", "others"),
+    [
+        ("metaserver", "commands|connector"),
+        ("connector", "commands|metaserver"),
+        ("formats", "commands|connector|metaserver"),
+    ],
+)
+def test_no_module_is_named_that_import_linter_forbids(package: str, others: str) -> None:
+    """Also not as a text: import-linter sees no lazy import by name, nor the module of a process."""
+    pattern = re.compile(rf"\bseamark\.(?:{others})\.")
+    files = sorted((REPO / package).rglob("*.py"))
+    assert files
+    assert [str(path) for path in files if pattern.search(path.read_text())] == []
+
+
 def test_our_modules_are_imported_below_seamark_alone() -> None:
     """`import metaserver` is refused in a checkout: it would make a second copy of each class."""
     packages = "commands|metaserver|connector|formats|cache"
