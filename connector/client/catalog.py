@@ -43,8 +43,10 @@ def create_table(
     location: str | None = None,
     properties: Mapping[str, str],
 ) -> None:
-    """`schema`, `partition_spec`: in Iceberg's JSON form. BadRequest; NotFound for the namespace; Refused, a 409, if
-    the table exists."""
+    """`schema`, `partition_spec`: in Iceberg's JSON form.
+
+    BadRequest; NotFound for the namespace; Refused, a 409, if the table exists.
+    """
     levels = split_table(table)
     body: dict[str, Any] = {"name": levels[-1], "schema": dict(schema), "properties": dict(properties)}
     body |= {} if partition_spec is None else {"partition-spec": dict(partition_spec)}
@@ -53,7 +55,11 @@ def create_table(
 
 
 def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> None:
-    """`purge`: its files are deleted after the retention. NotFound."""
+    """`purge`: its files are deleted after the retention.
+
+    Raises:
+        NotFound: If it does not exist.
+    """
     _send(client, "DELETE", client._standard_path(table), query={"purgeRequested": "true" if purge else "false"})
 
 
@@ -64,13 +70,21 @@ def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
 
 
 def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ...]]:
-    """Names of the views of one namespace, each with all its levels. NotFound."""
+    """Yield names of the views of one namespace, each with all its levels.
+
+    Raises:
+        NotFound: If it does not exist.
+    """
     for found in client._named(f"namespaces/{namespace_path(_levels(namespace))}/views", "identifiers"):
         yield (*found["namespace"], found["name"])
 
 
 def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
-    """The metadata, as Iceberg's view specification has it. NotFound."""
+    """Return the metadata, as Iceberg's view specification has it.
+
+    Raises:
+        NotFound: If it does not exist.
+    """
     found: dict[str, Any] = client._json("GET", _view_route(client, view))["metadata"]
     return found
 
@@ -127,7 +141,10 @@ def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
 
 
 def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None) -> dict[str, Any]:
-    """The restored entry. NotFound; Refused, a 409, if the name is taken."""
+    """Return the restored entry.
+
+    NotFound; Refused, a 409, if the name is taken.
+    """
     body = {} if to is None else _identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
     found: dict[str, Any] = json.loads(answer)
@@ -135,7 +152,7 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
 
 
 def listed_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
-    """The replicas with live leases, as docs/reference/openapi.json has them (listReplicas)."""
+    """Return the replicas with live leases, as docs/reference/openapi.json has them (listReplicas)."""
     found: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
     return found
 

@@ -106,13 +106,17 @@ class SeamarkClient:
         return self.token is not None
 
     def close(self) -> None:
-        """Closes idle connections; the client may be used again."""
+        """Close idle connections; the client may be used again."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool[1].clear()
 
     def ping(self) -> None:
-        """Send a request that changes nothing. ClientError if the server does not answer, or refuses the login."""
+        """Send a request that changes nothing.
+
+        Raises:
+            ClientError: If the server does not answer, or refuses the login.
+        """
         self._json("GET", "/v1/config")
 
     # What a table consists of
@@ -120,7 +124,7 @@ class SeamarkClient:
     def files(
         self, table: Name, partition: str | Mapping[str, Any] = "", *, content: str = "all", at: At = CURRENT
     ) -> pa.Table:
-        """Live files of a snapshot, or of some of its partitions; `content` is all, data or deletes."""
+        """Return live files of a snapshot, or of some of its partitions; `content` is all, data or deletes."""
         return join_pages(self.iter_files(table, partition, content=content, at=at))
 
     def iter_files(
@@ -144,7 +148,7 @@ class SeamarkClient:
         fields: Sequence[str] | None = None,
         at: At = CURRENT,
     ) -> pa.Table:
-        """One column's statistics, file by file: bounds as values of its type, and counts.
+        """Return one column's statistics, file by file: bounds as values of its type, and counts.
 
         `fields` are those wanted, as `("file", "lower-bound")`; paths are most of the bytes.
         """
@@ -184,7 +188,7 @@ class SeamarkClient:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[Instant]:
-        """What happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
+        """Yield what happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
         query = {"order": "desc" if newest_first else "asc", **given({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
@@ -199,7 +203,7 @@ class SeamarkClient:
     # What the catalog holds
 
     def namespaces(self) -> Iterator[tuple[str, ...]]:
-        """All of them, parents first."""
+        """Yield all of them, parents first."""
         parents: list[tuple[str, ...]] = [()]
         while parents:
             parent = parents.pop()
@@ -208,12 +212,16 @@ class SeamarkClient:
                 yield tuple(found)
 
     def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Names of the tables of one namespace, each with all its levels."""
+        """Yield names of the tables of one namespace, each with all its levels."""
         for found in self._named(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
             yield (*found["namespace"], found["name"])
 
     def load_table(self, table: Name, *, history: bool = False) -> LoadedTable:
-        """A table, and by what settings and keys its files are reached; with `history` all its snapshots. NotFound."""
+        """Return a table, and by what settings and keys its files are reached; with `history` all its snapshots.
+
+        Raises:
+            NotFound: If it does not exist.
+        """
         path = self._standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
         answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
@@ -233,7 +241,7 @@ class SeamarkClient:
             yield from page[key]
 
     def _catalog(self) -> str:
-        """Where the standard's routes begin."""
+        """Return where the standard's routes begin."""
         if self._root is None:
             config = self._json("GET", "/v1/config")
             self._root = standard_root(config.get("defaults", {}), config.get("overrides", {}))
@@ -246,8 +254,14 @@ class SeamarkClient:
     # What is done with a filter
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        """A scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the `delete-files` that
-        they refer to. `body` is the standard's PlanTableScanRequest. BadRequest for an invalid body."""
+        """Yield a scan planned by the standard's route, page by page: each has `file-scan-tasks`, and the
+        `delete-files` that they refer to.
+
+        `body` is the standard's PlanTableScanRequest.
+
+        Raises:
+            BadRequest: For an invalid body.
+        """
         path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
@@ -275,10 +289,12 @@ class SeamarkClient:
         limit: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> Explanation:
-        """How a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
+        """Return how a scan is planned for a predicate in SQL (`where`) or an Iceberg expression in JSON (`filter`).
 
-        `joins` as for `plan_table`. `files` lists the first `limit` files that are left. BadRequest for an invalid
-        predicate.
+        `joins` as for `plan_table`. `files` lists the first `limit` files that are left.
+
+        Raises:
+            BadRequest: For an invalid predicate.
         """
         optional = given({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
         body = {**at.given(), "files": files, **optional}
@@ -297,20 +313,28 @@ class SeamarkClient:
         lease_s: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
-        """Creates a plan table: the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`), keeps.
+        """Create a plan table: the files that a predicate in SQL, or an Iceberg expression in JSON (`filter`),
+        keeps.
 
         `at` is a snapshot's id or a ref. No plan table is created if the plan keeps a larger share of the files than
         `kept_max`. The name is valid for at least half of `lease_s`. `joins` are inner joins in the form of the route:
         `table` (levels of the name), `on` (columns of this table and the other table), and optionally predicate,
-        snapshot-id and nested joins. BadRequest for an invalid predicate, NotFound.
+        snapshot-id and nested joins.
+
+        Raises:
+            BadRequest: For an invalid predicate, NotFound.
         """
         optional = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s}
         body = {"case-sensitive": case_sensitive, **at.given(), **given({**optional, "joins": list(joins) or None})}
         return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
-        """Counts and sizes of the current snapshot and its `problems`, as docs/reference/openapi.json has it
-        (loadTableHealth). NotFound."""
+        """Count and sizes of the current snapshot and its `problems`, as docs/reference/openapi.json has it
+        (loadTableHealth).
+
+        Raises:
+            NotFound: If it does not exist.
+        """
         return self._json("GET", f"{table_path(table)}/health")
 
     def expire_snapshots(
@@ -321,18 +345,27 @@ class SeamarkClient:
         retain_last: int | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
-        """Removes expired snapshots, and the files that no other snapshot needs; one request of several, while
-        `snapshots-left` of the answer is not 0. The values are by default those of the table's properties. BadRequest
-        if its properties forbid the deletion of files; Conflict after too many lost races."""
+        """Remove expired snapshots, and the files that no other snapshot needs; one request of several, while
+        `snapshots-left` of the answer is not 0.
+
+        The values are by default those of the table's properties.
+
+        Raises:
+            BadRequest: If its properties forbid the deletion of files.
+            Conflict: After too many lost races.
+        """
         body = given({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
 
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
     ) -> dict[str, Any]:
-        """Removes files that no snapshot names and that were last modified before `older_than_ms`; one request of
-        several, while `files-left` of the answer is true. BadRequest if the table's properties forbid the deletion of
-        files, and for a time less than a day ago."""
+        """Remove files that no snapshot names and that were last modified before `older_than_ms`; one request of
+        several, while `files-left` of the answer is true.
+
+        Raises:
+            BadRequest: If the table's properties forbid the deletion of files, and for a time less than a day ago.
+        """
         body = given({"older-than-ms": older_than_ms, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
 
@@ -341,8 +374,12 @@ class SeamarkClient:
     def lookup(
         self, table: Name, keys: Keys, *, index: str | None = None, partitions: bool = False, at: At = CURRENT
     ) -> Lookup:
-        """The rows that have these keys, at most a million, from a record index: the index with this name, or on the
-        columns of the keys. BadRequest for keys of other columns or types."""
+        """Return the rows that have these keys, at most a million, from a record index: the index with this name, or
+        on the columns of the keys.
+
+        Raises:
+            BadRequest: For keys of other columns or types.
+        """
         query = {**at.given(), "partitions": str(partitions).lower(), **given({"index": index})}
         sent = {"Content-Type": ARROW_STREAM}
         body = self._request(
@@ -364,11 +401,13 @@ class SeamarkClient:
         schema_id: int | None = None,
         at: At = CURRENT,
     ) -> Iterator[FileRows]:
-        """The files that may hold a row that matches, and which rows these are, by bitmap indexes.
+        """Yield the files that may hold a row that matches, and which rows these are, by bitmap indexes.
 
         `meaning`, sql or iceberg, is by default that of where the predicate comes from; `deletes` takes deleted rows
-        out; names are those of schema `schema_id`, by default the current one. BadRequest for an invalid
-        predicate.
+        out; names are those of schema `schema_id`, by default the current one.
+
+        Raises:
+            BadRequest: For an invalid predicate.
         """
         optional = given({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
         asked = {"deletes": deletes, **optional, **at.given()}
@@ -418,7 +457,11 @@ class SeamarkClient:
             page = {"page-token": token.decode()}
 
     def _listed(self, path: str, query: Mapping[str, Any], token: str) -> Iterator[dict[str, Any]]:
-        """The pages of a listing. `token`: the parameter by which a further page is requested."""
+        """Yield the pages of a listing.
+
+        Args:
+            token: The parameter by which a further page is requested.
+        """
         asked = dict(query)
         while True:
             page = self._json("GET", path, asked)
@@ -456,8 +499,14 @@ class SeamarkClient:
         repeatable: bool = True,
         timeout_s: float | None = None,
     ) -> bytes:
-        """The body of the answer. `timeout_s`: instead of the client's timeout. A request that is not `repeatable` is
-        repeated only if the server did not process it: the connection was refused, or the server was busy."""
+        """Return the body of the answer.
+
+        A request that is not `repeatable` is repeated only if the server did not process it: the connection was
+        refused, or the server was busy.
+
+        Args:
+            timeout_s: Instead of the client's timeout.
+        """
         content = {} if body is None else {"Content-Type": "application/json"}
         own = {"Accept": accept, "Accept-Encoding": "gzip", "User-Agent": "seamark-client"}
         headers = {**own, **content, **(headers or {})}

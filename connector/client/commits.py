@@ -27,7 +27,11 @@ _log = logging.getLogger(__name__)
 
 
 def producer_json(producer: Producer | None) -> dict[str, Any] | None:
-    """The producer in the form of a commit's body. ValueError for an invalid producer: check it before other work."""
+    """Return the producer in the form of a commit's body.
+
+    Raises:
+        ValueError: For an invalid producer: check it before other work.
+    """
     match producer:
         case None:
             return None
@@ -37,16 +41,21 @@ def producer_json(producer: Producer | None) -> dict[str, Any] | None:
 
 
 class CommitClient:
-    """Commits with the connections and the login of a client. Can be pickled."""
+    """Commits with the connections and the login of a client.
+
+    Can be pickled.
+    """
 
     def __init__(self, client: SeamarkClient) -> None:
         self.client = client
 
     def commit(self, table: Name, body: dict[str, Any]) -> dict[str, Any]:
-        """The result of the change; both have the form of docs/reference/openapi.json (commitChange).
+        """Return the result of the change; both have the form of docs/reference/openapi.json (commitChange).
 
-        Conflict if it conflicts with a concurrent commit; nothing was changed. After Unreachable and ServerFailed the
-        outcome is unknown, so keep the files of the change.
+        After Unreachable and ServerFailed the outcome is unknown, so keep the files of the change.
+
+        Raises:
+            Conflict: If it conflicts with a concurrent commit; nothing was changed.
         """
         if self.client.fence is not None:
             body = {**body, "fence": self.client.fence}
@@ -73,15 +82,19 @@ class CommitClient:
 
 
 def back_off(number: int, *, first_s: float, most_s: float) -> None:
-    """Sleeps before the next attempt: `first_s`, doubled `number` times, at most `most_s`, minus a random part of up to
-    a half, so that writers do not repeat at the same time."""
+    """Sleep before the next attempt: `first_s`, doubled `number` times, at most `most_s`, minus a random part of up
+    to a half, so that writers do not repeat at the same time.
+    """
     wait_s = min(most_s, first_s * 2 ** min(number, _DOUBLINGS_MAX))
     time.sleep(random.SystemRandom().uniform(wait_s / 2, wait_s))
 
 
 def _is_open(error: Unreachable | ServerFailed | Unavailable) -> bool:
-    """Whether a repeat can have another outcome. A bug of the server has the same outcome each time. After a 503 of the
-    server itself nothing was committed, and the request was repeated already."""
+    """Return whether a repeat can have another outcome.
+
+    A bug of the server has the same outcome each time. After a 503 of the server itself nothing was committed, and the
+    request was repeated already.
+    """
     if isinstance(error, ServerFailed):
         return error.status in (502, 504) or error.kind == "CommitStateUnknownException"
     return not (isinstance(error, Unavailable) and error.kind)

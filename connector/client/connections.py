@@ -18,8 +18,12 @@ _RETRY_AFTER_MAX_S = 30
 
 
 def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManager:
-    """Return a pool of connections. `certificates`: a server has to present one of these (PEM); empty: any certificate
-    of the authorities that clients trust."""
+    """Return a pool of connections.
+
+    Args:
+        certificates: A server has to present one of these (PEM); empty: any certificate of the authorities that clients
+            trust.
+    """
     tls: dict[str, Any] = {"ssl_context": trusted_by_clients()}
     if certificates:
         tls = {"ssl_context": only_these(certificates), "assert_hostname": False}
@@ -27,7 +31,10 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
 
 
 def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
-    """Repeats after failed connections. `wait_s_of` decides about answers."""
+    """Repeat after failed connections.
+
+    `wait_s_of` decides about answers.
+    """
     return urllib3.Retry(
         total=times,
         read=None if repeatable else 0,
@@ -43,10 +50,11 @@ def connection_retries(times: int, *, repeatable: bool) -> urllib3.Retry:
 
 
 def wait_s_of(status: int, retry_after: str | None, number: int, *, repeatable: bool) -> float | None:
-    """How long to wait before the request is repeated; None for an answer after which it is not.
+    """Return how long to wait before the request is repeated; None for an answer after which it is not.
 
     Of requests that are not repeatable only a 503 or 429 with Retry-After: a 503 without it is a proxy's, and may be
-    about a request that it had sent on."""
+    about a request that it had sent on.
+    """
     if status in (429, 503) and retry_after is not None and retry_after.isascii() and retry_after.isdecimal():
         return float(min(int(retry_after[:9]), _RETRY_AFTER_MAX_S))
     if status != 503 or not repeatable:

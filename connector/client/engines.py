@@ -44,8 +44,12 @@ def catalog_conf(
 def connection_text(
     engine: str, name: str, uri: str, *, has_token: bool, on_s3: bool = False, authority: str = ""
 ) -> str:
-    """The configuration of an engine of `ENGINES` for the catalog `name`. `on_s3`: tables are in S3. `authority`: a
-    file (PEM) with the authority of the server's certificate, if the system does not know it."""
+    """Return the configuration of an engine of `ENGINES` for the catalog `name`.
+
+    Args:
+        on_s3: Tables are in S3.
+        authority: A file (PEM) with the authority of the server's certificate, if the system does not know it.
+    """
     texts = {
         "spark": _spark,
         "pyspark": _pyspark,
@@ -58,7 +62,7 @@ def connection_text(
 
 
 def _trusting(engine: str, text: str, authority: str) -> str:
-    """The configuration with what makes the engine trust the authority."""
+    """Return the configuration with what makes the engine trust the authority."""
     if engine == "pyiceberg":
         text = text.replace('type="rest",', f'type="rest", ssl={{"cabundle": {authority!r}}},')
         return f"# With s3fs, which remote signing needs, set REQUESTS_CA_BUNDLE={authority}, too.\n{text}"
@@ -143,7 +147,7 @@ def _trino_on_s3(name: str, uri: str, has_token: bool) -> str:
 
 
 def trino_properties(uri: str, has_token: bool) -> dict[str, str]:
-    """Those of a Trino catalog, without its file system."""
+    """Return those of a Trino catalog, without its file system."""
     properties = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",
@@ -164,7 +168,10 @@ def _properties(name: str, properties: Mapping[str, str]) -> str:
 
 
 def _duckdb(name: str, uri: str, has_token: bool) -> str:
-    """For DuckDB's shell, which alone has `getenv`. INSTALL downloads the extension once."""
+    """For DuckDB's shell, which alone has `getenv`.
+
+    INSTALL downloads the extension once.
+    """
     options = f"TYPE iceberg, ENDPOINT '{uri}', ACCESS_DELEGATION_MODE 'none'"
     login = ""
     if has_token:

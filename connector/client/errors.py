@@ -91,7 +91,7 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
-    """The error of an unsuccessful answer, in Iceberg's form or in the form of a proxy."""
+    """Return the error of an unsuccessful answer, in Iceberg's form or in the form of a proxy."""
     made = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
         error = json.loads(body)["error"]
@@ -107,7 +107,11 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
 
 
 def cause_text(error: Exception, url: str = "") -> str:
-    """The innermost cause, in words: urllib3 wraps it in texts about its objects. `url`: of the server."""
+    """Return the innermost cause, in words: urllib3 wraps it in texts about its objects.
+
+    Args:
+        url: Of the server.
+    """
     cause: BaseException = error
     for _ in range(8):
         inner = getattr(cause, "reason", None) or cause.__cause__

@@ -28,7 +28,7 @@ class ClientStorage(ABC):
         """
 
     def has_keys(self, properties: Mapping[str, str]) -> bool:
-        """Whether a process without its own keys can reach the objects with these properties."""
+        """Return whether a process without its own keys can reach the objects with these properties."""
         return True
 
     def urls(self, properties: Mapping[str, str]) -> list[str]:

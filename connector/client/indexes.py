@@ -18,7 +18,10 @@ from seamark.connector.client.values import given
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The state of a table's index. With a `problem` only the name is known."""
+    """The state of a table's index.
+
+    With a `problem` only the name is known.
+    """
 
     name: str
     kind: str | None
@@ -46,11 +49,15 @@ class IndexClient(SeamarkClient):
     """A `SeamarkClient` that changes indexes, too."""
 
     def indexes(self, table: Name) -> list[Index]:
-        """All of a table's, those that its partition specs make last."""
+        """Return all of a table's, those that its partition specs make last."""
         return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
-        """An index, with its index files in `json`. NotFound."""
+        """Return an index, with its index files in `json`.
+
+        Raises:
+            NotFound: If it does not exist.
+        """
         return _index(self._json("GET", _index_path(table, name)))
 
     def put_index(
@@ -63,8 +70,11 @@ class IndexClient(SeamarkClient):
         state: str | None = None,
         **parameters: float | None,
     ) -> Index:
-        """Defines an index, or changes the given fields; `parameters` are the kind's, such as `fpp` of bloom.
-        BadRequest for an invalid definition."""
+        """Define an index, or changes the given fields; `parameters` are the kind's, such as `fpp` of bloom.
+
+        Raises:
+            BadRequest: For an invalid definition.
+        """
         fields = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
         body = given({**fields, **parameters})
         return _index(self._json("PUT", _index_path(table, name), {}, body))
@@ -74,9 +84,10 @@ class IndexClient(SeamarkClient):
         self._request("DELETE", _index_path(table, name), {})
 
     def start_build(self, table: Name, name: str, *, exclusive: bool = False) -> dict[str, Any]:
-        """Starts a build of an index; returns the build (docs/reference/openapi.json, IndexBuild).
+        """Start a build of an index; return the build (docs/reference/openapi.json, IndexBuild).
 
-        `exclusive`: Refused (409) while another build of the index is under way.
+        Args:
+            exclusive: Refused (409) while another build of the index is under way.
         """
         return self._json("POST", f"{_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
 
@@ -99,8 +110,16 @@ class IndexClient(SeamarkClient):
         *,
         replaces: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Registers index files of a build: locations and sizes in bytes. `replaces`: locations of index files that
-        they replace. Returns the build. Conflict if another build has replaced them."""
+        """Register index files of a build: locations and sizes in bytes.
+
+        Returns the build.
+
+        Args:
+            replaces: Locations of index files that they replace.
+
+        Raises:
+            Conflict: If another build has replaced them.
+        """
         body = {
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
             "replaces": list(replaces),
@@ -115,8 +134,14 @@ class IndexClient(SeamarkClient):
         return self._json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
-        """The numbers of data files that no snapshot contains, by location of a live index file: a merge can omit them.
-        Empty if the server does not know them. Conflict if an index file is no longer live."""
+        """Return the numbers of data files that no snapshot contains, by location of a live index file: a merge can
+        omit them.
+
+        Empty if the server does not know them.
+
+        Raises:
+            Conflict: If an index file is no longer live.
+        """
         answer = self._json("POST", f"{_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
         found: dict[str, list[int]] = answer["unheld"]
         return found
@@ -124,20 +149,23 @@ class IndexClient(SeamarkClient):
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False
     ) -> dict[str, Any]:
-        """Excludes the index file from plans, so that its data files are indexed again; returns its `state`.
+        """Exclude the index file from plans, so that its data files are indexed again; return its `state`.
 
-        With `check` only if the server also finds it damaged or missing. NotFound if it is not registered.
+        With `check` only if the server also finds it damaged or missing.
+
+        Raises:
+            NotFound: If it is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
         return self._json("POST", f"{_index_path(table, name)}/quarantine", {}, body)
 
     def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
-        """Records that all live index files of an index were verified, and how many are damaged."""
+        """Record that all live index files of an index were verified, and how many are damaged."""
         body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
         self._json("POST", f"{_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
-        """Registers index files in the table's folder that the server does not list, as after a lost database.
+        """Register index files in the table's folder that the server does not list, as after a lost database.
 
         The result: docs/reference/openapi.json, rebuildIndexRegistry.
         """

@@ -16,19 +16,23 @@ Name = str | Sequence[str]
 
 
 def table_path(table: Name) -> str:
-    """`/api/v1/tables/{namespace}/{table}`. ValueError for a name without a namespace."""
+    """`/api/v1/tables/{namespace}/{table}`.
+
+    Raises:
+        ValueError: For a name without a namespace.
+    """
     levels = split_table(table)
     return f"/api/v1/tables/{namespace_path(levels[:-1])}/{quote(levels[-1], safe='')}"
 
 
 def standard_root(defaults: Mapping[str, str], overrides: Mapping[str, str]) -> str:
-    """Where the routes of Iceberg's REST specification begin, by the answer to `GET /v1/config`."""
+    """Return where the routes of Iceberg's REST specification begin, by the answer to `GET /v1/config`."""
     prefix = {**defaults, **overrides}.get("prefix", "")
     return f"/v1/{quote(prefix, safe='')}" if prefix else "/v1"
 
 
 def standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
-    """The path of an entry of this kind, `tables` or `views`, in the routes of Iceberg's REST specification."""
+    """Return the path of an entry of this kind, `tables` or `views`, in the routes of Iceberg's REST specification."""
     return f"{root}/namespaces/{namespace_path(levels[:-1])}/{kind}/{quote(levels[-1], safe='')}"
 
 
@@ -39,7 +43,7 @@ def check_url(url: str) -> None:
 
 
 def shown_url(url: str) -> str:
-    """The URL for messages: without a user and password."""
+    """Return the URL for messages: without a user and password."""
     return _USER.sub(r"\1", url)
 
 
@@ -71,5 +75,5 @@ def split_name(text: str) -> tuple[str, ...]:
 
 
 def join_name(levels: Sequence[str]) -> str:
-    """The inverse of `split_name`."""
+    """Return the inverse of `split_name`."""
     return ".".join(level.replace("\\", "\\\\").replace(".", "\\.") for level in levels)

@@ -13,26 +13,38 @@ from seamark.connector.client.updates import update_table
 
 def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     """`runs`, and the `properties` in effect with where each is set, as docs/reference/openapi.json has it
-    (loadTablePolicy). NotFound."""
+    (loadTablePolicy).
+
+    Raises:
+        NotFound: If it does not exist.
+    """
     return client._json("GET", f"{table_path(table)}/policy")
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
-    """Columns that no query reads in old partitions, as docs/reference/openapi.json has it (adviseTtl). NotFound,
-    BadRequest."""
+    """Return columns that no query reads in old partitions, as docs/reference/openapi.json has it (adviseTtl).
+
+    Raises:
+        NotFound: If it does not exist.
+        BadRequest: If the request is invalid.
+    """
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
     return client._json("GET", f"{table_path(table)}/ttl-advice", query)
 
 
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
-    """The policy's properties that the table or a namespace of it sets."""
+    """Return the policy's properties that the table or a namespace of it sets."""
     listed = load_policy(client, table)["properties"]
     return {entry["name"]: entry["value"] for entry in listed if entry["source"] in ("table", "namespace")}
 
 
 def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, Any]:
-    """The running `jobs` of table services on the table, or on all tables, and those that are `waiting`, as
-    docs/reference/openapi.json has them (listRunningJobs). NotFound."""
+    """Return the running `jobs` of table services on the table, or on all tables, and those that are `waiting`, as
+    docs/reference/openapi.json has them (listRunningJobs).
+
+    Raises:
+        NotFound: If it does not exist.
+    """
     path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
     return client._json("GET", path)
 
@@ -52,6 +64,11 @@ def change_table_properties(
 def change_namespace_properties(
     client: SeamarkClient, namespace: Name, updates: Mapping[str, str], removals: Sequence[str]
 ) -> None:
-    """By the standard's route. NotFound, BadRequest."""
+    """By the standard's route.
+
+    Raises:
+        NotFound: If it does not exist.
+        BadRequest: If the request is invalid.
+    """
     changes = {"updates": dict(updates), "removals": list(removals)}
     client._json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)

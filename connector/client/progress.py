@@ -45,7 +45,7 @@ _TRACKER: ContextVar[_Tracker | None] = ContextVar("tracker", default=None)
 
 @contextmanager
 def reporting(report: Callable[[JobProgress], None]) -> Iterator[None]:
-    """Calls `report` from time to time with the progress of what the block does."""
+    """Call `report` from time to time with the progress of what the block does."""
     token = _TRACKER.set(_Tracker(report))
     try:
         yield

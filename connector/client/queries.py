@@ -12,8 +12,11 @@ from seamark.connector.client.values import Explanation
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTable:
-    """The plan of one reference to a table. `reference`: its text in the query; `predicate`: the condition on the
-    table's own columns, in SQL."""
+    """The plan of one reference to a table.
+
+    Attributes:
+        reference: Its text in the query; `predicate`: the condition on the table's own columns, in SQL.
+    """
 
     table: tuple[str, ...]
     reference: str
@@ -31,8 +34,15 @@ class ExplainedQuery:
 def explain_query(
     client: SeamarkClient, query: str, *, dialect: str = "trino", namespace: Sequence[str] = ()
 ) -> ExplainedQuery:
-    """Explains a query by its conditions and joins; nothing is run. `dialect`: trino or duckdb. `namespace`: of names
-    without one. BadRequest for a query that is not read, NotFound."""
+    """Explain a query by its conditions and joins; nothing is run.
+
+    Args:
+        dialect: Trino or duckdb.
+        namespace: Of names without one.
+
+    Raises:
+        BadRequest: For a query that is not read, NotFound.
+    """
     body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
     found = client._json("POST", "/api/v1/explain-query", {}, body)
     tables = []

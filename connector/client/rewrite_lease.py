@@ -30,8 +30,14 @@ class RewriteRunning(Conflict):
 
 @contextmanager
 def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float = 0.0) -> Iterator[None]:
-    """Holds the lease during the block, and renews it in a thread. RewriteRunning if another job has it for
-    `wait_s`. `job`: what others read meanwhile, up to 100 ASCII characters."""
+    """Hold the lease during the block, and renew it in a thread.
+
+    Args:
+        job: What others read meanwhile, up to 100 ASCII characters.
+
+    Raises:
+        RewriteRunning: If another job has it for `wait_s`.
+    """
     holder = str(uuid.uuid4())
     lasts_s = _take(client, table, holder, job, wait_s)
     ended = threading.Event()
@@ -53,7 +59,7 @@ def rewrite_lease(client: SeamarkClient, table: Name, *, job: str, wait_s: float
 
 
 def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: float) -> float:
-    """The seconds that the lease lasts."""
+    """Return the seconds that the lease lasts."""
     until_s = time.monotonic() + wait_s
     while True:
         try:

@@ -18,8 +18,11 @@ Keys: TypeAlias = pa.Table | Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """The positions of the rows with given keys. `rows` has `key` (number of the key), `file_path`, `position` and
-    `undecided`, and, if requested, `spec_id` and `partition`."""
+    """The positions of the rows with given keys.
+
+    `rows` has `key` (number of the key), `file_path`, `position` and `undecided`, and, if requested, `spec_id` and
+    `partition`.
+    """
 
     snapshot_id: int | None
     index: str
@@ -38,7 +41,10 @@ class Lookup:
 
 @dataclass(frozen=True, slots=True)
 class FileRows:
-    """The rows of a data file that match. `roaring` is a 32-bit roaring bitmap, portable; None for any row."""
+    """The rows of a data file that match.
+
+    `roaring` is a 32-bit roaring bitmap, portable; None for any row.
+    """
 
     file_path: str
     record_count: int

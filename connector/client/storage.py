@@ -39,7 +39,7 @@ _confined_to: tuple[_ConfinedFolder, ...] | None = None
 
 
 def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
-    """Restricts this process to local files below these folders, without symbolic links. For a process that works for
+    """Restrict this process to local files below these folders, without symbolic links. For a process that works for
     other accounts with its own rights.
 
     Args:
@@ -63,8 +63,8 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
 def use_keys(properties: Mapping[str, str]) -> None:
     """Make this process access a store with these keys where a table comes without keys.
 
-    For a process of the server: the server has keys, and hands out none to clients in most of its modes.
-    `properties` are as in `Storage`; empty for AWS's chain.
+    For a process of the server: the server has keys, and hands out none to clients in most of its modes. `properties`
+    are as in `Storage`; empty for AWS's chain.
     """
     global _lent_keys
     _lent_keys = dict(properties)
@@ -72,8 +72,10 @@ def use_keys(properties: Mapping[str, str]) -> None:
 
 @contextmanager
 def confined_folders() -> Iterator[list[str]]:
-    """Paths of the folders of `confine` by their descriptors, so that another folder with such a name is not meant. A
-    folder that is missing or a symbolic link has none."""
+    """Paths of the folders of `confine` by their descriptors, so that another folder with such a name is not meant.
+
+    A folder that is missing or a symbolic link has none.
+    """
     with ExitStack() as opened:
         paths = []
         for folder in _confined_to or ():
@@ -91,7 +93,10 @@ def _root(path: str) -> RootFolder:
 
 @dataclass(frozen=True)
 class LocalPath:
-    """A path of this machine. Without a root it is used by name, and symbolic links are followed."""
+    """A path of this machine.
+
+    Without a root it is used by name, and symbolic links are followed.
+    """
 
     path: str
     root: RootFolder | None
@@ -105,7 +110,11 @@ class LocalPath:
             return self.root.open(self.below, flags)
 
     def open_file(self) -> int:
-        """A descriptor for reading. OSError for anything but a plain file."""
+        """Return a descriptor for reading.
+
+        Raises:
+            OSError: For anything but a plain file.
+        """
         if self.root is None:
             return self.open(os.O_RDONLY)
         with self._explained():
@@ -117,7 +126,7 @@ class LocalPath:
         return self.open(os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
     def make_folder(self) -> None:
-        """Makes the folder of the path, and those that contain it, if they are missing."""
+        """Make the folder of the path, and those that contain it, if they are missing."""
         if self.root is None:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             return
@@ -146,7 +155,7 @@ class LocalPath:
         return LocalPath(os.path.dirname(self.path) or ".", self.root, self.below.rpartition("/")[0])
 
     def beside(self, name: str) -> LocalPath:
-        """The path with another last component."""
+        """Return the path with another last component."""
         path = os.path.join(os.path.dirname(self.path), name)
         return LocalPath(path, self.root, f"{self.folder.below}/{name}".lstrip("/"))
 
@@ -163,7 +172,11 @@ def _outside(path: str) -> PermissionError:
 
 
 def _local_path(path: str, local_root: str) -> LocalPath:
-    """The path below a folder of `confine`, or else below `local_root`. PermissionError if `confine` excludes it."""
+    """Return the path below a folder of `confine`, or else below `local_root`.
+
+    Raises:
+        PermissionError: If `confine` excludes it.
+    """
     plain = re.sub("/{2,}", "/", path)
     if ".." in plain.split("/"):
         if _confined_to is not None or local_root:
@@ -184,7 +197,7 @@ def _local_path(path: str, local_root: str) -> LocalPath:
 
 
 def _path_of(location: str) -> str | None:
-    """The path of a local file; None for other storage."""
+    """Return the path of a local file; None for other storage."""
     scheme, colon, rest = location.partition(":")
     if not colon or "/" in scheme:
         return location
@@ -198,21 +211,31 @@ def _path_of(location: str) -> str | None:
 class Storage:
     """`properties` as in a LoadTableResult: `s3.endpoint`, `s3.access-key-id`, … Without keys those of `use_keys`
     count, or else AWS's chain decides.
-    `local_root`: a folder of this machine; no symbolic link below it is followed."""
+
+    Attributes:
+        local_root: A folder of this machine; no symbolic link below it is followed.
+    """
 
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
     local_root: str = ""
 
     @staticmethod
     def of_table(properties: Mapping[str, str], location: str) -> Storage:
-        """The storage of a table. A writer of a local table could replace its folders by symbolic links to files of
-        other tables, so that links are followed only on the way to the folder that contains the table's."""
+        """Return the storage of a table.
+
+        A writer of a local table could replace its folders by symbolic links to files of other tables, so that links
+        are followed only on the way to the folder that contains the table's.
+        """
         path = _path_of(location)
         return Storage(properties, "" if path is None else os.path.dirname(path.rstrip("/")).rstrip("/"))
 
     def open(self, location: str) -> tuple[fs.FileSystem, str]:
-        """The file system of a location and the path on it. ValueError for a scheme that is not known.
-        PermissionError for a file that `confine` excludes."""
+        """Return the file system of a location and the path on it.
+
+        Raises:
+            ValueError: For a scheme that is not known.
+            PermissionError: For a file that `confine` excludes.
+        """
         path = _path_of(location)
         if path is not None:
             return fs.LocalFileSystem(), self._local(path).path
@@ -224,11 +247,19 @@ class Storage:
         )
 
     def is_local(self, location: str) -> bool:
-        """Whether it is a file of this machine. ValueError for a scheme that is not known."""
+        """Return whether it is a file of this machine.
+
+        Raises:
+            ValueError: For a scheme that is not known.
+        """
         return isinstance(self.open(location)[0], fs.LocalFileSystem)
 
     def open_input_file(self, location: str) -> pa.NativeFile:
-        """An object for reading at any position. PermissionError for a file behind a symbolic link."""
+        """Return an object for reading at any position.
+
+        Raises:
+            PermissionError: For a file behind a symbolic link.
+        """
         local = self.local_path(location)
         if local is not None and local.root is not None:
             with _opened(local.open_file()) as descriptor:
@@ -237,7 +268,11 @@ class Storage:
         return filesystem.open_input_file(path)
 
     def open_output_stream(self, location: str) -> pa.NativeFile:
-        """A new object. PermissionError for a place behind a symbolic link."""
+        """Return a new object.
+
+        Raises:
+            PermissionError: For a place behind a symbolic link.
+        """
         local = self.local_path(location)
         if local is not None:
             with _opened(local.create()) as descriptor:
@@ -246,7 +281,7 @@ class Storage:
         return filesystem.open_output_stream(path)
 
     def local_path(self, location: str) -> LocalPath | None:
-        """The path of a local file; None for other storage."""
+        """Return the path of a local file; None for other storage."""
         path = _path_of(location)
         return None if path is None else self._local(path)
 
@@ -254,7 +289,7 @@ class Storage:
         return _local_path(path, self.local_root)
 
     def read(self, location: str) -> memoryview:
-        """The whole object; a local file is mapped, not read."""
+        """Return the whole object; a local file is mapped, not read."""
         local = self.local_path(location)
         if local is not None:
             with _opened(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
@@ -263,7 +298,10 @@ class Storage:
             return memoryview(file.read_buffer())
 
     def write(self, location: str, parts: Iterable[bytes | bytearray | memoryview]) -> int:
-        """Its size in bytes. A local file appears whole or not at all, and survives a power cut."""
+        """Return its size in bytes.
+
+        A local file appears whole or not at all, and survives a power cut.
+        """
         local = self.local_path(location)
         if local is not None:
             return _write_local(local, parts)

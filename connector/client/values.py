@@ -13,7 +13,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None: the arguments of a request that its caller gave."""
+    """Return those that are not None: the arguments of a request that its caller gave."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -33,7 +33,10 @@ CURRENT = At()
 
 
 class Instant(msgspec.Struct, frozen=True, rename="kebab"):
-    """An instant of the timeline (docs/reference/timeline.md). Pass `position` as `since` to continue after it."""
+    """An instant of the timeline (docs/reference/timeline.md).
+
+    Pass `position` as `since` to continue after it.
+    """
 
     id: str
     position: str
@@ -53,7 +56,10 @@ class Instant(msgspec.Struct, frozen=True, rename="kebab"):
 
 @dataclass(frozen=True, slots=True)
 class LoadedTable:
-    """A table as engines load it. `metadata` is its JSON, with the snapshots that a branch or tag names, or all."""
+    """A table as engines load it.
+
+    `metadata` is its JSON, with the snapshots that a branch or tag names, or all.
+    """
 
     metadata: bytes
     location: str
@@ -77,7 +83,10 @@ class Stage(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
-    """How a scan is planned. `filter` and residuals are Iceberg expressions in JSON."""
+    """How a scan is planned.
+
+    `filter` and residuals are Iceberg expressions in JSON.
+    """
 
     snapshot_id: int | None
     stages: tuple[Stage, ...]
@@ -132,8 +141,12 @@ class PlanTable(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def parse_as_of(text: str) -> int:
-    """Milliseconds since the epoch, of such a number or of a time like 2026-01-31T12:00:00, in UTC if it has no offset.
-    ValueError for other text."""
+    """Return milliseconds since the epoch, of such a number or of a time like 2026-01-31T12:00:00, in UTC if it has
+    no offset.
+
+    Raises:
+        ValueError: For other text.
+    """
     if text.isascii() and text.isdigit():
         return int(text)
     at = datetime.fromisoformat(text)

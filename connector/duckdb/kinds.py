@@ -37,15 +37,18 @@ _LOCAL_TYPES = {_Type.TIMESTAMP, _Type.TIMESTAMPNTZ}
 
 
 def kind_of(iceberg_type: str) -> str | None:
-    """None for a type whose comparisons are not used."""
+    """Return None for a type whose comparisons are not used."""
     if iceberg_type.startswith("decimal("):
         return iceberg_type.replace(" ", "")
     return iceberg_type if iceberg_type in _UNCHANGED else _KINDS.get(iceberg_type)
 
 
 def exchange(old: exp.Expr, new: exp.Expr) -> None:
-    """Puts `new` in the place of `old`, as `old.replace(new)` does. That takes the time of the whole list that `old` is
-    in: for each of the 24,000 values of one IN, 44 seconds together."""
+    """Put `new` in the place of `old`, as `old.replace(new)` does.
+
+    That takes the time of the whole list that `old` is in: for each of the 24,000 values of one IN, 44 seconds
+    together.
+    """
     parent, key, index = old.parent, old.arg_key, old.index
     if parent is None or key is None or index is None or new is old:
         old.replace(new)
@@ -102,7 +105,7 @@ class NameKinds:
         return next(iter(kinds)) if len(kinds) == 1 else None
 
     def _follow(self, renamed: Mapping[str, set[str]]) -> None:
-        """Gives an alias the kinds of its columns, which may be aliases, too."""
+        """Give an alias the kinds of its columns, which may be aliases, too."""
         for _ in range(1 + len(renamed)):
             before = sum(map(len, self._found.values()))
             for name, columns in renamed.items():
@@ -122,7 +125,7 @@ class NameKinds:
 
 
 def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
-    """The kind of constants that DuckDB gives one type, without the columns that they are compared with."""
+    """Return the kind of constants that DuckDB gives one type, without the columns that they are compared with."""
     found = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
     return found.pop() if len(found) == 1 else None
 
@@ -139,7 +142,7 @@ def _literal_kind(node: exp.Expr) -> str | None:
 
 
 def _values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
-    """The values of a column of VALUES or of UNNEST of a list; empty if they are not known."""
+    """Return the values of a column of VALUES or of UNNEST of a list; empty if they are not known."""
     if isinstance(rows, exp.CTE):  # WITH v (a) AS (VALUES …)
         query = rows.this
         source = query.args.get("from_") if isinstance(query, exp.Select) and query.is_star else None
@@ -156,8 +159,10 @@ def _values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
 
 
 def projections(query: exp.Expr) -> list[exp.Expr]:
-    """What the columns of a query are, in order: also of `SELECT *` from a subquery or a name in WITH. Empty if they
-    are not known, as those of a table."""
+    """Return what the columns of a query are, in order: also of `SELECT *` from a subquery or a name in WITH.
+
+    Empty if they are not known, as those of a table.
+    """
     for _ in range(_NESTED_MAX):
         while isinstance(query, exp.Subquery | exp.SetOperation):
             query = query.this
@@ -180,7 +185,9 @@ def _is_alone(query: exp.Select) -> bool:
 
 
 def _named(table: exp.Table) -> exp.Expr | None:
-    """The query of the name in WITH that a relation is; None if it is no such name, or if its columns are renamed."""
+    """Return the query of the name in WITH that a relation is; None if it is no such name, or if its columns are
+    renamed.
+    """
     child: exp.Expr = table
     while len(table.parts) == 1 and (parent := child.parent) is not None:
         clause = parent.args.get("with_")
@@ -196,7 +203,7 @@ def _named(table: exp.Table) -> exp.Expr | None:
 
 
 def _output_name(projection: exp.Expr) -> str:
-    """Empty for an unnamed value, whose kind is not known."""
+    """Return empty for an unnamed value, whose kind is not known."""
     return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
 
 
@@ -236,8 +243,11 @@ def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
 
 
 def _total(node: exp.Expr | None) -> Decimal | None:
-    """Of numbers that are added and subtracted, as in `BETWEEN 1200 AND 1200 + 11`. None unless DuckDB adds them as
-    INTEGER or as short decimals: where a sum does not fit its type, the statement fails."""
+    """Of numbers that are added and subtracted, as in `BETWEEN 1200 AND 1200 + 11`.
+
+    None unless DuckDB adds them as INTEGER or as short decimals: where a sum does not fit its type, the statement
+    fails.
+    """
     while isinstance(node, exp.Paren):
         node = node.this
     match node:
@@ -261,7 +271,7 @@ def _number(value: Decimal) -> exp.Expr:
 
 
 def _current(node: exp.Expr) -> exp.Expr | None:
-    """The current time, and days or intervals before or after it."""
+    """Return the current time, and days or intervals before or after it."""
     if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp | exp.Localtimestamp):
         return node.copy()
     if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:
@@ -275,7 +285,7 @@ def _current(node: exp.Expr) -> exp.Expr | None:
 
 
 def _text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
-    """A text, and the type to which it is cast."""
+    """Return a text, and the type to which it is cast."""
     match node:
         case exp.Literal():
             return str(node.this), None
@@ -309,7 +319,7 @@ def _cast(text: str, target: str) -> exp.Expr:
 
 
 def columns_in(node: exp.Expr) -> Iterator[exp.Column]:
-    """Those outside nested queries."""
+    """Yield those outside nested queries."""
     for child in node.walk(prune=lambda one: isinstance(one, exp.Query)):
         if type(child) is exp.Column:
             yield child

@@ -86,7 +86,7 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> duckdb.DuckDBPyRelation:
-    """The result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
+    """Return the result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
 
     `con` has a catalog attached by `seamark.duckdb.connect` or `attach`. The relation reads the present state of its
     tables, and is valid for at least half of `lease_s` seconds, as far as the server grants so many; a statement with
@@ -117,7 +117,10 @@ def rewritten(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> PlannedQuery:
-    """The text over plan tables, which are made if there are none yet; nothing is run. Raises no error."""
+    """Return the text over plan tables, which are made if there are none yet; nothing is run.
+
+    Raises no error.
+    """
     try:
         return _Query(con, text, params, lease_s, kept_max).planned()
     except _Misread as why:
@@ -178,8 +181,11 @@ class _Query:
     def _catalog_table(
         self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
     ) -> _CatalogTable | None:
-        """None for a relation that is none of the catalogs' tables. UnsupportedStatement for a view of DuckDB: it may
-        read the same tables at another snapshot."""
+        """Return None for a relation that is none of the catalogs' tables.
+
+        Raises:
+            UnsupportedStatement: For a view of DuckDB: it may read the same tables at another snapshot.
+        """
         *qualifiers, table = reference.parts
         database, schema = session.database, session.schema
         match qualifiers:
@@ -259,7 +265,10 @@ class _Query:
     def _scans(
         self, tables: Mapping[int, _CatalogTable], known: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
-        """By the number of the reference. The scans of the analysis name the marks; their joins count the scans."""
+        """By the number of the reference.
+
+        The scans of the analysis name the marks; their joins count the scans.
+        """
         columns = {number: one.columns for number, one in known.items() if one.columns is not None}
         marked = self._statement.marked(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
@@ -301,7 +310,9 @@ class _Query:
 
 
 async def _known(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
-    """The present state of the tables, by the number of the reference; without those that are none, such as views."""
+    """Return the present state of the tables, by the number of the reference; without those that are none, such as
+    views.
+    """
     names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
     answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
     found = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}

@@ -39,7 +39,7 @@ def connect(
     database: str = ":memory:",
     config: dict[str, Any] | None = None,
 ) -> duckdb.DuckDBPyConnection:
-    """A new DuckDB connection with the catalog at `uri` attached as `name` (`attach`).
+    """Return a new DuckDB connection with the catalog at `uri` attached as `name` (`attach`).
 
     `database` and `config` are those of `duckdb.connect`. Extensions from PyPI carry no signature of DuckDB's
     repository, so `allow_unsigned_extensions` is on unless `config` says otherwise.
@@ -56,11 +56,16 @@ def connect(
 def attach(
     con: duckdb.DuckDBPyConnection, uri: str, *, name: str = "sea", token: str | None = None, on_s3: bool = False
 ) -> None:
-    """Attaches the catalog at `uri` (http://host:port) as `name`, and lets `sql` plan the queries of `con`.
+    """Attach the catalog at `uri` (http://host:port) as `name`, and lets `sql` plan the queries of `con`.
 
-    `token`: a bearer token. `on_s3`: tables are in S3, and the server lends its keys to DuckDB
-    (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`). A cursor of a connection needs its own call.
-    ValueError for an invalid URL; duckdb.Error where DuckDB cannot attach it.
+    A cursor of a connection needs its own call.
+
+    Args:
+        token: A bearer token.
+        on_s3: Tables are in S3, and the server lends its keys to DuckDB (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).
+
+    Raises:
+        ValueError: For an invalid URL; duckdb.Error where DuckDB cannot attach it.
     """
     check_url(uri)
     uri = uri.rstrip("/")
@@ -86,7 +91,7 @@ def attached_catalogs(con: duckdb.DuckDBPyConnection) -> dict[str, AttachedCatal
 
 
 def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
-    """Loads `EXTENSIONS`. duckdb.Error where one is neither on this machine nor in DuckDB's repository."""
+    """Load `EXTENSIONS`. duckdb.Error where one is neither on this machine nor in DuckDB's repository."""
     loaded = {
         str(row[0]) for row in con.execute("SELECT extension_name FROM duckdb_extensions() WHERE loaded").fetchall()
     }
@@ -102,7 +107,7 @@ def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def _from_pypi(name: str) -> Path | None:
-    """The extension's file for this version of DuckDB."""
+    """Return the extension's file for this version of DuckDB."""
     found = importlib.util.find_spec(f"duckdb_extension_{name}")
     if found is None or found.origin is None:
         return None

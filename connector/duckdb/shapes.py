@@ -32,7 +32,10 @@ def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
     kept = {type(node) for node in nodes}
 
     def found(*types: type[exp.Expr]) -> list[exp.Expr]:
-        """Nodes that are there now. A statement has few of the types, and a walk through it takes milliseconds."""
+        """Return nodes that are there now.
+
+        A statement has few of the types, and a walk through it takes milliseconds.
+        """
         return list(tree.find_all(*types)) if any(issubclass(one, types) for one in kept) else []
 
     for condition in [node for node in nodes if isinstance(node, exp.In)]:
@@ -59,8 +62,9 @@ def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
 
 
 def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
-    """Whether it is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)` for which DuckDB, which compares rows with nulls as
-    values, has the same rows as Trino."""
+    """Return whether it is `(a, b) IN ((1, 2), …)` or `(a, b) = (1, 2)` for which DuckDB, which compares rows with
+    nulls as values, has the same rows as Trino.
+    """
     rows = node.expressions if isinstance(node, exp.In) else [node.expression]
     columns = node.this.expressions
     return is_counted_if_true(node) and all(
@@ -72,7 +76,7 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
 
 
 def listed(query: exp.Expr | None) -> list[exp.Expr] | None:
-    """The elements of `(SELECT unnest([1, 2]))`; None for another query."""
+    """Return the elements of `(SELECT unnest([1, 2]))`; None for another query."""
     while isinstance(query, exp.Subquery) and _given(query) == {"this"}:
         query = query.this
     if not isinstance(query, exp.Select) or _given(query) != {"expressions"} or len(query.expressions) != 1:
@@ -91,7 +95,7 @@ def results_of(node: exp.Case | exp.If) -> list[exp.Expr]:
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
-    """Whether only the rows for which the condition is true count: false and null are the same."""
+    """Return whether only the rows for which the condition is true count: false and null are the same."""
     parent = node.parent
     while isinstance(parent, exp.Paren | exp.And | exp.Or):
         parent = parent.parent
@@ -107,8 +111,10 @@ def hidden(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
 
 
 def _as_list(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
-    """`list_contains([1, 2], c)` as `c IN (1, 2)`: both are true for the same rows. Without a null in the list, which
-    is found in DuckDB."""
+    """`list_contains([1, 2], c)` as `c IN (1, 2)`: both are true for the same rows.
+
+    Without a null in the list, which is found in DuckDB.
+    """
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
         return None
@@ -117,13 +123,15 @@ def _as_list(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
 
 
 def _are_of(nodes: Sequence[exp.Expr], kind: str | None) -> bool:
-    """Whether they are constants of exactly this type, and none is null."""
+    """Return whether they are constants of exactly this type, and none is null."""
     return kind is not None and literal_kind(nodes) == kind and not any(isinstance(one, exp.Null) for one in nodes)
 
 
 def _move_windows(select: exp.Select) -> None:
-    """QUALIFY leaves rows out after all else, so its condition is not read. Its window functions and queries are put
-    into ORDER BY, where they count as they do in QUALIFY."""
+    """QUALIFY leaves rows out after all else, so its condition is not read.
+
+    Its window functions and queries are put into ORDER BY, where they count as they do in QUALIFY.
+    """
     qualify = select.args["qualify"]
     select.set("qualify", None)
     order = select.args.get("order") or exp.Order(expressions=[])
@@ -143,7 +151,7 @@ def _windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
 
 
 def _name_columns(rows: exp.Expr) -> None:
-    """Gives columns without an alias the names that they have in DuckDB."""
+    """Give columns without an alias the names that they have in DuckDB."""
     first = rows.expressions[0]
     if isinstance(rows, exp.Values):
         names = [f"col{number}" for number in range(len(first.expressions) if isinstance(first, exp.Tuple) else 1)]
@@ -158,7 +166,7 @@ def _name_columns(rows: exp.Expr) -> None:
 
 
 def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
-    """Hides the operand of `CASE c WHEN 1 THEN …` where DuckDB may convert what it compares."""
+    """Hide the operand of `CASE c WHEN 1 THEN …` where DuckDB may convert what it compares."""
     kind, branches = kinds.kind(case.this), [branch.this for branch in case.args["ifs"]]
     fits = kind is not None and all(
         isinstance(one, exp.Null) or (kind != "double" and constant(one, kind, utc=False) is not None)

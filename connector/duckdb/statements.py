@@ -61,7 +61,10 @@ class NamedRelation:
 
 
 class DuckDBStatement:
-    """A query, parsed once. Raises UnsupportedStatement."""
+    """A query, parsed once.
+
+    Raises UnsupportedStatement.
+    """
 
     def __init__(self, text: str, parameters: Any = None) -> None:
         if len(text) > STATEMENT_MAX:
@@ -84,8 +87,12 @@ class DuckDBStatement:
         """In the order of `marked`; None for what is no name, such as a function."""
 
     def marked(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
-        """The statement in Trino's SQL, with `mark_name(n)` for reference n. `tables`: the columns, with Iceberg types,
-        of the references that are the catalog's; `utc`: the session's time zone is UTC."""
+        """Return the statement in Trino's SQL, with `mark_name(n)` for reference n.
+
+        Args:
+            tables: The columns, with Iceberg types, of the references that are the catalog's; `utc`: the session's time
+                zone is UTC.
+        """
         kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
         into_conditions(self._tree, kinds)
         for join in self._tree.find_all(exp.Join):
@@ -116,7 +123,7 @@ class DuckDBStatement:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
     def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
-        """The names by which only tables with known columns are qualified; None if there are no other tables."""
+        """Return the names by which only tables with known columns are qualified; None if there are no other tables."""
         if len(tables) == len(self._nodes):
             return None
         others = {node.alias_or_name.lower() for number, node in enumerate(self._nodes) if number not in tables}
@@ -167,7 +174,7 @@ def _parsed(text: str) -> exp.Expr:
 
 
 def _check(tree: exp.Expr) -> None:
-    """Raises UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
+    """Raise UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
     nodes = list(tree.walk())
     names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
     if len({name.lower() for name in names}) < len({_with_small_ascii(name) for name in names}):
@@ -202,7 +209,7 @@ def _check(tree: exp.Expr) -> None:
 
 
 def _is_named(side: exp.Expr) -> bool:
-    """Whether a side of a set operation has no columns that only the columns of a table name."""
+    """Return whether a side of a set operation has no columns that only the columns of a table name."""
     if not isinstance(side, exp.Select):
         return True
     if not any(isinstance(one, exp.Star) or one.is_star for one in side.expressions):
@@ -212,12 +219,14 @@ def _is_named(side: exp.Expr) -> bool:
 
 
 def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
-    """Whether `a.b.c` can only be the field c of the struct b of the relation a: a is a relation, and b is none."""
+    """Return whether `a.b.c` can only be the field c of the struct b of the relation a: a is a relation, and b is
+    none.
+    """
     return not column.args.get("catalog") and column.db.lower() in relations and column.table.lower() not in relations
 
 
 def _version_of(when: exp.Expr) -> str | None:
-    """The snapshot's number in `AT (VERSION => …)`; None for another clause."""
+    """Return the snapshot's number in `AT (VERSION => …)`; None for another clause."""
     number = when.args.get("expression")
     if str(when.this).upper() != "AT" or str(when.args.get("kind")).upper() != "VERSION":
         return None
@@ -225,7 +234,7 @@ def _version_of(when: exp.Expr) -> str | None:
 
 
 def _with_small_ascii(name: str) -> str:
-    """The name as DuckDB compares it: É and é are two names."""
+    """Return the name as DuckDB compares it: É and é are two names."""
     return "".join(one.lower() if one.isascii() else one for one in name)
 
 
@@ -235,7 +244,7 @@ def _is_plain_join(node: exp.Join) -> bool:
 
 
 def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
-    """Puts the values of `?`, `$1` and `$name` into the tree, where they have a plain literal."""
+    """Put the values of `?`, `$1` and `$name` into the tree, where they have a plain literal."""
     if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
         return
     # The order of a tree is not that of its text: with numbers for `?`, the same tree shows which is which.
@@ -285,7 +294,7 @@ def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
 
 
 def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """What is to be replaced in the condition; None if it may mean something else."""
+    """Return what is to be replaced in the condition; None if it may mean something else."""
 
     def constants(kind: str | None, given: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         if kind is None or (kind == "double" and not _is_false_for_nan(node)):
@@ -334,8 +343,11 @@ def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp
 
 
 def _same_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """LIKE, also in lower or upper case. `ILIKE` compares in lower case, as far as the characters are ASCII; the others
-    are left to DuckDB by what reads `lower`."""
+    """LIKE, also in lower or upper case.
+
+    `ILIKE` compares in lower case, as far as the characters are ASCII; the others are left to DuckDB by what reads
+    `lower`.
+    """
     side, pattern = node.this.unnest(), node.expression
     column = side.this if isinstance(side, exp.Lower | exp.Upper) else side
     if kinds.kind(column) != "text" or not isinstance(pattern, exp.Literal) or not pattern.is_string:
@@ -350,8 +362,9 @@ def _same_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.
 
 
 def _is_false_for_nan(node: exp.Expr) -> bool:
-    """Whether the comparison of a column with numbers is false in DuckDB where the column is NaN, and counts unchanged:
-    not negated, and not within an expression."""
+    """Return whether the comparison of a column with numbers is false in DuckDB where the column is NaN, and counts
+    unchanged: not negated, and not within an expression.
+    """
     match node:
         case exp.EQ() | exp.In() | exp.Between():
             fits = True
@@ -365,7 +378,9 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
 
 
 def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """The kind of a column, or of a function of one that has the same values in Trino; and the constants in it."""
+    """Return the kind of a column, or of a function of one that has the same values in Trino; and the constants in
+    it.
+    """
     while isinstance(node, exp.Paren):
         node = node.this
     of_time = node is not None and kinds.kind(node.this) in ("date", "timestamp")
@@ -400,7 +415,7 @@ def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence
 
 
 def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
-    """Whether an equality compares a day, month or year of a column with a column, as Trino compares them."""
+    """Return whether an equality compares a day, month or year of a column with a column, as Trino compares them."""
     if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
         return False
     kind, other = _term(node, kinds)[0], kinds.kind(column.unnest())
@@ -413,7 +428,7 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
 
 
 def _result(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """The kind of what CASE has, and the constants among its results."""
+    """Return the kind of what CASE has, and the constants among its results."""
     columns = [one for one in results if type(one) is exp.Column]
     given = [one for one in results if type(one) is not exp.Column]
     found = {kinds.kind(one) for one in columns} or {literal_kind(given)}
@@ -433,7 +448,7 @@ def _only_column(query: exp.Expr) -> exp.Expr | None:
 
 
 def _is_condition(column: exp.Column) -> bool:
-    """Whether the column itself is a condition, also as a result of CASE."""
+    """Return whether the column itself is a condition, also as a result of CASE."""
     node: exp.Expr = column
     while True:
         parent = node.parent

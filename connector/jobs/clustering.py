@@ -170,7 +170,7 @@ def cluster_incrementally(
 def _new_layers(
     tasks: Sequence[ScanTask], layout: ClusteringLayout, policy: CompactionPolicy, *, full: bool
 ) -> Iterator[Layer]:
-    """The files of each new layer, partition by partition."""
+    """Yield the files of each new layer, partition by partition."""
     shared = count_deletes(tasks)
     for members in group_by_partition(tasks):
         loose, due = list[ScanTask](), full
@@ -257,8 +257,11 @@ def _rewrite(
 
 @dataclass
 class _LayerWork:
-    """Writes the rows of one layer, whose files are encrypted alike. `first`: the origin of the first row of its first
-    file."""
+    """Writes the rows of one layer, whose files are encrypted alike.
+
+    Attributes:
+        first: The origin of the first row of its first file.
+    """
 
     opened: OpenTable
     read_plan: ReadPlan
@@ -272,7 +275,7 @@ class _LayerWork:
     """Whether a file is still encrypted as when the layer was divided."""
 
     def run(self, writer: TableWriter) -> int:
-        """The number of rows."""
+        """Return the number of rows."""
         rows, sample = self.sample
         if not rows:
             return 0
@@ -308,7 +311,7 @@ class _LayerWork:
         return rows, pa.Table.from_batches(taken, narrow.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-        """The rows with their origins."""
+        """Yield the rows with their origins."""
         reader = TaskReader(self.read_plan, self.opened.storage, threads=False, keys=self.keys, check=self.check)
         columns = list(range(len(self.read_plan.names)))
         first = self.first
@@ -321,8 +324,10 @@ class _LayerWork:
 
 @dataclass
 class _Cut:
-    """Ends a file before the first row whose key is not less than the next of `bounds`, or after `rows_max` rows. Rows
-    come in the order of their keys."""
+    """Ends a file before the first row whose key is not less than the next of `bounds`, or after `rows_max` rows.
+
+    Rows come in the order of their keys.
+    """
 
     writer: TableWriter
     bounds: Keys
@@ -345,8 +350,10 @@ class _Cut:
 
 
 class _Spill:
-    """Temporary files of rows, one for each range of keys; a single range stays in memory. `sealed`: the files are
-    encrypted with keys in memory, because rows of encrypted files may be on no disk otherwise."""
+    """Temporary files of rows, one for each range of keys; a single range stays in memory.
+
+    `sealed`: the files are encrypted with keys in memory, because rows of encrypted files may be on no disk otherwise.
+    """
 
     def __init__(self, folder: Path, ranges: int, *, sealed: bool) -> None:
         self._folder, self._is_single = folder, ranges == 1
@@ -365,7 +372,11 @@ class _Spill:
         self._opened.close()
 
     def add(self, batch: pa.RecordBatch, origins: Longs, keys: Keys, numbers: npt.NDArray[np.intp]) -> None:
-        """`numbers`: the range of each row. BadRequest if the files become too large."""
+        """`numbers`: the range of each row.
+
+        Raises:
+            BadRequest: If the files become too large.
+        """
         binary = pa.Array.from_buffers(pa.binary(keys.itemsize), len(keys), [None, pa.py_buffer(keys)])
         rows = batch.append_column(_ORIGIN, pa.array(origins)).append_column(_KEY, binary)
         if self._is_single:
@@ -402,8 +413,10 @@ class _Spill:
         return io.BufferedReader(_SealedFile(path, "rb", self._keys[number]), _SEALED_BYTES)
 
     def ranges(self) -> Iterator[tuple[pa.RecordBatch, Longs, Keys]]:
-        """The rows of each range with their origins and keys, the ranges in ascending order. Rows with one key, of any
-        number, come in several batches."""
+        """Yield the rows of each range with their origins and keys, the ranges in ascending order.
+
+        Rows with one key, of any number, come in several batches.
+        """
         if self._kept:
             yield _joined(self._kept)
         for number in sorted(self._streams):
@@ -457,7 +470,7 @@ class _SealedFile(io.RawIOBase):
 
 
 def _joined(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
-    """The rows, as one batch, with their origins and keys."""
+    """Return the rows, as one batch, with their origins and keys."""
     joined = pa.concat_batches(batches)
     columns = list(range(joined.num_columns - 2))
     origins, binary = joined.column(len(columns)).to_numpy(), joined.column(len(columns) + 1)

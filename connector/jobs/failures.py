@@ -15,10 +15,14 @@ _OWN = (*FAILURES, Unwritable, RuntimeError)
 
 
 def line_of(error: Exception, most: int, *, named: bool) -> str:
-    """The error on one line of at most `most` characters. `named`: with the name of its class.
+    """Return the error on one line of at most `most` characters.
 
     A process that has keys of encrypted files leaves out the text of an error of a library, because it may quote a
-    value of a row, and readers of the table would see it."""
+    value of a row, and readers of the table would see it.
+
+    Args:
+        named: With the name of its class.
+    """
     name = type(error).__name__
     if not isinstance(error, _OWN) and has_keys():
         return f"{name}; its text is left out, because it may quote values of encrypted files"

@@ -62,11 +62,18 @@ def merge_files(
     utc: bool = True,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Merges the files of each partition that `where` selects to files of the target size, by default that of the
-    table, and applies their deletes. Partitions with one file, and files of about the target size, stay.
+    """Merge the files of each partition that `where` selects to files of the target size, by default that of the
+    table, and applies their deletes.
 
-    `utc`: times without a zone in `where` are of UTC; otherwise a condition on a time is refused. `runner`: where the
-    files are rewritten. BadRequest for a condition that does not select whole partitions, and a table of version 1."""
+    Partitions with one file, and files of about the target size, stay.
+
+    Args:
+        utc: Times without a zone in `where` are of UTC; otherwise a condition on a time is refused.
+        runner: Where the files are rewritten.
+
+    Raises:
+        BadRequest: For a condition that does not select whole partitions, and a table of version 1.
+    """
     opened, target = _open(client, table, branch)
     if target_bytes is not None:
         target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(target_bytes)})
@@ -105,14 +112,21 @@ def drop_columns(
     whole_partitions: bool = False,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Leaves these columns out of the files of the partitions that `where` selects; small files are merged meanwhile.
+    """Leaves these columns out of the files of the partitions that `where` selects; small files are merged
+    meanwhile.
+
     The schema stays, and readers see null. Files without the columns stay, so that a repeat does nothing.
 
-    `utc`, `runner`: as in `merge_files`. `whole_partitions`: partitions that `where` selects in part stay, instead of
-    being refused. With `dry_run` the size of the new files is that of the old without the columns.
+    With `dry_run` the size of the new files is that of the old without the columns.
 
-    BadRequest for a column that cannot be null, or that the table's layout needs, for a condition that does not select
-    whole partitions, for files that are encrypted or not Parquet, and for a table of version 1."""
+    Args:
+        utc, runner: As in `merge_files`.
+        whole_partitions: Partitions that `where` selects in part stay, instead of being refused.
+
+    Raises:
+        BadRequest: For a column that cannot be null, or that the table's layout needs, for a condition that does not
+            select whole partitions, for files that are encrypted or not Parquet, and for a table of version 1.
+    """
     opened, target = _open(client, table, branch)
     ids = [_find_droppable(opened, name) for name in columns]
     if not ids:
@@ -163,7 +177,7 @@ class _Work:
     """Leaf columns that the new files lack."""
 
     def batches(self, partitions: Iterable[Sequence[ScanTask]]) -> Batches:
-        """The files of each commit, and how they are rewritten."""
+        """Return the files of each commit, and how they are rewritten."""
         for batch in divide_tasks(chain.from_iterable(partitions), BATCH_BYTES, BATCH_FILES):
             yield batch, partial(self._rewrite, batch)
 
@@ -175,8 +189,9 @@ class _Work:
 
 
 def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
-    """The file with counts that say that these columns are null in all rows: plans leave it out for conditions on them,
-    and the next drop need not open it."""
+    """Return the file with counts that say that these columns are null in all rows: plans leave it out for
+    conditions on them, and the next drop need not open it.
+    """
     rows, changed = file["record-count"], dict(file)
     for name in ("value-counts", "null-value-counts"):
         counts = changed.get(name) or {"keys": [], "values": []}
@@ -186,8 +201,13 @@ def _with_nulls(file: dict[str, Any], leaves: frozenset[int]) -> dict[str, Any]:
 
 
 class _DroppedColumns(NamedTuple):
-    """`ids`: of the columns and all within. `leaves`: those that have counts, which are not in lists or maps; `names`:
-    their names, empty if other leaves are dropped, too. `rest`: the schema without the columns."""
+    """`ids`: of the columns and all within.
+
+    Attributes:
+        leaves: Those that have counts, which are not in lists or maps; `names`: their names, empty if other leaves are
+            dropped, too.
+        rest: The schema without the columns.
+    """
 
     ids: frozenset[int]
     leaves: frozenset[int]
@@ -212,8 +232,13 @@ class _DroppedColumns(NamedTuple):
         return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, rest)
 
     def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
-        """The size of the columns in a file; 0 if it lacks them, or if they are null in all rows. A file without field
-        ids is taken to have them. Unreadable."""
+        """Return the size of the columns in a file; 0 if it lacks them, or if they are null in all rows.
+
+        A file without field ids is taken to have them.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         counts = task.file.get("null-value-counts") or {"keys": [], "values": []}
         nulls = dict(zip(counts["keys"], counts["values"], strict=True))
         if self.names and all(nulls.get(leaf) == task.records for leaf in self.leaves):

@@ -47,7 +47,7 @@ _DECIMAL_BYTES = 16
 
 
 def is_partitioned(metadata: TableMetadata) -> bool:
-    """Whether a spec has a field whose values have a type; other tables have no partition statistics."""
+    """Return whether a spec has a field whose values have a type; other tables have no partition statistics."""
     return bool(_unify_fields(metadata))
 
 

@@ -20,8 +20,10 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 
 @dataclass(frozen=True)
 class RolledBack:
-    """`undone_id`: the snapshot of the job. Files: data and delete files that were restored and removed; none for a
-    rewrite of manifests."""
+    """`undone_id`: the snapshot of the job.
+
+    Files: data and delete files that were restored and removed; none for a rewrite of manifests.
+    """
 
     undone_id: int
     snapshot_id: int

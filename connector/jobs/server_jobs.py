@@ -17,7 +17,11 @@ _MANIFESTS_TIMEOUT_S = 1800.0
 
 @dataclass
 class ExpirationTotals:
-    """The totals of all requests. `size_bytes`: of the data files, delete files and manifests that were deleted."""
+    """The totals of all requests.
+
+    Attributes:
+        size_bytes: Of the data files, delete files and manifests that were deleted.
+    """
 
     snapshots: int = 0
     refs: int = 0
@@ -62,9 +66,11 @@ def expire(
 class OrphanTotals:
     """The totals of all requests.
 
-    `listed`: the files in the folders. `locations`: the first of the removed files. `uploads`: unfinished multipart
-    uploads that were aborted. `files_unconfirmed`: files whose age only the clock says; they stay until the catalog has
-    seen that time pass.
+    Attributes:
+        listed: The files in the folders.
+        locations: The first of the removed files.
+        uploads: Unfinished multipart uploads that were aborted.
+        files_unconfirmed: Files whose age only the clock says; they stay until the catalog has seen that time pass.
     """
 
     files: int = 0

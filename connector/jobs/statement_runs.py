@@ -41,9 +41,15 @@ def run_statement(
     runner: BatchRunner = run_here,
     wait_s: float = REWRITE_WAIT_S,
 ) -> StatementResult:
-    """`utc`: as in `StatementJob`. `wait_s`: how long to wait for another job that rewrites files of the table; then
-    RewriteRunning. BadRequest for a statement that the table refuses, and if files cannot be read; the commits of the
-    other files stay."""
+    """`utc`: as in `StatementJob`.
+
+    Args:
+        wait_s: How long to wait for another job that rewrites files of the table; then RewriteRunning.
+
+    Raises:
+        BadRequest: For a statement that the table refuses, and if files cannot be read; the commits of the other files
+            stay.
+    """
     job = "MERGE FILES" if isinstance(statement, MergeFiles) else "DROP COLUMNS"
     with rewrite_lease(client, statement.table, job=job, wait_s=wait_s):
         return _run(client, statement, utc=utc, runner=runner)
@@ -83,7 +89,7 @@ def _result_of(report: RewriteReport) -> StatementResult:
 
 
 def answer_of(job: StatementJob) -> StatementAnswer:
-    """An error of any kind is an answer, on one line."""
+    """Return an error of any kind is an answer, on one line."""
     client = SeamarkClient(job.url, token=job.token)
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))

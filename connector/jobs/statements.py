@@ -101,7 +101,11 @@ class _Token(NamedTuple):
 
 
 def parse_statement(text: str) -> TableStatement | None:
-    """The statement; None for every other text. BadRequest for a statement with a mistake, with its position."""
+    """Return the statement; None for every other text.
+
+    Raises:
+        BadRequest: For a statement with a mistake, with its position.
+    """
     if len(text) > TEXT_MAX or not _BEGINS.match(text):
         return None
     return _Parser(text).parse()
@@ -137,7 +141,7 @@ class _Parser:
         return self._tokens[self._at]
 
     def _words(self, *words: str) -> bool:
-        """Takes these words, if they are next."""
+        """Take these words, if they are next."""
         found = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
         if found != words:
             return False

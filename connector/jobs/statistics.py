@@ -55,8 +55,12 @@ _SKETCH_BYTES_MAX = 16 << 20
 
 @dataclass
 class StatisticsReport:
-    """`columns`: with a number of distinct values; `columns_read`: of them, those that were read whole. `files`: data
-    files that were read. `partitions`: of the partition statistics."""
+    """`columns`: with a number of distinct values; `columns_read`: of them, those that were read whole.
+
+    Attributes:
+        files: Data files that were read.
+        partitions: Of the partition statistics.
+    """
 
     snapshot_id: int | None = None
     columns: int = 0
@@ -129,7 +133,8 @@ class _Computation:
         return report
 
     def _load_sketches(self) -> dict[int, tuple[ThetaSketch, int]]:
-        """Return, by column, the sketch of an ancestor and the rows that were removed since the column was read whole.
+        """Return, by column, the sketch of an ancestor and the rows that were removed since the column was read
+        whole.
 
         Columns whose removed rows are too many are left out, and columns of files that cannot be read.
         """

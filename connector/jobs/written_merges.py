@@ -47,10 +47,15 @@ def merge_written(
     runner: BatchRunner = run_here,
     slots: int = 1,
 ) -> WrittenFiles:
-    """The files of the tasks of a write, merged to the target size of the table. Files that were merged are deleted.
+    """Return the files of the tasks of a write, merged to the target size of the table.
 
-    `parts`: the files of each task. `slots`: batches that `runner` runs together. On an exception all files are
-    deleted; a batch that cannot be merged is none.
+    Files that were merged are deleted.
+
+    On an exception all files are deleted; a batch that cannot be merged is none.
+
+    Args:
+        parts: The files of each task.
+        slots: Batches that `runner` runs together.
     """
     with discarded_on_error(parts, target.storage):
         return _merge_small_files(client, table, target, parts, runner, slots)

@@ -55,8 +55,10 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
-    """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`. Neither if the
-    plan would keep a larger fraction of the files than requested."""
+    """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`.
+
+    Neither if the plan would keep a larger fraction of the files than requested.
+    """
 
     name: str | None
     snapshot_id: int | None
@@ -78,15 +80,18 @@ T = TypeVar("T")
 
 
 def run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, on an event loop in another thread: the caller's, such as a notebook's, may have one."""
+    """Return the result of `work`, on an event loop in another thread: the caller's, such as a notebook's, may have
+    one.
+    """
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, work).result()
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Only rows are needed that are equal, in the columns `on` (this table's, the other table's), to a row of another
-    table that meets `filter`, `likes` and its own `joins`."""
+    """Only rows are needed that are equal, in the columns `on` (this table's, the other table's), to a row of
+    another table that meets `filter`, `likes` and its own `joins`.
+    """
 
     table: Name
     on: tuple[tuple[str, str], ...]
@@ -123,9 +128,14 @@ def _like_body(like: Like) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PlanTableRequest:
-    """A scan. `filter` may have typed literals; None keeps every file. Without `snapshot_id` and `ref`, a branch or
-    tag: the current snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made.
-    `past`: Trino reads with the snapshot's schema; if that is not the current schema, no plan table is made either."""
+    """A scan.
+
+    `filter` may have typed literals; None keeps every file. Without `snapshot_id` and `ref`, a branch or tag: the
+    current snapshot. If a plan keeps a larger fraction than `kept_max` of the files, no plan table is made.
+
+    Attributes:
+        past: Trino reads with the snapshot's schema; if that is not the current schema, no plan table is made either.
+    """
 
     table: Name
     filter: Expression | None
@@ -140,8 +150,11 @@ class PlanTableRequest:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A stored view. `text` is its text in Trino's dialect, `columns` are the declared columns in lower case; `catalog`
-    and `schema` are the defaults for names in the text."""
+    """A stored view.
+
+    `text` is its text in Trino's dialect, `columns` are the declared columns in lower case; `catalog` and `schema` are
+    the defaults for names in the text.
+    """
 
     location: str
     """The location of its metadata, which identifies its version."""
@@ -153,8 +166,9 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Characters [start, end) of a view's text, and their replacement: a plan snapshot of the `table` named there, or
-    the plan view `plan`; with `alias`, the original name follows as an alias."""
+    """Characters [start, end) of a view's text, and their replacement: a plan snapshot of the `table` named there,
+    or the plan view `plan`; with `alias`, the original name follows as an alias.
+    """
 
     start: int
     end: int
@@ -172,7 +186,10 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
-    """A view over plans. `plan_id` identifies it in `Seamark.lease`; `columns` are the view's."""
+    """A view over plans.
+
+    `plan_id` identifies it in `Seamark.lease`; `columns` are the view's.
+    """
 
     name: str
     plan_id: int
@@ -195,7 +212,10 @@ class KnownTable:
     """The snapshots of branches and tags."""
 
     def snapshot_of(self, ref: str | None) -> int | None:
-        """The snapshot of a branch or tag; None: the current one. None if there is none."""
+        """Return the snapshot of a branch or tag; None: the current one.
+
+        None if there is none.
+        """
         return self.snapshot_id if ref is None else self.refs.get(ref)
 
 
@@ -265,7 +285,10 @@ class _Config(msgspec.Struct):
 
 
 class Seamark:
-    """The server at `url`, with the credentials of `http`. Plans are requested with a lease of `lease_s`."""
+    """The server at `url`, with the credentials of `http`.
+
+    Plans are requested with a lease of `lease_s`.
+    """
 
     def __init__(self, http: aiohttp.ClientSession, url: str, *, lease_s: int, audience: str | None = None) -> None:
         """`audience`: plans are snapshots that are visible to requests with this value in `X-Seamark-Plans`."""
@@ -293,14 +316,18 @@ class Seamark:
         return self._decoded(raw, PlanTableResponse, "a plan table")
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
-        """Renews the leases of plans of a table or view. `lease_s` 0 withdraws the plans."""
+        """Renew the leases of plans of a table or view.
+
+        `lease_s` 0 withdraws the plans.
+        """
         body = {"snapshot-ids": list(plan_ids), "lease-s": self._lease_s if lease_s is None else lease_s}
         path = f"{table_path(of)}/plan-snapshots"
         await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
 
     async def report_scan(self, table: Name, snapshot_id: int, columns: Collection[str]) -> None:
-        """Reports which columns of a table a statement has read at a plan snapshot, as engines do (Iceberg REST
-        specification, ScanReport)."""
+        """Report which columns of a table a statement has read at a plan snapshot, as engines do (Iceberg REST
+        specification, ScanReport).
+        """
         body = {
             "report-type": "scan-report",
             "table-name": ".".join(table),
@@ -316,7 +343,7 @@ class Seamark:
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def view(self, name: Name) -> View | None:
-        """The current view; None if there is no such view, or none with a text in Trino's dialect."""
+        """Return the current view; None if there is no such view, or none with a text in Trino's dialect."""
         try:
             _, raw = await self._ask("GET", await self._path(name, "views"))
         except NotFound:
@@ -340,8 +367,10 @@ class Seamark:
     async def plan_view(
         self, name: Name, view: View, predicate: str, references: Sequence[Reference], reader: str
     ) -> PlanView | None:
-        """The plan view, for one user of the engine. NotFound if the view has changed; None if the server makes no more
-        plan views."""
+        """Return the plan view, for one user of the engine.
+
+        NotFound if the view has changed; None if the server makes no more plan views.
+        """
         body = {
             "metadata-location": view.location,
             "predicate": predicate,
@@ -358,7 +387,7 @@ class Seamark:
         return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
 
     async def columns(self, table: Name) -> KnownTable | None:
-        """The current table; None if there is none of that name, or it is a view."""
+        """Return the current table; None if there is none of that name, or it is a view."""
         known = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
@@ -387,7 +416,7 @@ class Seamark:
         return found
 
     async def _path(self, name: Name, kind: str) -> str:
-        """The path of a table or view in Iceberg's REST routes."""
+        """Return the path of a table or view in Iceberg's REST routes."""
         if self._root is None:
             _, raw = await self._ask("GET", "/v1/config")
             config = self._decoded(raw, _Config, "a configuration")
@@ -395,7 +424,7 @@ class Seamark:
         return standard_path(self._root, kind, name)
 
     def _decoded(self, raw: bytes, kind: type[T], what: str) -> T:
-        """The answer, which should be `what`."""
+        """Return the answer, which should be `what`."""
         try:
             return from_json(raw, kind)
         except msgspec.MsgspecError as error:
@@ -428,8 +457,13 @@ class Seamark:
 
 
 def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
-    """The types of columns by their names in lower case, with the fields of structs as `struct.field`. `fields`: names
-    and types as in the metadata. None if two names differ only in case."""
+    """Return the types of columns by their names in lower case, with the fields of structs as `struct.field`.
+
+    None if two names differ only in case.
+
+    Args:
+        fields: Names and types as in the metadata.
+    """
     columns = {name.lower(): kind if isinstance(kind, str) else NESTED for name, kind in fields}
     if len(columns) != len(fields):
         return None
@@ -473,8 +507,16 @@ async def open_seamark(
     authorities: str | None = None,
     certificates: str = "",
 ) -> AsyncIterator[Seamark]:
-    """`audience` as in `Seamark`. `authorities`: PEM file with the authorities of the server's certificate; default:
-    SEAMARK_CA or the system's authorities. `certificates`: as for `SeamarkClient`. ValueError for an invalid URL."""
+    """`audience` as in `Seamark`.
+
+    Args:
+        authorities: PEM file with the authorities of the server's certificate; default: SEAMARK_CA or the system's
+            authorities.
+        certificates: As for `SeamarkClient`.
+
+    Raises:
+        ValueError: For an invalid URL.
+    """
     check_url(url)
     tls = only_these(certificates) if certificates else trusted_by_clients(authorities) or True
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}

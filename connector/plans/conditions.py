@@ -40,8 +40,8 @@ _TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})"}
 class ColumnComparison:
     """A comparison of one column, or of its day or year, with literals.
 
-    `op` is an operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS WITH`; or
-    `IS TRUE` for a boolean column alone.
+    `op` is an operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS WITH`; or `IS
+    TRUE` for a boolean column alone.
     """
 
     column: ColumnReference
@@ -68,8 +68,11 @@ class ColumnComparison:
 
     @property
     def zones(self) -> frozenset[str]:
-        """The zones of its literals. If the column has another zone, the session's zone decides. The day of a timestamp
-        with a zone is the day in UTC."""
+        """The zones of its literals.
+
+        If the column has another zone, the session's zone decides. The day of a timestamp with a zone is the day in
+        UTC.
+        """
         return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
 
     def moved(self, to: Move) -> ColumnComparison | None:
@@ -82,8 +85,10 @@ class ColumnComparison:
 
 @dataclass(frozen=True)
 class Like:
-    """`column LIKE pattern`, or NOT LIKE; of the column itself, or in lower or upper case. It leaves out no files of
-    its table, only rows of a dimension. It is never negated."""
+    """`column LIKE pattern`, or NOT LIKE; of the column itself, or in lower or upper case.
+
+    It leaves out no files of its table, only rows of a dimension. It is never negated.
+    """
 
     column: ColumnReference
     pattern: str
@@ -100,9 +105,12 @@ class Like:
 
 @dataclass(frozen=True)
 class SemiJoin:
-    """Some needed row of a stored table has the same values and no nulls: `pairs` of a column and the table's column.
+    """Some needed row of a stored table has the same values and no nulls: `pairs` of a column and the table's
+    column.
+
     `of` identifies the reference to the table. That row also meets `where`, whose columns are (0, name). With a
-    `transform` there is one pair, and the row's value identifies a period of the column (`scan.Join`)."""
+    `transform` there is one pair, and the row's value identifies a period of the column (`scan.Join`).
+    """
 
     pairs: tuple[tuple[ColumnReference, str], ...]
     of: object
@@ -163,12 +171,14 @@ def any_of(parts: Iterable[Condition | None]) -> Condition | None:
 
 
 def move(condition: Condition | None, to: Move) -> Condition | None:
-    """The condition on the columns that `to` returns, without the parts for whose columns it returns None."""
+    """Return the condition on the columns that `to` returns, without the parts for whose columns it returns None."""
     return weaken(condition, lambda atom: atom.moved(to))
 
 
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
-    """The condition with `keep` applied to each atom; None replaces an atom by "true", and `NEVER` by "false"."""
+    """Return the condition with `keep` applied to each atom; None replaces an atom by "true", and `NEVER` by
+    "false".
+    """
     match condition:
         case AllOf(parts):
             return all_of(weaken(part, keep) for part in parts)
@@ -180,12 +190,12 @@ def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]
 
 
 def comparisons_of(condition: Condition | None) -> Condition | None:
-    """The condition with its comparisons of columns only."""
+    """Return the condition with its comparisons of columns only."""
     return weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
 
 
 def rejects_null(condition: Condition | None) -> bool:
-    """Whether it is true for no row in which all columns are null, as an outer join adds them."""
+    """Return whether it is true for no row in which all columns are null, as an outer join adds them."""
     match condition:
         case AllOf(parts):
             return any(rejects_null(part) for part in parts)
@@ -226,7 +236,10 @@ def references_of(condition: Condition) -> frozenset[ColumnReference]:
 
 
 def within_limit(condition: Condition | None) -> Condition | None:
-    """As many parts of the condition as have at most `TEXT_MAX` characters in SQL. Without semi-joins."""
+    """As many parts of the condition as have at most `TEXT_MAX` characters in SQL.
+
+    Without semi-joins.
+    """
     kept: list[Condition] = []
     left = TEXT_MAX
     for part in parts_of(condition):
@@ -238,7 +251,11 @@ def within_limit(condition: Condition | None) -> Condition | None:
 
 
 def sql_of(condition: Condition) -> str:
-    """SQL that Trino and Spark read. ValueError for a condition with semi-joins or LIKE."""
+    """SQL that Trino and Spark read.
+
+    Raises:
+        ValueError: For a condition with semi-joins or LIKE.
+    """
     match condition:
         case AllOf(parts):
             return "(" + " AND ".join(sql_of(part) for part in parts) + ")"
@@ -272,9 +289,12 @@ def _comparison_sql(comparison: ColumnComparison) -> str:
 
 
 def expression_of(condition: Condition) -> Expression:
-    """An Iceberg expression with typed literals, true for the same rows. ValueError for semi-joins and LIKE.
+    """Return an Iceberg expression with typed literals, true for the same rows.
 
     Iceberg's logic has two values: `not-eq` is true for null, so that a comparison with <> also requires `not-null`.
+
+    Raises:
+        ValueError: For semi-joins and LIKE.
     """
     match condition:
         case AllOf(parts):

@@ -94,8 +94,10 @@ def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
 def find_dimensions(
     planned_scans: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> dict[PlannedScan, tuple[Dimension, ...]]:
-    """The dimensions of each scan. `planned_scans` are by the numbers of the scans, `known` by the names in the
-    statement."""
+    """Return the dimensions of each scan.
+
+    `planned_scans` are by the numbers of the scans, `known` by the names in the statement.
+    """
     chosen = {}
     for number, planned in planned_scans.items():
         table = _known(planned, known)
@@ -112,7 +114,7 @@ def why_not_requested(
     known: Mapping[tuple[str | None, str | None, str], KnownTable],
     chosen: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
-    """The joined tables of a scan that are none of its dimensions, with the reason."""
+    """Return the joined tables of a scan that are none of its dimensions, with the reason."""
     planned = planned_scans[number]
     limited, requested = _known(planned, known), {one.join.scan for one in chosen.get(planned, ())}
     found: dict[str, None] = {}
@@ -176,18 +178,18 @@ class _DimensionTree:
         return tuple(one for one in found if one.join.any_of is None or self._is_whole(one.join, number, found))
 
     def _is_whole(self, join: Join, number: int, found: Sequence[Dimension]) -> bool:
-        """Whether all alternatives are there: without one of them, the others restrict no row."""
+        """Return whether all alternatives are there: without one of them, the others restrict no row."""
         alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
         return all(any(other.join is one for other in found) for one in alternatives)
 
 
 def _of_column(atom: Atom) -> Atom | None:
-    """The rows of a dimension are filtered by whole columns, and not by fields of structs."""
+    """Return the rows of a dimension are filtered by whole columns, and not by fields of structs."""
     return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 
 
 def _has_values(scan: Scan) -> bool:
-    """Whether a column of the needed rows is equal to one of a few literals."""
+    """Return whether a column of the needed rows is equal to one of a few literals."""
     condition = scan.condition
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)
     return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)

@@ -13,8 +13,11 @@ _KINDS = {"integer": "number", "decimal": "number", "binary": "bytes"}
 
 @dataclass(frozen=True)
 class Literal:
-    """`kind`: null, boolean, integer, decimal, double, text, date, timestamp, uuid, binary. `value`: its text without
-    quotes; of binary, hexadecimal."""
+    """`kind`: null, boolean, integer, decimal, double, text, date, timestamp, uuid, binary.
+
+    Attributes:
+        value: Its text without quotes; of binary, hexadecimal.
+    """
 
     kind: str
     value: str

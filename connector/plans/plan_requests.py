@@ -31,7 +31,10 @@ Plans = dict[PlannedScan, PlanTableResponse]
 
 
 class PlanRequests:
-    """Belongs to one statement. `why`: the reason for the last missing plan."""
+    """Belongs to one statement.
+
+    `why`: the reason for the last missing plan.
+    """
 
     def __init__(self, seamark: Seamark, kept_max: float, until_s: float, *, hide_partitions: bool = False) -> None:
         """`hide_partitions`: each scan gets a plan if something would mislead DuckDB, also a scan without a filter."""
@@ -49,13 +52,13 @@ class PlanRequests:
         """Names that are no tables, among them views."""
 
     def has_failed(self) -> bool:
-        """Whether the server failed to answer; a refusal is an answer."""
+        """Return whether the server failed to answer; a refusal is an answer."""
         return self._failed
 
     async def plans(
         self, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
     ) -> Plans:
-        """The plans of the scans that are to read plan tables."""
+        """Return the plans of the scans that are to read plan tables."""
         groups = _groups(planned_scans)
         pins = {one.planned.read: one for each in dimensions.values() for one in depth_first(each)}
         wanted = {}
@@ -90,7 +93,7 @@ class PlanRequests:
     def _others(
         self, groups: Mapping[object, list[PlannedScan]], found: Plans, again: Mapping[PlannedScan, PlanTableRequest]
     ) -> dict[PlannedScan, PlanTableRequest]:
-        """The plans to request because other scans of the same table have plans."""
+        """Return the plans to request because other scans of the same table have plans."""
         wanted: dict[PlannedScan, PlanTableRequest] = {}
         for group in groups.values():
             answers = {planned: found[planned] for planned in group if planned in found}
@@ -111,8 +114,9 @@ class PlanRequests:
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
         found: Plans,
     ) -> None:
-        """Removes the plans of a table that is read at branches, tags or its current snapshot, if these moved while the
-        plans were made."""
+        """Remove the plans of a table that is read at branches, tags or its current snapshot, if these moved while
+        the plans were made.
+        """
         mixed = [
             group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in found
         ]
@@ -146,7 +150,7 @@ class PlanRequests:
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
-        """The answers that arrive in time and are no refusals."""
+        """Return the answers that arrive in time and are no refusals."""
         if not questions:
             return {}
         left_s = self._until_s - asyncio.get_running_loop().time()
@@ -184,7 +188,7 @@ def drop_scans(
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> Plans:
-    """The plans that stay valid if the scans in `gone` are not read."""
+    """Return the plans that stay valid if the scans in `gone` are not read."""
     left = dict(plans)
     _drop(left, gone)
     _drop_inconsistent(_groups(planned_scans), dimensions, left)
@@ -192,7 +196,7 @@ def drop_scans(
 
 
 def used_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[str, int]]:
-    """The columns by which files were left out, and the number of keys."""
+    """Return the columns by which files were left out, and the number of keys."""
     used = _effective_joins(dimensions, plan)
     return [("+".join(column for column, _ in one.on), outcome.keys or 0) for one, outcome in used if one in dimensions]
 
@@ -213,14 +217,14 @@ def _request_of(
 
 
 def _effective_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
-    """The dimensions whose rows left out files, and their outcomes."""
+    """Return the dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
     return [(one, outcome) for one, outcome in zip(depth_first(dimensions), plan.joins, strict=False) if outcome.used]
 
 
 def _is_consistent(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
-    """Whether each table whose rows left out files is read at the snapshot of these rows."""
+    """Return whether each table whose rows left out files is read at the snapshot of these rows."""
     for one, outcome in _effective_joins(dimensions, plan):
         other = found.get(one.planned)
         if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == one.snapshot_id:
@@ -229,7 +233,7 @@ def _is_consistent(dimensions: Sequence[Dimension], plan: PlanTableResponse, fou
 
 
 def _groups(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedScan]]:
-    """The scans that must read the same state of a table."""
+    """Return the scans that must read the same state of a table."""
     groups: defaultdict[object, list[PlannedScan]] = defaultdict(list)
     for planned in planned_scans:
         groups[planned.state].append(planned)
@@ -241,7 +245,7 @@ def _drop_inconsistent(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     found: Plans,
 ) -> None:
-    """Removes plans until the scans of a table, and their dimensions, are read at one state."""
+    """Remove plans until the scans of a table, and their dimensions, are read at one state."""
     while True:
         apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
         inconsistent = [

@@ -18,7 +18,11 @@ BUDGET_S = 10.0
 
 @dataclass(frozen=True)
 class RewrittenStatement:
-    """`statement` is None if the text has to run unchanged. `summary`: what was done, in one line."""
+    """`statement` is None if the text has to run unchanged.
+
+    Attributes:
+        summary: What was done, in one line.
+    """
 
     statement: str | None
     summary: str
@@ -31,7 +35,9 @@ class RewrittenStatement:
 def summary_of(
     plans: Mapping[PlannedScan, PlanTableResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
-    """The files that each plan keeps of its table, and the columns with the number of keys by which others went."""
+    """Return the files that each plan keeps of its table, and the columns with the number of keys by which others
+    went.
+    """
     counts = [f"{'.'.join(planned.table)}={plan.files}/{plan.considered_files}" for planned, plan in plans.items()]
     used = [
         f"{'.'.join(planned.table)}.{columns}:{keys}"

@@ -38,7 +38,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Scan:
-    """A reference to a table. Names are in the form in which the engine compares them."""
+    """A reference to a table.
+
+    Names are in the form in which the engine compares them.
+    """
 
     catalog: str | None
     schema: str | None
@@ -72,7 +75,10 @@ class Scan:
 
     @property
     def is_past(self) -> bool:
-        """Whether a version is named. Then the engine reads with the schema of the snapshot."""
+        """Whether a version is named.
+
+        Then the engine reads with the schema of the snapshot.
+        """
         return self.snapshot_id is not None or self.ref is not None
 
     @cached_property

@@ -33,9 +33,12 @@ class SnapshotChange(NamedTuple):
 
 
 def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
-    """The snapshots after `start`, up to and including `end`, oldest first. `table` must be opened with its history.
+    """Return the snapshots after `start`, up to and including `end`, oldest first.
 
-    BadRequest if `start` is not an ancestor of `end`; without `start`, if an ancestor of `end` has expired.
+    `table` must be opened with its history.
+
+    Raises:
+        BadRequest: If `start` is not an ancestor of `end`; without `start`, if an ancestor of `end` has expired.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.history}
     path: list[Snapshot] = []
@@ -54,13 +57,13 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
 
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
-    """The changes from snapshot `start` (None: the empty table) to snapshot `end`."""
+    """Yield the changes from snapshot `start` (None: the empty table) to snapshot `end`."""
     for before, after in _segments(history(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
 
 def _segments(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
-    """Pairs of snapshots (before, after) without a `replace` between them."""
+    """Yield pairs of snapshots (before, after) without a `replace` between them."""
     before, after = start, start
     for snapshot in snapshots:
         if is_replace(snapshot):

@@ -30,7 +30,11 @@ def read_chosen(
     files: Sequence[tuple[ScanTask, Longs]],
     keys: ParquetKeys | None = None,
 ) -> list[list[pa.RecordBatch]]:
-    """Of each file the rows at these positions, as `TaskReader.read` returns them, all in memory. Unreadable."""
+    """Of each file the rows at these positions, as `TaskReader.read` returns them, all in memory.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+    """
     near = not files or storage.is_local(files[0][0].path)
     most = min(_THREADS_MAX, os.cpu_count() or 1) if near else _THREADS_REMOTE
     if min(most, len(files)) < 2:

@@ -56,7 +56,7 @@ class DeletedRowSet:
         return {column_id for columns, _ in self.keys for column_id, _ in columns}
 
     def by_position(self, first: int, rows: int) -> Mask | None:
-        """bool[rows]: whether the rows from position `first` on are deleted by position; None if none is."""
+        """Return bool[rows]: whether the rows from position `first` on are deleted by position; None if none is."""
         start, end = np.searchsorted(self.positions, (first, first + rows)).tolist()
         if start == end:
             return None
@@ -65,7 +65,11 @@ class DeletedRowSet:
         return mask
 
     def by_key(self, columns: Mapping[int, pa.Array], rows: int) -> Mask:
-        """bool[rows]: whether rows are deleted by key. ValueError if a column has values of another type."""
+        """Return bool[rows]: whether rows are deleted by key.
+
+        Raises:
+            ValueError: If a column has values of another type.
+        """
         mask = np.zeros(rows, dtype=np.bool_)
         hashes_by_columns: dict[Columns, Any] = {}
         for columns_of_keys, keys in self.keys:
@@ -81,8 +85,11 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 
 
 def union_positions(*positions: Longs) -> Longs:
-    """The distinct positions, ascending. A stable sort is fast for inputs that are mostly sorted; numpy's own union
-    hashes, and took half of the time of a batch in a table of many batches."""
+    """Return the distinct positions, ascending.
+
+    A stable sort is fast for inputs that are mostly sorted; numpy's own union hashes, and took half of the time of a
+    batch in a table of many batches.
+    """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
     first = np.ones(len(all_positions), dtype=np.bool_)
     first[1:] = all_positions[1:] != all_positions[:-1]
@@ -98,7 +105,11 @@ class Deletes:
         self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
 
     def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
-        """The rows of a data file that these delete files (REST spec, schema `DeleteFile`) delete. Unreadable."""
+        """Return the rows of a data file that these delete files (REST spec, schema `DeleteFile`) delete.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         if not files:
             return NOTHING
         positions, keys, vectors = [], [], 0
@@ -150,7 +161,11 @@ class Deletes:
 
 
 def delete_file(json: Mapping[str, Any]) -> DeleteFile:
-    """Decodes the JSON of the REST specification. Unreadable for unknown content or an encrypted file."""
+    """Decode the JSON of the REST specification.
+
+    Raises:
+        Unreadable: For unknown content or an encrypted file.
+    """
     path, content = str(json.get("file-path")), json.get("content")
     if content not in _CONTENTS:
         raise Unreadable(path, f"its content is {content!r}, which is not a known kind of deletes")

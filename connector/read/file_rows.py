@@ -98,7 +98,7 @@ class FileRowReader:
         return bool(self.task.span[0] <= begins < self.task.span[1])
 
     def _candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
-        """bool[rows]: rows that remain after positional selection and deletes; None: all rows."""
+        """Return bool[rows]: rows that remain after positional selection and deletes; None: all rows."""
         mask = None
         if chosen is not None:
             start, end = np.searchsorted(chosen, (first, first + rows)).tolist()
@@ -164,8 +164,10 @@ class FileRowReader:
     def _read(
         self, number: int, rows: int, column_ids: Sequence[int], *, few: bool = False
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
-        """Yields (batch, rows) with those of the columns that the file has; the batch is None if it has none of
-        them. Strings may be codes (`decoded`) if only a `few` of the rows are used."""
+        """Yield (batch, rows) with those of the columns that the file has; the batch is None if it has none of them.
+
+        Strings may be codes (`decoded`) if only a `few` of the rows are used.
+        """
         names = self._projected.names(column_ids)
         if not names:
             for start in range(0, rows, BATCH_ROWS):
@@ -225,10 +227,13 @@ def _batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBat
 
 
 def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
-    """The top-level column that contains a column, and the positions of the struct fields on the path to it.
+    """Return the top-level column that contains a column, and the positions of the struct fields on the path to it.
 
-    A column that the schema lacks is looked up in the other schemas, the highest id first. ValueError if it is unknown,
-    inside a list or map, or dropped from an existing struct."""
+    A column that the schema lacks is looked up in the other schemas, the highest id first.
+
+    Raises:
+        ValueError: If it is unknown, inside a list or map, or dropped from an existing struct.
+    """
     for candidate in (schema, *sorted(schemas, key=lambda candidate: candidate.id, reverse=True)):
         path = []
         parent_id: int | None = column_id
@@ -266,7 +271,11 @@ def spec_of(metadata: TableMetadata, task: ScanTask) -> PartitionSpec:
 
 
 def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
-    """The file's partition values by field id, for columns of the schema. ValueError for invalid values."""
+    """Return the file's partition values by field id, for columns of the schema.
+
+    Raises:
+        ValueError: For invalid values.
+    """
     spec, partition = spec_of(read_plan.metadata, task), task.file.get("partition") or ()
     if len(partition) != len(spec.fields):
         raise ValueError(
@@ -281,7 +290,7 @@ def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]
 
 
 def _identities(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
-    """The values of identity partition fields, by column id."""
+    """Return the values of identity partition fields, by column id."""
     values = partition_of(read_plan, task)
     fields = [field for field in spec_of(read_plan.metadata, task).fields if field.field_id in values]
     return {field.sources[0]: values[field.field_id or 0] for field in fields if canonical(field.transform) == IDENTITY}

@@ -47,8 +47,11 @@ class InheritedLineage:
 
     @staticmethod
     def of(file: Mapping[str, Any]) -> InheritedLineage | None:
-        """From a plan's data file; None if its rows have no lineage. AmbiguousColumn if the plan has no sequence
-        number."""
+        """From a plan's data file; None if its rows have no lineage.
+
+        Raises:
+            AmbiguousColumn: If the plan has no sequence number.
+        """
         first = file.get(FIRST_ROW_ID)
         if first is None:
             return None
@@ -57,7 +60,11 @@ class InheritedLineage:
         return InheritedLineage(int(first), int(file[SEQUENCE_NUMBER]))
 
     def fill(self, field_id: int, stored: pa.Array, positions: npt.NDArray[np.int64]) -> pa.Array:
-        """A lineage column, int64[rows], for rows at these positions. `stored`: the column of the file, with nulls."""
+        """Return a lineage column, int64[rows], for rows at these positions.
+
+        Args:
+            stored: The column of the file, with nulls.
+        """
         if not stored.null_count:
             return stored
         if field_id == ROW_ID:

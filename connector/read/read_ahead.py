@@ -30,9 +30,14 @@ _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
 
 
 def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask]) -> Generator[_Read]:
-    """The tasks in their order, each with its batches, as `TaskReader.read` returns them; encrypted files are refused.
-    The batches of a task must be used before the next task is requested. Unreadable, while the batches of the file are
-    requested or before."""
+    """Yield the tasks in their order, each with its batches, as `TaskReader.read` returns them; encrypted files are
+    refused.
+
+    The batches of a task must be used before the next task is requested.
+
+    Raises:
+        Unreadable: While the batches of the file are requested or before.
+    """
     own = TaskReader(read_plan, storage, threads=False)
     readers = threading.local()  # a reader has caches, which are not for several threads
 

@@ -40,10 +40,15 @@ class ReadCounts:
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What to read of each task. Picklable. `where` is bound to `schema`; `metadata` is the table's.
+    """What to read of each task.
 
-    `names`: columns of the schema and metadata columns, in the order of the result. With `positions`, the row positions
-    follow as a last column, int64; unlike `_pos`, it cannot be confused with a column of the table.
+    Picklable. `where` is bound to `schema`; `metadata` is the table's.
+
+    With `positions`, the row positions follow as a last column, int64; unlike `_pos`, it cannot be confused with a
+    column of the table.
+
+    Attributes:
+        names: Columns of the schema and metadata columns, in the order of the result.
     """
 
     metadata: TableMetadata
@@ -88,6 +93,6 @@ class ReadPlan:
 def plan_read(
     table: OpenTable, columns: Sequence[str] | None, where: Expression, *, positions: bool = False
 ) -> ReadPlan:
-    """The read plan for these columns; for None, all columns."""
+    """Return the read plan for these columns; for None, all columns."""
     names = [field.name for field in table.schema.fields] if columns is None else columns
     return ReadPlan(table.metadata, table.schema, tuple(names), where, positions)

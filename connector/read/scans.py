@@ -58,8 +58,11 @@ thread of pyarrow that waits for them, take longer."""
 
 
 def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
-    """Binds a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None. BadRequest as in
-    `bind_exactly`."""
+    """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None.
+
+    Raises:
+        BadRequest: As in `bind_exactly`.
+    """
     return TRUE if where is None else bind_exactly(where, table.schema)
 
 
@@ -105,12 +108,17 @@ def scan(
     bitmaps: bool = True,
     keys: ParquetKeys | None = None,
 ) -> TableScan:
-    """The rows for which a predicate, in SQL or as Iceberg expression JSON, is true; at most `limit` rows.
+    """Return the rows for which a predicate, in SQL or as Iceberg expression JSON, is true; at most `limit` rows.
 
     The server plans the scan with its indexes. If the table has a bitmap index on a column of the predicate, it also
-    selects rows, unless `bitmaps` is False. `keys`: of encrypted Parquet files, as `keys_of_environment()` has them;
-    without them, reading such a file raises Unreadable. BadRequest for columns that cannot be read and predicates that
-    cannot be evaluated exactly.
+    selects rows, unless `bitmaps` is False.
+
+    Args:
+        keys: Of encrypted Parquet files, as `keys_of_environment()` has them; without them, reading such a file raises
+            Unreadable.
+
+    Raises:
+        BadRequest: For columns that cannot be read and predicates that cannot be evaluated exactly.
     """
     opened = open_table(client, table, at)
     bound = bound_filter(where, opened)
@@ -124,7 +132,7 @@ def scan(
 
 
 def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """The first `limit` rows; requests no further batch."""
+    """Yield the first `limit` rows; requests no further batch."""
     rows_left = limit
     while rows_left is None or rows_left > 0:
         batch = next(batches, None)
@@ -135,7 +143,10 @@ def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Itera
 
 
 class TaskReader:
-    """Reads tasks of one table, one after the other. Delete files that tasks share are cached."""
+    """Reads tasks of one table, one after the other.
+
+    Delete files that tasks share are cached.
+    """
 
     def __init__(
         self,
@@ -148,9 +159,14 @@ class TaskReader:
         is_private: bool = False,
         check: SourceCheck | None = None,
     ) -> None:
-        """`threads`: decode columns concurrently. `keys`: without them, encrypted files are refused. `is_private`: only
-        the holder of the keys gets the rows; otherwise equality deletes by encrypted columns are refused. `check`: for
-        each file that is opened with keys."""
+        """`threads`: decode columns concurrently.
+
+        Args:
+            keys: Without them, encrypted files are refused.
+            is_private: Only the holder of the keys gets the rows; otherwise equality deletes by encrypted columns are
+                refused.
+            check: For each file that is opened with keys.
+        """
         self._decryption = None if keys is None else keys.decryption_properties()
         self._keys, self._is_private, self._check = keys, is_private, check
         self.counts = counts or ReadCounts()
@@ -165,8 +181,12 @@ class TaskReader:
             yield from self.read(task)
 
     def read(self, task: ScanTask, positions: Longs | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task with the schema `ReadPlan.arrow`, or only those at `positions`: int64[], ascending.
-        Unreadable."""
+        """Yield the rows of one task with the schema `ReadPlan.arrow`, or only those at `positions`: int64[],
+        ascending.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         with _naming_file(task.path):
             where = self._residual(task)
         chosen = _chosen_positions(task) if positions is None else positions
@@ -197,8 +217,10 @@ class TaskReader:
                 self._check(task.path, opened)
 
     def _residual(self, task: ScanTask) -> Expression:
-        """The residual of the filter for the file's partition. The residuals of the plan are not used: they refer to
-        columns by names, which may belong to another schema."""
+        """Return the residual of the filter for the file's partition.
+
+        The residuals of the plan are not used: they refer to columns by names, which may belong to another schema.
+        """
         read_plan, spec_id = self._read_plan, task.spec_id
         if task.exact or read_plan.where == TRUE:
             return TRUE
@@ -217,8 +239,11 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 def _open_file(
     task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """The file, its pages, and what opens it again with codes in the place of the strings of some columns. `check`: is
-    called before a row is decoded."""
+    """The file, its pages, and what opens it again with codes in the place of the strings of some columns.
+
+    Args:
+        check: Is called before a row is decoded.
+    """
     kind = str(task.file.get("file-format", "")).lower()
     if kind != "parquet":
         raise Unreadable(task.path, f"data files of format {kind!r} are not supported; Seamark reads Parquet files")
@@ -256,7 +281,7 @@ def _open_file(
 
 
 def _footer_of(source: pa.NativeFile) -> bytes:
-    """The end of the file from the footer on, as far as the file states its length."""
+    """Return the end of the file from the footer on, as far as the file states its length."""
     size = source.size()
     end = bytes(source.read_at(min(END_BYTES, size), max(0, size - END_BYTES)))
     length = min(int.from_bytes(end[:4], "little"), FOOTER_BYTES_MAX, size - len(end))
@@ -264,7 +289,7 @@ def _footer_of(source: pa.NativeFile) -> bytes:
 
 
 def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
-    """The footer of a file that must not be encrypted; None if pyarrow may decode it itself."""
+    """Return the footer of a file that must not be encrypted; None if pyarrow may decode it itself."""
     if isinstance(source, pa.BufferReader):
         check_plain(source, path)
         return None
@@ -281,7 +306,10 @@ def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.Nati
 
 @contextmanager
 def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
-    """`hides`: the rows may be those of an encrypted file. An error of Arrow may quote values, and is left out."""
+    """`hides`: the rows may be those of an encrypted file.
+
+    An error of Arrow may quote values, and is left out.
+    """
     try:
         yield
     except AmbiguousColumn as error:

@@ -29,15 +29,22 @@ def now_ms() -> int:
 
 
 def needed_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
-    """The age from which on files are settled, for a rewrite of these. `planned_ms`: how long their plan took; it is
-    made again for the commit, which takes about as long."""
+    """Return the age from which on files are settled, for a rewrite of these.
+
+    Args:
+        planned_ms: How long their plan took; it is made again for the commit, which takes about as long.
+    """
     size_bytes = sum(task.size_bytes for task in tasks)
     return min(AGE_MAX_MS, AGES * (3 * planned_ms + _FILE_MS * len(tasks) + size_bytes // _BYTES_A_MS))
 
 
 def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
-    """The tasks whose files are at least so old at a time; all, if no snapshot changed rows since `age_ms` before it.
-    `opened`: with all snapshots; the tasks have sequence numbers."""
+    """Return the tasks whose files are at least so old at a time; all, if no snapshot changed rows since `age_ms`
+    before it.
+
+    Args:
+        opened: With all snapshots; the tasks have sequence numbers.
+    """
     snapshots = sorted(opened.history, key=lambda snapshot: snapshot.sequence_number)
     young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
     if not any(snapshot.summary_map().get("operation") in _CHANGES for snapshot in young):
@@ -52,8 +59,11 @@ def settle(
     choose: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
     planned_ms: int,
 ) -> tuple[Sequence[ScanTask], float]:
-    """The settled of the tasks, and the seconds after which the others may be; 0 if there are none. `choose`: what the
-    job would rewrite of some tasks."""
+    """Return the settled of the tasks, and the seconds after which the others may be; 0 if there are none.
+
+    Args:
+        choose: What the job would rewrite of some tasks.
+    """
     due = list(choose(tasks))
     if not due:
         return tasks, 0.0

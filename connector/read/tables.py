@@ -74,7 +74,10 @@ class ScanTask:
 
 @dataclass(frozen=True)
 class OpenTable:
-    """A table at one snapshot. `metadata` has no snapshots and logs, so that tasks that contain it are small."""
+    """A table at one snapshot.
+
+    `metadata` has no snapshots and logs, so that tasks that contain it are small.
+    """
 
     name: Name
     metadata: TableMetadata
@@ -98,7 +101,11 @@ class OpenTable:
 
 
 def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = False) -> OpenTable:
-    """`history`: include all snapshots. BadRequest for an unknown snapshot, branch or tag."""
+    """`history`: include all snapshots.
+
+    Raises:
+        BadRequest: For an unknown snapshot, branch or tag.
+    """
     by_time_or_id = at.snapshot_id is not None or at.as_of_ms is not None
     loaded = client.load_table(table, history=history or by_time_or_id)
     metadata = decode_table(loaded.metadata, str(table))
@@ -148,11 +155,14 @@ def plan(
     columns: Sequence[str] | None = None,
     sequence_numbers: bool = False,
 ) -> Iterator[ScanTask]:
-    """Yields the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
+    """Yield the tasks of the table's snapshot for a bound filter, as the pages of the plan arrive.
 
-    `least_rows`: a hint that this number of rows is sufficient. `stats`: columns whose statistics the files have.
-    `columns`: those that a query reads; None for what is no query, which the server does not count as a read.
-    `sequence_numbers`: the files have them, as those of tables with row lineage always have."""
+    Args:
+        least_rows: A hint that this number of rows is sufficient.
+        stats: Columns whose statistics the files have.
+        columns: Those that a query reads; None for what is no query, which the server does not count as a read.
+        sequence_numbers: The files have them, as those of tables with row lineage always have.
+    """
     if table.snapshot_id is None or where == FALSE:
         return iter(())
     body: dict[str, Any] = {"snapshot-id": table.snapshot_id, "use-snapshot-schema": not table.is_current_schema}
@@ -166,7 +176,7 @@ def plan(
 def plan_appends(
     client: SeamarkClient, table: OpenTable, start: int | None, end: int, where: Expression = TRUE
 ) -> Iterator[ScanTask]:
-    """Yields tasks for the files that append snapshots added after `start`, up to and including `end`."""
+    """Yield tasks for the files that append snapshots added after `start`, up to and including `end`."""
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
     body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
@@ -193,8 +203,10 @@ def _tasks(
 def restrict_to_rows(
     client: SeamarkClient, table: OpenTable, where: Expression, tasks: Iterator[ScanTask]
 ) -> Iterator[ScanTask]:
-    """Restricts the tasks to the rows that bitmap indexes leave, if one exists on a column of the filter. Files without
-    such rows are left out."""
+    """Restrict the tasks to the rows that bitmap indexes leave, if one exists on a column of the filter.
+
+    Files without such rows are left out.
+    """
     if not _has_bitmaps(table, where):
         return tasks
     return _with_rows(client, table, where, tasks)

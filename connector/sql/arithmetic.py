@@ -26,7 +26,10 @@ DIVISION_BY_ZERO = "error('Division by zero')"
 
 
 def comparison(op: str, sides: Sequence[Value], node: exp.Expr, *, positive: bool) -> Value:
-    """A comparison of two values of one type. NaN is equal to nothing and neither smaller nor larger."""
+    """Return a comparison of two values of one type.
+
+    NaN is equal to nothing and neither smaller nor larger.
+    """
     left, right = sides
     check_comparable(left, node)
     check_comparable(right, node)
@@ -56,8 +59,10 @@ def integer_operation(sign: str, left: Value, right: Value) -> Value:
 
 
 def decimal_operation(sign: str, left: Value, right: Value, node: exp.Expr) -> Value:
-    """By Trino's rules for precision and scale. Both sides get so many digits that DuckDB computes without a narrower
-    intermediate type."""
+    """By Trino's rules for precision and scale.
+
+    Both sides get so many digits that DuckDB computes without a narrower intermediate type.
+    """
     one, other = as_decimal(left.type), as_decimal(right.type)
     scale = max(one.scale, other.scale)
     whole = max(one.precision - one.scale, other.precision - other.scale)
@@ -88,8 +93,10 @@ def decimal_operation(sign: str, left: Value, right: Value, node: exp.Expr) -> V
 
 
 def quotient(left: Value, right: Value, kind: SqlType) -> Value:
-    """The quotient of two decimals, rounded half up to the scale of `kind`, by integers of 128 bits. The statement
-    fails if they do not suffice."""
+    """Return the quotient of two decimals, rounded half up to the scale of `kind`, by integers of 128 bits.
+
+    The statement fails if they do not suffice.
+    """
     shift = kind.scale - left.type.scale + right.type.scale
     numerator = f"({_unscaled(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"
     denominator = f"({_unscaled(right)} * CAST('1{'0' * max(0, -shift)}' AS HUGEINT))"
@@ -106,7 +113,7 @@ def _unscaled(value: Value) -> str:
 
 
 def moved_by_interval(left: Value, right: Value, sign: str, node: exp.Expr) -> Value:
-    """A time plus or minus an interval."""
+    """Return a time plus or minus an interval."""
     if left.type == INTERVAL and sign == "+":
         left, right = right, left
     if right.type != INTERVAL or sign not in "+-" or not left.type.is_time:

@@ -54,8 +54,11 @@ class DuckDBChange:
 def translate_change(
     statement: Statement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
 ) -> DuckDBChange:
-    """`catalog`: the name under which the catalog is attached. BadRequest for an invalid statement, UnsupportedInDuckDB
-    for one that is not translated."""
+    """`catalog`: the name under which the catalog is attached.
+
+    Raises:
+        BadRequest: For an invalid statement, UnsupportedInDuckDB for one that is not translated.
+    """
     tree = statement.tree
     allowed = _ALLOWED.get(type(tree))
     if allowed is None:
@@ -226,7 +229,7 @@ def row_change_texts(text: str) -> RowChangeTexts:
 
 
 def _assignments(tokens: Sequence[Token]) -> tuple[list[list[Token]], Token | None]:
-    """The assignments of SET, and the token WHERE, if there is one."""
+    """Return the assignments of SET, and the token WHERE, if there is one."""
     groups: list[list[Token]] = [[]]
     depth = 0
     for token in tokens:
@@ -256,7 +259,11 @@ def _known(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
 
 
 def _stored(value: Value, kind: SqlType, column: str) -> str:
-    """The value in the type of its column. BadRequest if that needs a CAST."""
+    """Return the value in the type of its column.
+
+    Raises:
+        BadRequest: If that needs a CAST.
+    """
     if value.type != kind and common_type(value.type, kind) != kind:
         narrows = value.type.is_number and kind.is_number and not value.type.is_float
         if not narrows:

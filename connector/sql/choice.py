@@ -37,7 +37,11 @@ class Choice:
 
 
 def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_bytes: int = LARGE_BYTES) -> Choice:
-    """`wanted`: an engine that the user forces, or `AUTO`. BadRequest, with the reason, if no engine runs it."""
+    """`wanted`: an engine that the user forces, or `AUTO`.
+
+    Raises:
+        BadRequest: With the reason, if no engine runs it.
+    """
     if wanted != AUTO:
         return _forced(demand, wanted, available)
     if demand.kind is Kind.QUERY:

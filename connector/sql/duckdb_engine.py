@@ -49,7 +49,7 @@ class DuckDBLimits:
 
 
 def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
-    """A DuckDB that opens no file and no connection, and whose settings no statement can change."""
+    """Return a DuckDB that opens no file and no connection, and whose settings no statement can change."""
     config: dict[str, Any] = {**_CONFIG, "memory_limit": f"{limits.memory_bytes}B"}
     if limits.threads:
         config["threads"] = limits.threads
@@ -101,7 +101,7 @@ class TableStream:
             raise
 
     def _converted(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
-        """The batch of the task `number` in the columns of the relation."""
+        """Return the batch of the task `number` in the columns of the relation."""
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
         columns = list(batch.columns)
@@ -114,7 +114,7 @@ class TableStream:
 
 @contextmanager
 def registered(con: duckdb.DuckDBPyConnection, reads: Sequence[TableRead]) -> Iterator[list[TableStream]]:
-    """Makes the tables known to DuckDB, by their names in the translation."""
+    """Make the tables known to DuckDB, by their names in the translation."""
     streams = [TableStream(read) for read in reads]
     try:
         for stream, read in zip(streams, reads, strict=True):
@@ -128,8 +128,12 @@ def registered(con: duckdb.DuckDBPyConnection, reads: Sequence[TableRead]) -> It
 def execute(
     con: duckdb.DuckDBPyConnection, text: str, names: Sequence[str] | None, streams: Sequence[TableStream]
 ) -> pa.RecordBatchReader:
-    """The rows, as DuckDB makes them; `names` are those of the columns. BadRequest for a statement that DuckDB refuses
-    or whose rows fail; ServerFailed where a file cannot be read."""
+    """Return the rows, as DuckDB makes them; `names` are those of the columns.
+
+    Raises:
+        BadRequest: For a statement that DuckDB refuses or whose rows fail.
+        ServerFailed: Where a file cannot be read.
+    """
     try:
         found = con.execute(text).to_arrow_reader(BATCH_ROWS)
     except duckdb.Error as error:

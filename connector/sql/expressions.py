@@ -49,7 +49,10 @@ TEXT_MAX = 1 << 20
 
 
 class Expressions:
-    """The expressions of one statement. `now`: the statement's time."""
+    """The expressions of one statement.
+
+    `now`: the statement's time.
+    """
 
     def __init__(self, query: QueryTranslator, functions: FunctionTranslator, now: datetime) -> None:
         self.query = query
@@ -57,8 +60,9 @@ class Expressions:
         self.now = now
 
     def condition(self, node: exp.Expr, scope: NameScope) -> str:
-        """A condition that is used where only *true* counts: NaN is compared without CASE, so that joins stay hash
-        joins."""
+        """Return a condition that is used where only *true* counts: NaN is compared without CASE, so that joins stay
+        hash joins.
+        """
         match node:
             case exp.Paren():
                 return self.condition(node.this, scope)
@@ -307,7 +311,7 @@ def _choice(tests: Sequence[str], results: Sequence[Value]) -> Value:
 
 
 def _is_exact_cast(one: SqlType, to: SqlType) -> bool:
-    """Whether DuckDB converts as Trino does, for all values."""
+    """Return whether DuckDB converts as Trino does, for all values."""
     if one == UNKNOWN:
         return True
     if one.is_integer:
@@ -326,7 +330,7 @@ def _not_of(node: exp.Expr) -> str:
 
 
 def _flat(node: exp.Expr, kind: type[exp.Expr]) -> list[exp.Expr]:
-    """The operands of a chain, without recursion: a chain of thousands is no deep tree to DuckDB."""
+    """Return the operands of a chain, without recursion: a chain of thousands is no deep tree to DuckDB."""
     found, left = [], [node]
     while left:
         one = left.pop()

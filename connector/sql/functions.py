@@ -177,8 +177,10 @@ def _text_function(name: str, kind: SqlType) -> FunctionTranslator:
 
 
 def _upper(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
-    """Character by character, as Trino: `ß` stays, which DuckDB converts to its capital form. The text is written once:
-    nested calls would else write it as often as 3 to the power of their number."""
+    """Character by character, as Trino: `ß` stays, which DuckDB converts to its capital form.
+
+    The text is written once: nested calls would else write it as often as 3 to the power of their number.
+    """
     check_args(node)
     text = need(e.value(node.this, scope), VARCHAR, node).sql
     parts = f"list_transform(string_split({text}, 'ß'), lambda part: upper(part))"
@@ -249,8 +251,13 @@ def _sum(e: Expressions, node: exp.Expr, scope: NameScope) -> Value:
 
 
 def _decimal_sum(value: Value, distinct: str = "", over: str = "") -> Value:
-    """The sum of decimals. DuckDB adds them as integers of 128 bits, and begins again at the other end of their range
-    without an error. `over`: the window."""
+    """Return the sum of decimals.
+
+    DuckDB adds them as integers of 128 bits, and begins again at the other end of their range without an error.
+
+    Args:
+        over: The window.
+    """
     kind = decimal(PRECISION_MAX, value.type.scale)
     total = f"CAST(sum({distinct}{value.sql}){over} AS {duckdb_name(kind)})"
     if value.type.precision <= _SUMMED_PRECISION_MAX:
@@ -368,7 +375,7 @@ def _is_running(spec: exp.Expr) -> bool:
 
 
 def ordered(value: Value, node: exp.Expr) -> str:
-    """A key of ORDER BY: nulls last unless the statement says otherwise, in both directions."""
+    """Return a key of ORDER BY: nulls last unless the statement says otherwise, in both directions."""
     if not value.type.is_comparable:
         raise UnsupportedInDuckDB(f"{shown(node)}: values of the type {value.type} are not sorted")
     direction = "DESC" if node.args.get("desc") else "ASC"

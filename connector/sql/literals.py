@@ -56,7 +56,7 @@ _NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?", re.ASCII)
 
 
 def number(text: str, node: exp.Expr, *, negative: bool = False) -> Value:
-    """A literal: with an exponent a double, with a point a decimal, otherwise an integer."""
+    """Return a literal: with an exponent a double, with a point a decimal, otherwise an integer."""
     sign = "-" if negative else ""
     if "e" in text.lower():
         try:
@@ -83,7 +83,11 @@ def number(text: str, node: exp.Expr, *, negative: bool = False) -> Value:
 
 
 def typed_text(text: str, to: SqlType, node: exp.Expr) -> Value:
-    """`DATE '…'` and its like. BadRequest for a text that is no such value."""
+    """`DATE '…'` and its like.
+
+    Raises:
+        BadRequest: For a text that is no such value.
+    """
     try:
         if to == VARCHAR:
             return Value(quoted_text(text), VARCHAR, node)

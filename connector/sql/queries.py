@@ -56,7 +56,7 @@ class DuckDBQuery:
 
 
 def translate(tree: exp.Expr, columns_of: TableColumns, now: datetime) -> DuckDBQuery:
-    """Raises BadRequest for an invalid query, UnsupportedInDuckDB for one that is not translated."""
+    """Raise BadRequest for an invalid query, UnsupportedInDuckDB for one that is not translated."""
     translation = Translation(columns_of, now)
     try:
         text, columns = translation.query(tree, NameScope((), _NOTHING))
@@ -66,7 +66,10 @@ def translate(tree: exp.Expr, columns_of: TableColumns, now: datetime) -> DuckDB
 
 
 class Translation:
-    """The translation of one statement. `tables`: the references to stored tables so far."""
+    """The translation of one statement.
+
+    `tables`: the references to stored tables so far.
+    """
 
     def __init__(self, columns_of: TableColumns, now: datetime) -> None:
         self._columns_of = columns_of
@@ -98,7 +101,7 @@ class Translation:
         return (f"WITH {', '.join(texts)} {text}" if texts else text), columns
 
     def _named(self, node: exp.Expr, outer: NameScope) -> tuple[str, NameScope]:
-        """A name in WITH, and the scope in which it is visible."""
+        """Return a name in WITH, and the scope in which it is visible."""
         check_args(node, frozenset(("this", "alias")))
         text, columns = self.query(node.this, outer)
         columns = _renamed(columns, node.args["alias"], node)
@@ -378,7 +381,7 @@ class Translation:
 
 
 def _star(node: exp.Expr) -> list[str] | None:
-    """The qualifiers of `*`; None for another expression."""
+    """Return the qualifiers of `*`; None for another expression."""
     star = node.this if isinstance(node, exp.Column) else node
     if not isinstance(star, exp.Star):
         return None
@@ -396,7 +399,7 @@ def _selectable(value: Value) -> Value:
 
 
 def _converted(text: str, given: Columns, wanted: Columns) -> str:
-    """The query with its columns in other types."""
+    """Return the query with its columns in other types."""
     if [kind for _, kind in given] == [kind for _, kind in wanted]:
         return text
     columns = (

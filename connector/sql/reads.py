@@ -90,7 +90,7 @@ class CatalogTables:
         """By the identity of the reference."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
-        """Makes all references to the present state of a table read this open table."""
+        """Make all references to the present state of a table read this open table."""
         self._opened[name, None] = _named_table(name, opened)
 
     def name_of(self, node: exp.Table) -> Name:
@@ -124,8 +124,12 @@ class CatalogTables:
 
 
 def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
-    """`[[catalog.]schema.]table`: the levels of the schema are joined by dots within quotes; `schema` is the default.
-    BadRequest without a schema, and for another catalog."""
+    """`[[catalog.]schema.]table`: the levels of the schema are joined by dots within quotes; `schema` is the
+    default.
+
+    Raises:
+        BadRequest: Without a schema, and for another catalog.
+    """
     parts = [part.name for part in node.parts]
     if len(parts) == 1 and schema is not None:
         parts.insert(0, schema)
@@ -145,7 +149,13 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 def plan_reads(
     client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
 ) -> list[TableRead]:
-    """Plans each reference. The order is that of `tables`. `today`: the statement's date in UTC."""
+    """Plan each reference.
+
+    The order is that of `tables`.
+
+    Args:
+        today: The statement's date in UTC.
+    """
     scans = _scans(text, tables, catalog, today)
     planned = _with_joins(client, {n: scan for n, scan in enumerate(scans) if scan is not None}, tables, catalog)
     reads = []
@@ -162,8 +172,10 @@ def plan_reads(
 
 
 def row_filter(where: Expression) -> Expression:
-    """The parts of a condition by which rows can be selected while they are read. NaN compares in another way in
-    Iceberg's expressions, so conditions on doubles are left to the engine."""
+    """Return the parts of a condition by which rows can be selected while they are read.
+
+    NaN compares in another way in Iceberg's expressions, so conditions on doubles are left to the engine.
+    """
     parts = where.children if isinstance(where, And) else (where,)
     return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
 
@@ -199,7 +211,7 @@ def _bound(scan: Scan, opened: OpenTable) -> Expression:
 
 
 def _scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date) -> list[Scan | None]:
-    """The scans of the references; None where the analysis does not determine it."""
+    """Return the scans of the references; None where the analysis does not determine it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
@@ -224,7 +236,7 @@ def _scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, tod
 def _with_joins(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: CatalogTables
 ) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
-    """The names of plan tables, by the numbers of the references, if files are left out by joins."""
+    """Return the names of plan tables, by the numbers of the references, if files are left out by joins."""
     if not any(scan.joins for scan in scans.values()):
         return {}
     numbers = sorted(scans, key=lambda number: scans[number].start)

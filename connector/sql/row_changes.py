@@ -41,8 +41,10 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 class ComputedRows:
     """The rows that an UPDATE or a DELETE changes.
 
-    `read`: the read of the changed table. `rows`: the place of each row, and its new values by the names of the columns
-    that UPDATE sets. `scope`: a filter of the rows of the table that the statement read.
+    Attributes:
+        read: The read of the changed table.
+        rows: The place of each row, and its new values by the names of the columns that UPDATE sets.
+        scope: A filter of the rows of the table that the statement read.
     """
 
     read: TableRead
@@ -51,7 +53,7 @@ class ComputedRows:
 
 
 def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) -> int:
-    """Appends rows with one commit. Returns their number.
+    """Append rows with one commit. Returns their number.
 
     Raises:
         BadRequest: The rows do not fit the table.
@@ -71,7 +73,7 @@ def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) 
 
 
 def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable[[OpenTable], ComputedRows]) -> Report:
-    """Deletes or updates rows of a table with one commit.
+    """Delete or update rows of a table with one commit.
 
     Args:
         client: The catalog.
@@ -126,7 +128,11 @@ class _UpdatedRows(RowDifference):
 def _beside(
     values: pa.Table, read_plan: ReadPlan, stored: Iterable[pa.RecordBatch], task: ScanTask
 ) -> Iterator[pa.RecordBatch]:
-    """The new values beside the stored columns of the same rows. Unreadable if rows are missing."""
+    """Yield the new values beside the stored columns of the same rows.
+
+    Raises:
+        Unreadable: If rows are missing.
+    """
     first = 0
     for batch in stored:
         rows = pa.Table.from_batches([batch], read_plan.arrow)
@@ -156,7 +162,10 @@ def _difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
 
 
 def _matched(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
-    """The rows by file. `places` are ascending."""
+    """Yield the rows by file.
+
+    `places` are ascending.
+    """
     numbers, starts = np.unique(places >> POSITION_BITS, return_index=True)
     parts = np.split(places & (1 << POSITION_BITS) - 1, starts[1:]) if len(places) else ()
     for number, positions in zip(numbers.tolist(), parts, strict=True):
@@ -165,7 +174,7 @@ def _matched(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
 
 @contextmanager
 def _client_errors() -> Iterator[None]:
-    """Turns errors of our reader and writer into those of a client."""
+    """Turn errors of our reader and writer into those of a client."""
     try:
         yield
     except Unwritable as error:

@@ -21,7 +21,7 @@ YEAR_MAX = 9999
 
 
 def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
-    """The values of each row, in the order of the columns."""
+    """Return the values of each row, in the order of the columns."""
     columns = [_column(column) for column in batch.columns]
     return [list(row) for row in zip(*columns, strict=True)]
 
@@ -38,7 +38,11 @@ def _column(column: pa.Array) -> list[Any]:
 
 
 def _far_times(column: pa.Array) -> list[str | None]:
-    """Dates and timestamps of any year, as Trino writes them. BadRequest for times within nested values."""
+    """Dates and timestamps of any year, as Trino writes them.
+
+    Raises:
+        BadRequest: For times within nested values.
+    """
     kind = column.type
     if pa.types.is_date32(kind):
         return [None if day is None else _day_text(day) for day in column.cast(pa.int32()).to_pylist()]
@@ -55,7 +59,7 @@ def _moment_text(micros: int) -> str:
 
 
 def _day_text(days: int) -> str:
-    """Days since 1970-01-01, in the calendar that has the same dates every 400 years."""
+    """Return days since 1970-01-01, in the calendar that has the same dates every 400 years."""
     cycles, rest = divmod(days, _CYCLE_DAYS)
     day = date(1970, 1, 1) + timedelta(days=rest)
     year = day.year + 400 * cycles

@@ -23,13 +23,19 @@ _HINTS_FROM = 1000
 
 
 class UnsupportedInDuckDB(Exception):
-    """DuckDB does not compute this as the dialect defines it, or the translation does not know it. Another engine may
-    run the statement."""
+    """DuckDB does not compute this as the dialect defines it, or the translation does not know it.
+
+    Another engine may run the statement.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """An expression in DuckDB's SQL. `literal`: the constant, where it is one without a cast."""
+    """An expression in DuckDB's SQL.
+
+    Attributes:
+        literal: The constant, where it is one without a cast.
+    """
 
     sql: str
     type: SqlType
@@ -38,7 +44,10 @@ class Value:
 
 @dataclass(eq=False)
 class StoredTable:
-    """A reference to a stored table in the statement. `node` has its name, and the positions in the text."""
+    """A reference to a stored table in the statement.
+
+    `node` has its name, and the positions in the text.
+    """
 
     number: int
     node: exp.Table
@@ -57,7 +66,11 @@ class StoredTable:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A column that FROM makes visible. `qualifiers`: the parts of the relation's name, none for a column of USING."""
+    """A column that FROM makes visible.
+
+    Attributes:
+        qualifiers: The parts of the relation's name, none for a column of USING.
+    """
 
     name: str
     qualifiers: tuple[str, ...]
@@ -67,7 +80,11 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class WithQuery:
-    """A name in WITH. `relation`: its name in DuckDB's text."""
+    """A name in WITH.
+
+    Attributes:
+        relation: Its name in DuckDB's text.
+    """
 
     relation: str
     columns: tuple[tuple[str, SqlType], ...]
@@ -106,7 +123,7 @@ class NameScope:
         return found
 
     def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
-        """What may be meant: columns that are spelled like it, or a text in the wrong quotes."""
+        """Return what may be meant: columns that are spelled like it, or a text in the wrong quotes."""
         known: dict[str, None] = {}
         scope: NameScope | None = self
         while scope is not None:
@@ -118,7 +135,11 @@ class NameScope:
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
     def all_of(self, qualifiers: Sequence[str]) -> list[Field]:
-        """The columns that `*` or `t.*` name. BadRequest if there are none."""
+        """Return the columns that `*` or `t.*` name.
+
+        Raises:
+            BadRequest: If there are none.
+        """
         wanted = tuple(one.lower() for one in qualifiers)
         found = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
         if not found:
@@ -127,7 +148,11 @@ class NameScope:
 
 
 def read(one: Field) -> Value:
-    """The column's value; a stored column is marked as used. UnsupportedInDuckDB for values that are not read."""
+    """Return the column's value; a stored column is marked as used.
+
+    Raises:
+        UnsupportedInDuckDB: For values that are not read.
+    """
     if one.value.type == UNREADABLE:
         raise UnsupportedInDuckDB(f"The column {one.name[:MESSAGE_NAME_MAX]} has a type that is not read")
     if one.stored is not None:
@@ -137,7 +162,7 @@ def read(one: Field) -> Value:
 
 
 def shown(node: exp.Expr) -> str:
-    """The node in SQL, for messages."""
+    """Return the node in SQL, for messages."""
     text = node.sql("trino")
     return text if len(text) <= MESSAGE_NAME_MAX else f"{text[:MESSAGE_NAME_MAX]}…"
 

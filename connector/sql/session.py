@@ -92,8 +92,10 @@ class ChosenPlan:
 
 @dataclass
 class SqlResult:
-    """Rows, as the engine makes them. To be read once and closed. A statement that writes has one row, with the number
-    of rows if the engine reports it."""
+    """Rows, as the engine makes them.
+
+    To be read once and closed. A statement that writes has one row, with the number of rows if the engine reports it.
+    """
 
     schema: pa.Schema
     types: tuple[str, ...]
@@ -127,7 +129,10 @@ class _Planned:
 
 
 class SqlSession:
-    """Keeps its connections open. One statement at a time."""
+    """Keeps its connections open.
+
+    One statement at a time.
+    """
 
     def __init__(
         self,
@@ -143,10 +148,19 @@ class SqlSession:
         checked: Callable[[list[OpenTable]], None] = lambda _: None,
         certificates: str = "",
     ) -> None:
-        """`catalog`: the name that a statement may have before the schema; `schema`: that of tables that are
-        named without one. `on_s3`: tables are in S3, for statements
-        that write. `writes`: whether it runs them. `checked` gets the tables of a query before their files are read,
-        and may refuse them. `certificates`: as for `SeamarkClient`. ValueError for an invalid URL."""
+        """`catalog`: the name that a statement may have before the schema; `schema`: that of tables that are named
+        without one.
+
+        `checked` gets the tables of a query before their files are read, and may refuse them.
+
+        Args:
+            on_s3: Tables are in S3, for statements that write.
+            writes: Whether it runs them.
+            certificates: As for `SeamarkClient`.
+
+        Raises:
+            ValueError: For an invalid URL.
+        """
         self._client = SeamarkClient(url, token=token, certificates=certificates)
         self._catalog, self._schema = catalog, schema
         self._engines = engines or Engines()
@@ -171,7 +185,10 @@ class SqlSession:
         self._client.close()
 
     def explain(self, text: str) -> ChosenPlan:
-        """What `sql` would do. The statement is planned, and not run."""
+        """Return what `sql` would do.
+
+        The statement is planned, and not run.
+        """
         return self._planned(parse(text)).explanation
 
     def sql(self, text: str) -> SqlResult:
@@ -248,7 +265,7 @@ class SqlSession:
         return tuple(reads)
 
     def _trino_text(self, statement: Statement) -> str:
-        """The text with Trino's name of the catalog."""
+        """Return the text with Trino's name of the catalog."""
         assert self._trino is not None
         new = []
         for node in statement.tree.find_all(exp.Table):
@@ -304,7 +321,7 @@ class SqlSession:
         return self._defined(planned)
 
     def _computed(self, statement: Statement, target: Name, opened: OpenTable) -> ComputedRows:
-        """The rows that the statement changes in the open table."""
+        """Return the rows that the statement changes in the open table."""
         tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translated(statement, tables, now)

@@ -39,8 +39,11 @@ _SAME = frozenset(
 
 
 def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | None) -> str:
-    """The statement in Spark's SQL, with the tables in `spark_catalog`. BadRequest for an expression that may mean
-    something else there."""
+    """Return the statement in Spark's SQL, with the tables in `spark_catalog`.
+
+    Raises:
+        BadRequest: For an expression that may mean something else there.
+    """
     copied = tree.copy()
     for node in copied.walk():
         if type(node) not in _SAME:
@@ -56,7 +59,10 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
 
 
 def _own_conf() -> dict[str, str]:
-    """Settings of a new session: Iceberg's jar, from Maven Central. Empty if the user has settings, which name it."""
+    """Settings of a new session: Iceberg's jar, from Maven Central.
+
+    Empty if the user has settings, which name it.
+    """
     spec = importlib.util.find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (str(Path(spec.origin).parent) if spec and spec.origin else "")
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(home, "conf")
@@ -73,8 +79,11 @@ class SparkStatements:
     """A session: `sc://host:port` is Spark Connect's; another URL is that of a master."""
 
     def __init__(self, url: str, catalog: str, catalog_conf: Mapping[str, str]) -> None:
-        """`catalog_conf`: the settings of `catalog`, for a session of this process that lacks it. Unreachable if Spark
-        does not start."""
+        """`catalog_conf`: the settings of `catalog`, for a session of this process that lacks it.
+
+        Raises:
+            Unreachable: If Spark does not start.
+        """
         builder = spark_sql.SparkSession.builder
         try:
             if url.startswith("sc://"):

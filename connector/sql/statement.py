@@ -93,7 +93,11 @@ def parse(text: str) -> Statement:
 
 
 def _source_start(tokens: Sequence[Token], *, has_columns: bool) -> int:
-    """The position of the source in `INSERT INTO table [(columns)] source`. UnsupportedStatement for another form."""
+    """Return the position of the source in `INSERT INTO table [(columns)] source`.
+
+    Raises:
+        UnsupportedStatement: For another form.
+    """
     if [token.word for token in tokens[:2]] != ["INSERT", "INTO"]:
         raise UnsupportedStatement
     number = 3

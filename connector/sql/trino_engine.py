@@ -57,7 +57,10 @@ class TrinoAddress:
 
     @classmethod
     def parse(cls, url: str) -> TrinoAddress:
-        """ValueError for another URL. A URL has no password: Trino's is the server's, in SEAMARK_TRINO_PASSWORD."""
+        """ValueError for another URL.
+
+        A URL has no password: Trino's is the server's, in SEAMARK_TRINO_PASSWORD.
+        """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
             raise ValueError(f"{url!r} is not the URL of a Trino: write http://user@host:port?catalog=name")
@@ -70,7 +73,10 @@ class TrinoAddress:
 
 
 class TrinoRows:
-    """The result of one statement: its schema, then its batches. To be closed."""
+    """The result of one statement: its schema, then its batches.
+
+    To be closed.
+    """
 
     def __init__(
         self, address: TrinoAddress, text: str, *, schema: str | None = None, password: str | None = None
@@ -125,7 +131,10 @@ class TrinoRows:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """For a type in Trino's words. Nested types, and others, are texts in JSON."""
+    """For a type in Trino's words.
+
+    Nested types, and others, are texts in JSON.
+    """
     match = _DECIMAL.fullmatch(kind)
     if match is not None:
         return pa.decimal128(int(match[1]), int(match[2]))

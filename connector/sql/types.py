@@ -99,22 +99,26 @@ def of_iceberg(iceberg_type: object) -> SqlType:
 
 
 def has_duckdb_name(kind: SqlType) -> bool:
-    """Whether values are cast to the type in DuckDB's SQL."""
+    """Return whether values are cast to the type in DuckDB's SQL."""
     return kind.name == "decimal" or kind.name in _DUCKDB
 
 
 def duckdb_name(kind: SqlType) -> str:
-    """The type in DuckDB's SQL. KeyError for a nested type."""
+    """Return the type in DuckDB's SQL.
+
+    Raises:
+        KeyError: For a nested type.
+    """
     return f"DECIMAL({kind.precision}, {kind.scale})" if kind.name == "decimal" else _DUCKDB[kind.name]
 
 
 def as_decimal(kind: SqlType) -> SqlType:
-    """The decimal type to which an integer is converted."""
+    """Return the decimal type to which an integer is converted."""
     return decimal(_INTEGER_DIGITS[kind.name], 0) if kind.is_integer else kind
 
 
 def common_type(one: SqlType, other: SqlType) -> SqlType | None:
-    """The type in which values of both are compared or put into one column; None if there is none."""
+    """Return the type in which values of both are compared or put into one column; None if there is none."""
     if one == other:
         return one
     if UNKNOWN in (one, other):

@@ -14,14 +14,18 @@ _NO_ARGS = frozenset(("this", "expression", "safe", "typed", "big_int"))
 
 
 def cast(value: Value, to: SqlType) -> Value:
-    """An implicit conversion, which loses nothing but digits of a double."""
+    """Return an implicit conversion, which loses nothing but digits of a double."""
     if value.type == to:
         return value
     return Value(f"CAST({value.sql} AS {duckdb_name(to)})", to, value.literal)
 
 
 def together(values: Sequence[Value], node: exp.Expr) -> list[Value]:
-    """The values in their common type. BadRequest if they have none."""
+    """Return the values in their common type.
+
+    Raises:
+        BadRequest: If they have none.
+    """
     kind = UNKNOWN
     for value in values:
         found = common_type(kind, value.type)

@@ -85,8 +85,13 @@ _Outcome = tuple[web.StreamResponse, str]
 
 @dataclass(frozen=True)
 class ProxySettings:
-    """The configuration of a proxy; see `seamark trino-proxy --help`. `plans`: the value that Trino's catalogs send in
-    `X-Seamark-Plans`. `rules`: Trino may have row filters and column masks. `plan_header`: clients receive counts."""
+    """The configuration of a proxy; see `seamark trino-proxy --help`.
+
+    Attributes:
+        plans: The value that Trino's catalogs send in `X-Seamark-Plans`.
+        rules: Trino may have row filters and column masks.
+        plan_header: Clients receive counts.
+    """
 
     trino: tuple[str, ...]
     catalogs: frozenset[str]
@@ -123,7 +128,10 @@ class ProxySettings:
 
 
 class Proxy:
-    """Handles all requests. `settings` are the operator's; `open_proxy` opens the other parts."""
+    """Handles all requests.
+
+    `settings` are the operator's; `open_proxy` opens the other parts.
+    """
 
     def __init__(
         self,
@@ -150,7 +158,7 @@ class Proxy:
         self.draining = False
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Answers a request; counts and logs it."""
+        """Answer a request; counts and log it."""
         begun_s = time.monotonic()
         self.answering += 1
         try:
@@ -219,7 +227,7 @@ class Proxy:
         return await self._forwarder.forward(request, candidates, target, body), ""
 
     def count_unreadable(self) -> None:
-        """Counts a request that is not HTTP and was refused."""
+        """Count a request that is not HTTP and was refused."""
         self._answered[4].inc()
 
     def _own(self, request: web.BaseRequest, path: str) -> web.Response:
@@ -281,7 +289,7 @@ class Proxy:
     async def _table_statement(
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
     ) -> _Outcome | None:
-        """Starts a statement that maintains a table; None for all others."""
+        """Start a statement that maintains a table; None for all others."""
         headers = self._headers_of_followers(request, coordinator)
         send = partial(self._request, coordinator, headers)
         trust, rules = self._settings.limits.trust_time_zone, self._settings.rules
@@ -322,7 +330,10 @@ class Proxy:
         outcome: str = "unchanged",
         passing: ResponseHandler | None = None,
     ) -> _Outcome:
-        """Sends the statement unchanged. `summary` is logged, and is sent to the client if there is no `header`."""
+        """Send the statement unchanged.
+
+        `summary` is logged, and is sent to the client if there is no `header`.
+        """
         self._counts.statements.labels(outcome).inc()
         extra_headers = {PLAN_HEADER: header or summary}
         return await self._forwarder.forward(
@@ -385,8 +396,9 @@ class Proxy:
         *,
         plans: Sequence[PlanSnapshotRef] = (),
     ) -> RuleDecision:
-        """Decides by the sender's view of the query, which reads `plans`. aiohttp.ClientError if the connection
-        breaks."""
+        """Decide by the sender's view of the query, which reads `plans`. aiohttp.ClientError if the connection
+        breaks.
+        """
         target = f"/v1/query/{quote(query_id, safe='')}?pruned=true"
         async with await self._forwarder.send("GET", coordinator, target, headers) as response:
             body, is_complete = await read_at_most(response.content, _RULES_BYTES_MAX)
@@ -405,8 +417,10 @@ class Proxy:
         return await self._forwarder.send(method, coordinator, target, headers, body)
 
     def _headers_of_followers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        """The client's headers except those about the body of its POST. The proxy reads answers, so they must not be
-        compressed."""
+        """Return the client's headers except those about the body of its POST.
+
+        The proxy reads answers, so they must not be compressed.
+        """
         headers = self._forwarder.request_headers(request, coordinator)
         for name in ("Content-Length", "Content-Type"):
             headers.popall(name, None)
@@ -421,8 +435,9 @@ class Proxy:
         hold_s: float,
         judge: Callable[[str], Awaitable[RuleDecision]] | None = None,
     ) -> AsyncIterator[HeldStatement]:
-        """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run without a
-        reader."""
+        """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run
+        without a reader.
+        """
         held = HeldStatement(partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge)
         try:
             yield held
@@ -444,14 +459,18 @@ class Proxy:
             _log.warning("a statement that its client left was not cancelled", error=repr(error))
 
     async def close(self) -> None:
-        """Waits for pending cancellations, which take at most seconds each."""
+        """Wait for pending cancellations, which take at most seconds each."""
         await self._logins.close()
         await asyncio.gather(*self._cancelling, return_exceptions=True)
 
 
 @asynccontextmanager
 async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
-    """Opens all parts, and closes them in reverse order. ValueError for an invalid address."""
+    """Open all parts, and close them in reverse order.
+
+    Raises:
+        ValueError: For an invalid address.
+    """
     async with AsyncExitStack() as stack:
         coordinators = Coordinators(settings.trino)
         http = await stack.enter_async_context(open_session(settings.upstream_tls))
@@ -494,7 +513,7 @@ def _refused(refusal: RefusedBody) -> web.Response:
 
 
 def _shown(path: str) -> str:
-    """The path for logs, without the secret part that gives access to a query's results."""
+    """Return the path for logs, without the secret part that gives access to a query's results."""
     parts = path.split("/")
     keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4
     return "/".join(parts[: keep + (3 if path.startswith(f"{PROXY_PATH}/c/") else 0)][:9])

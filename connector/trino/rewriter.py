@@ -99,8 +99,12 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`budget_s`: how long a statement may wait for its plans. `kept_max`: a scan whose plan keeps a larger fraction of
-    the files is unchanged. `trust_time_zone`: the client's time zone is the session's."""
+    """`budget_s`: how long a statement may wait for its plans.
+
+    Attributes:
+        kept_max: A scan whose plan keeps a larger fraction of the files is unchanged.
+        trust_time_zone: The client's time zone is the session's.
+    """
 
     budget_s: float = 0.25
     kept_max: float = 0.95
@@ -139,7 +143,9 @@ class _PreParse:
 
 
 class Rewriter:
-    """Belongs to one event loop. `catalogs` are Trino's names for `seamark`.
+    """Belongs to one event loop.
+
+    `catalogs` are Trino's names for `seamark`.
 
     The caller that runs a rewritten statement reports the outcome: `report_success` or `report_failure`.
     """
@@ -171,7 +177,11 @@ class Rewriter:
         address: str | None,
         is_accepted: IsAccepted | None = None,
     ) -> RewriteResult:
-        """As `rewrite`, with the session of the headers. `address`: of the client."""
+        """As `rewrite`, with the session of the headers.
+
+        Args:
+            address: Of the client.
+        """
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
         with on_behalf_of(address or "", headers.get("X-Trino-User", "")):
             try:
@@ -182,8 +192,11 @@ class Rewriter:
             return await self.rewrite(statement, session, is_accepted)
 
     async def rewrite(self, statement: str, session: Session, is_accepted: IsAccepted | None = None) -> RewriteResult:
-        """Raises no error, and ends within the budget. `is_accepted` says whether Trino accepts the sender's login. It
-        is called before a request to Seamark, and its time does not count."""
+        """Raise no error, and ends within the budget.
+
+        `is_accepted` says whether Trino accepts the sender's login. It is called before a request to Seamark, and its
+        time does not count.
+        """
         if session.off:
             return RewriteResult(None, _SWITCHED_OFF)
         if session.in_transaction:
@@ -218,7 +231,7 @@ class Rewriter:
         return replace(done, summary=f"{done.summary}; ms={1000 * (loop.time() - begun_s):.1f}")
 
     async def _withdraw_idle(self) -> None:
-        """Removes unused plans, so that a list of a table's snapshots does not show them."""
+        """Remove unused plans, so that a list of a table's snapshots does not show them."""
         try:
             async with asyncio.timeout(self._limits.budget_s):
                 await self._withdrawing.flush()
@@ -226,8 +239,10 @@ class Rewriter:
             _log.warning("not withdrawn", error="Seamark was too slow")
 
     async def renew(self, plans: Sequence[PlanSnapshotRef]) -> None:
-        """Renews the plans of a statement that Trino has not analysed yet. Plans that are not renewed within the budget
-        keep their leases."""
+        """Renew the plans of a statement that Trino has not analysed yet.
+
+        Plans that are not renewed within the budget keep their leases.
+        """
         by_name: defaultdict[Name, list[int]] = defaultdict(list)
         for of, plan_id in plans:
             by_name[of].append(plan_id)
@@ -245,8 +260,10 @@ class Rewriter:
             _log.warning("not renewed", error=error.message)
 
     def release(self, rewriting: RewriteResult, *, is_analysed: bool = True) -> None:
-        """The rewritten statement no longer needs its plans. If Trino may still analyse it, they end with their
-        leases."""
+        """The rewritten statement no longer needs its plans.
+
+        If Trino may still analyse it, they end with their leases.
+        """
         (self._withdrawing.release if is_analysed else self._withdrawing.forget)(rewriting.plans)
 
     def report_success(self, rewriting: RewriteResult) -> None:
@@ -254,8 +271,10 @@ class Rewriter:
             breaker.record_success()
 
     def report_failure(self, rewriting: RewriteResult, name: str, message: str) -> None:
-        """The statement failed in Trino or by its access rules. A plan was the cause if the message names a plan or one
-        of its files."""
+        """The statement failed in Trino or by its access rules.
+
+        A plan was the cause if the message names a plan or one of its files.
+        """
         denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
         named = any(str(plan_id) in message for _, plan_id in rewriting.plans)
         if denied or named or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
@@ -348,7 +367,7 @@ class Rewriter:
     # Parsing
 
     def _pre_parse(self, statement: str, session: Session) -> tuple[StatementText, _PreParse]:
-        """What is read off the text without parsing it."""
+        """Return what is read off the text without parsing it."""
         if is_hinted_off(statement):
             return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
         text = self._text(statement, session)
@@ -372,8 +391,9 @@ class Rewriter:
     async def _reading(
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> tuple[ReadStatement, dict[Names, KnownTable], ViewDefinitions]:
-        """The statement parsed, with the columns of its tables if they can give more predicates; these columns; and the
-        views it names, with their contents."""
+        """Return the statement parsed, with the columns of its tables if they can give more predicates; these
+        columns; and the views it names, with their contents.
+        """
         plain = await self._reader.read(text, {}, until_s)
         named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
         views = await self._views.cached(named.values(), until_s)
@@ -403,7 +423,7 @@ def _rewritten(
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> RewriteResult:
-    """The text of each plan view already contains the plans of the tables that it reads."""
+    """Return the text of each plan view already contains the plans of the tables that it reads."""
     own = {planned: view for planned, view in views.items() if not planned.within}
     shown = {planned: plan for planned, plan in plans.items() if not planned.within}
     new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in shown.items()]

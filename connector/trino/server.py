@@ -32,7 +32,11 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. OSError if the address is taken, or not an address of this machine."""
+    """Return a bound socket that does not listen yet.
+
+    Raises:
+        OSError: If the address is taken, or not an address of this machine.
+    """
     family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     sock = socket.socket(family, kind, proto)
     try:
@@ -45,7 +49,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | None:
-    """The TLS context for connections to coordinators; None uses the system's certificate authorities."""
+    """Return the TLS context for connections to coordinators; None uses the system's certificate authorities."""
     if authorities is None and verify:
         return None
     context = ssl.create_default_context(cafile=authorities)
@@ -56,9 +60,11 @@ def upstream_tls(authorities: Path | None, *, verify: bool) -> ssl.SSLContext | 
 
 
 def limits_of(settings: ProxySettings) -> ConnectionLimits:
-    """The connection limits of the settings. If the settings have no limit, it is derived from the number of files that
-    the process may open: each client needs a second connection, to a coordinator. Behind another proxy, all clients
-    have the same address."""
+    """Return the connection limits of the settings.
+
+    If the settings have no limit, it is derived from the number of files that the process may open: each client needs a
+    second connection, to a coordinator. Behind another proxy, all clients have the same address.
+    """
     limit = connections_max(settings.connections, files_each=2, least=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
     return ConnectionLimits(
@@ -74,7 +80,7 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
 async def serving(
     proxy: Proxy, settings: ProxySettings, sock: socket.socket, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Answers requests on `sock` while the block runs; then waits up to `drain_s` for the requests in flight."""
+    """Answer requests on `sock` while the block runs; then waits up to `drain_s` for the requests in flight."""
     inner = web.Server(
         proxy.handle,
         handler_cancellation=True,  # a disconnect of the client cancels its request
@@ -109,7 +115,7 @@ async def serving(
 async def serve(
     settings: ProxySettings, sock: socket.socket, tls: Certificate | None, on_ready: Callable[[], None]
 ) -> None:
-    """Runs until SIGTERM or SIGINT, then drains."""
+    """Run until SIGTERM or SIGINT, then drains."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -48,7 +48,10 @@ Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[p
 class Destination:
     """A table as it was loaded when a write began, and what the write changes.
 
-    `target` is picklable, for the tasks that write files. `change`: the fields of the commit other than the files.
+    `target` is picklable, for the tasks that write files.
+
+    Attributes:
+        change: The fields of the commit other than the files.
     """
 
     table: Name
@@ -64,8 +67,10 @@ class Destination:
         producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
-        """The answer of the commit; None if there is nothing to commit and no producer number to record. See the
-        function `commit`."""
+        """Return the answer of the commit; None if there is nothing to commit and no producer number to record.
+
+        See the function `commit`.
+        """
         named = producer_json(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
         if is_empty and named is None:
@@ -92,10 +97,13 @@ def open_destination(
     where: str | Mapping[str, Any] | bool = True,
     branch: str = MAIN,
 ) -> Destination:
-    """The destination of a write by `append`, `overwrite` (of the rows that match `where`) or `overwrite_partitions`.
+    """Return the destination of a write by `append`, `overwrite` (of the rows that match `where`) or
+    `overwrite_partitions`.
 
-    ValueError for an unknown mode; Unwritable if the table's format version does not support the mode; BadRequest for a
-    predicate that no Iceberg expression represents exactly.
+    Raises:
+        ValueError: For an unknown mode.
+        Unwritable: If the table's format version does not support the mode.
+        BadRequest: For a predicate that no Iceberg expression represents exactly.
     """
     if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}: there are {', '.join(WRITE_MODES)}")
@@ -124,12 +132,14 @@ def append(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Adds rows with one commit and returns its answer (docs/reference/openapi.json); None without rows and producer.
+    """Add rows with one commit and return its answer (docs/reference/openapi.json); None without rows and producer.
 
     `producer` is an id and a sequence number: a change that was committed under them is not committed again. Without
-    rows, an empty snapshot records the number. Unwritable if rows do not fit the table. After an error, no row is
-    visible, except if the outcome of the commit is unknown (Unreachable, ServerFailed): then the files are not deleted,
-    because they may be visible.
+    rows, an empty snapshot records the number. After an error, no row is visible, except if the outcome of the commit
+    is unknown (Unreachable, ServerFailed): then the files are not deleted, because they may be visible.
+
+    Raises:
+        Unwritable: If rows do not fit the table.
     """
     return _write_and_commit(client, rows, open_destination(client, table, branch=branch), producer, summary)
 
@@ -144,8 +154,13 @@ def overwrite(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Replaces the rows that match a predicate, in SQL or as Iceberg expression JSON; by default all rows. BadRequest
-    if the predicate matches only some rows of a file. Otherwise as `append`."""
+    """Replace the rows that match a predicate, in SQL or as Iceberg expression JSON; by default all rows.
+
+    Otherwise as `append`.
+
+    Raises:
+        BadRequest: If the predicate matches only some rows of a file.
+    """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
     )
@@ -160,7 +175,10 @@ def overwrite_partitions(
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
 ) -> dict[str, Any] | None:
-    """Replaces all rows of the partitions that the given rows belong to. Otherwise as `append`."""
+    """Replace all rows of the partitions that the given rows belong to.
+
+    Otherwise as `append`.
+    """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary
     )
@@ -179,8 +197,9 @@ def _write_and_commit(
 
 
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
-    """Commits and returns the answer. Discards the written files if no snapshot contains them or can contain them
-    later.
+    """Commit and return the answer.
+
+    Discards the written files if no snapshot contains them or can contain them later.
 
     This is certain in two cases: the change was refused, no earlier request for it has an unknown outcome, and the
     reason is not that a snapshot already contains one of the files; or the producer's number was committed before by
@@ -201,7 +220,11 @@ def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Ca
 
 
 def to_batches(rows: Rows) -> Iterator[pa.RecordBatch]:
-    """The rows as record batches. Unwritable for an object that is not `Rows`."""
+    """Yield the rows as record batches.
+
+    Raises:
+        Unwritable: For an object that is not `Rows`.
+    """
     if isinstance(rows, pa.RecordBatch):
         yield rows
     elif isinstance(rows, pa.Table):

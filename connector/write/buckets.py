@@ -76,8 +76,10 @@ class BucketSizes:
 
     @property
     def skew(self) -> float:
-        """Size of the largest bucket divided by the mean. More buckets do not reduce it if a few keys have most
-        rows."""
+        """Size of the largest bucket divided by the mean.
+
+        More buckets do not reduce it if a few keys have most rows.
+        """
         return self.largest_bytes / self.bytes.mean() if self.bytes.any() else 1.0
 
     @property
@@ -90,7 +92,11 @@ class BucketSizes:
 
 @dataclass(frozen=True)
 class ResizeResult:
-    """The number of buckets `before` and after; equal if nothing changed. `spec_id`: the current spec."""
+    """The number of buckets `before` and after; equal if nothing changed.
+
+    Attributes:
+        spec_id: The current spec.
+    """
 
     column: str
     before: int
@@ -104,9 +110,13 @@ class ResizeResult:
 def bucket_sizes(
     client: SeamarkClient, table: Name, *, target_bytes: int = TARGET_BYTES, at: At = CURRENT
 ) -> list[BucketSizes]:
-    """The sizes of the buckets of each bucket field of the current spec, from the files of a snapshot.
+    """Return the sizes of the buckets of each bucket field of the current spec, from the files of a snapshot.
 
-    `target_bytes`: the target size of one bucket in one partition. BadRequest for more than `SIZES_MAX` buckets.
+    Args:
+        target_bytes: The target size of one bucket in one partition.
+
+    Raises:
+        BadRequest: For more than `SIZES_MAX` buckets.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; a bucket has at least one byte")
@@ -180,7 +190,7 @@ def _sizes_of(
 
 
 def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partition: _PartitionTotals) -> slice | None:
-    """The field's buckets that may contain rows of the partition; None for a null key."""
+    """Return the field's buckets that may contain rows of the partition; None for a null key."""
     candidates = [candidate for candidate in bucket_fields(spec) if candidate.sources == field.sources]
     if not candidates:
         return slice(None)
@@ -193,7 +203,7 @@ def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partitio
 
 
 def _value_in(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
-    """The partition's value for a field of another spec; None if its spec has no equal field."""
+    """Return the partition's value for a field of another spec; None if its spec has no equal field."""
     same = (
         candidate.name
         for candidate in spec.fields
@@ -203,7 +213,7 @@ def _value_in(field: PartitionField, spec: PartitionSpec, partition: _PartitionT
 
 
 def _weighted_median(sizes: Sequence[int]) -> int:
-    """The size for which the sizes that are at least as large contain half of the total; 0 for no sizes."""
+    """Return the size for which the sizes that are at least as large contain half of the total; 0 for no sizes."""
     if not sizes:
         return 0
     ordered = np.sort(np.array(sizes, dtype=np.int64))[::-1]
@@ -222,10 +232,15 @@ def _column(field: PartitionField, metadata: TableMetadata) -> str:
 
 
 def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
-    """Sets the number of buckets to a repeated doubling of the current number. Idempotent: an equal number is no error.
+    """Set the number of buckets to a repeated doubling of the current number.
 
-    `column` selects the bucket field; required if the spec has several. BadRequest for a number that is not a repeated
-    doubling, or a table without buckets; Conflict if other commits changed the spec in all attempts.
+    Idempotent: an equal number is no error.
+
+    `column` selects the bucket field; required if the spec has several.
+
+    Raises:
+        BadRequest: For a number that is not a repeated doubling, or a table without buckets.
+        Conflict: If other commits changed the spec in all attempts.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         loaded = client.load_table(table)
@@ -272,7 +287,10 @@ def _check_doubling(before: int, buckets: int, column: str) -> None:
 
 
 def _resized_fields(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
-    """The fields of the new spec, without ids. The server assigns ids and reuses that of an equal earlier field."""
+    """Return the fields of the new spec, without ids.
+
+    The server assigns ids and reuses that of an equal earlier field.
+    """
     transform = f"{BUCKET}[{buckets}]"
     spec = metadata.default_spec
     kept_names = [other.name for other in spec.fields if other is not field or metadata.format_version < _VOIDS_BELOW]
@@ -290,10 +308,12 @@ def _resized_fields(metadata: TableMetadata, field: PartitionField, buckets: int
 
 
 def _free_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
-    """The name of an equal field of an earlier spec, else the name that Iceberg's engines give: `id_bucket_16`.
+    """Return the name of an equal field of an earlier spec, else the name that Iceberg's engines give:
+    `id_bucket_16`.
 
     Never the name of a different field of any spec, or of a column: engines show the partitions of all specs in one
-    struct."""
+    struct.
+    """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
         if other.sources == field.sources and canonical(other.transform) == transform and other.name not in kept_names:
@@ -316,8 +336,10 @@ def _names(column: str, transform: str) -> Iterator[str]:
 
 
 def _update(client: SeamarkClient, table: Name, metadata: TableMetadata, fields: Sequence[PartitionField]) -> int:
-    """Commits the new spec by the REST operation `updateTable`, and returns its id. It requires unchanged specs, not
-    unchanged snapshots."""
+    """Commit the new spec by the REST operation `updateTable`, and return its id.
+
+    It requires unchanged specs, not unchanged snapshots.
+    """
     requirements = [
         {"type": "assert-last-assigned-partition-id", "last-assigned-partition-id": metadata.last_partition_id},
         {"type": "assert-default-spec-id", "default-spec-id": metadata.default_spec_id},

@@ -65,8 +65,10 @@ class JoinedRows:
 
 @dataclass(frozen=True)
 class JoinedTable:
-    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more. A
-    referring column may belong to an earlier table of the same joins, as in `customer.nation_id`."""
+    """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more.
+
+    A referring column may belong to an earlier table of the same joins, as in `customer.nation_id`.
+    """
 
     table: Name
     on: Mapping[str, str]
@@ -75,8 +77,12 @@ class JoinedTable:
 def read_joined_tables(
     client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
-    """The columns that `by` and the join conditions name, of the tables' current snapshots: a clustering keeps the
-    order of its time, which makes only a worse layout. BadRequest for a table of more than `rows_max` rows."""
+    """Return the columns that `by` and the join conditions name, of the tables' current snapshots: a clustering
+    keeps the order of its time, which makes only a worse layout.
+
+    Raises:
+        BadRequest: For a table of more than `rows_max` rows.
+    """
     named = [*by, *(column for join in joins.values() for column in join.on)]
     found = {}
     for name, join in joins.items():
@@ -90,7 +96,10 @@ def read_joined_tables(
 
 
 class KeyMatcher:
-    """Finds rows by their keys. Picklable."""
+    """Finds rows by their keys.
+
+    Picklable.
+    """
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         self._kinds = [_key_type(key.type) for key in keys]
@@ -98,7 +107,7 @@ class KeyMatcher:
         self._keys = pa.array(self._tuple_codes(keys))
 
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
-        """int64[rows]: the first row that has the key; -1 where none has it, or it has a null."""
+        """Return int64[rows]: the first row that has the key; -1 where none has it, or it has a null."""
         combined = self._tuple_codes(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
             zero_copy_only=False
@@ -106,7 +115,7 @@ class KeyMatcher:
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
     def _tuple_codes(self, columns: Sequence[pa.Array]) -> Longs:
-        """int64[rows]: a number for each tuple of known values; -1 if a value is null or unknown."""
+        """Return int64[rows]: a number for each tuple of known values; -1 if a value is null or unknown."""
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
             positions = pc.fill_null(pc.index_in(column.cast(kind), value_set=values, skip_nulls=True), -1)
@@ -116,7 +125,7 @@ class KeyMatcher:
 
 
 def _key_type(kind: pa.DataType) -> pa.DataType:
-    """The type in which keys are compared: int64 for all integers."""
+    """Return the type in which keys are compared: int64 for all integers."""
     return pa.int64() if pa.types.is_integer(kind) else kind
 
 
@@ -149,7 +158,7 @@ class Attributes:
         )
 
     def rows(self, name: str, batch: pa.RecordBatch | pa.Table) -> Longs:
-        """int64[rows]: the joined row of the table for each row of the batch; -1 for none."""
+        """Return int64[rows]: the joined row of the table for each row of the batch; -1 for none."""
         columns, lookup = self._lookups[name]
         return lookup.rows([single_array(batch[column]) for column in columns])
 
@@ -192,7 +201,7 @@ class Attributes:
         return name, column
 
     def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
-        """(table, column); the table is empty for a column of the clustered rows."""
+        """Return (table, column); the table is empty for a column of the clustered rows."""
         name, dot, column = text.partition(".")
         if text in schema.names or not dot or name not in self._tables:
             _check_column(text, schema, text)
@@ -210,8 +219,11 @@ def _check_column(column: str, schema: pa.Schema, text: str) -> None:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Ranks of one attribute's values in a sample: the distinct `values`, ascending, and `before`, int64[values + 1]:
-    how many rows precede each value, and the total. Nulls precede all values."""
+    """Ranks of one attribute's values in a sample: the distinct `values`, ascending, and `before`, int64[values +
+    1]: how many rows precede each value, and the total.
+
+    Nulls precede all values.
+    """
 
     values: npt.NDArray[np.generic] | npt.NDArray[np.object_]
     before: Longs
@@ -223,7 +235,7 @@ class Ranks:
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
-        """The ranks of a column's values: uint64[rows], less than 2**BITS."""
+        """Return the ranks of a column's values: uint64[rows], less than 2**BITS."""
         encoded = column.dictionary_encode()
         low, high = self._between(encoded.dictionary)
         nulls = int(self.before[0])
@@ -271,7 +283,10 @@ def _comparable(values: pa.Array) -> npt.NDArray[np.generic]:
 
 @dataclass(frozen=True)
 class Clustering:
-    """Computes clustering keys. Picklable."""
+    """Computes clustering keys.
+
+    Picklable.
+    """
 
     curve: str
     attributes: Attributes
@@ -302,7 +317,7 @@ class Clustering:
     through the first of each group, and the others order the rows of one point. Empty: each attribute is a group."""
 
     def keys(self, rows: pa.RecordBatch | pa.Table) -> npt.NDArray[np.uint8]:
-        """The clustering keys: uint8[rows, bytes]; they compare as bytes.
+        """Return the clustering keys: uint8[rows, bytes]; they compare as bytes.
 
         A range of an attribute opens about a part 2**-b of the files, if b of the first bits are those of its group.
         The sum over all attributes is least if a group of g attributes has log2(g) bits more than one of one attribute.
@@ -323,7 +338,7 @@ class Clustering:
         return np.concatenate([*parts, others.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1)
 
     def points(self, rows: pa.RecordBatch | pa.Table) -> Points:
-        """The ranks: uint64[rows, attributes]."""
+        """Return the ranks: uint64[rows, attributes]."""
         rows_by_table: dict[str, Longs] = {}
         points: Points = np.empty((rows.num_rows, len(self.attributes.by)), dtype=np.uint64)
         for number, (name, column) in enumerate(self.attributes.by):
@@ -354,22 +369,26 @@ def _groups(points: Points) -> tuple[tuple[int, ...], ...]:
 
 
 def new_layer() -> str:
-    """The name of a new layer: files that a clustering writes together."""
+    """Return the name of a new layer: files that a clustering writes together."""
     return uuid.uuid4().hex[:12]
 
 
 def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
-    """The keys as bytes[rows], which numpy can sort and search."""
+    """Return the keys as bytes[rows], which numpy can sort and search."""
     sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
     return sortable
 
 
 def layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
-    """The properties for the writer of a layer, whose files end after a number of rows and not at a size, with bounds
-    of these columns that are long enough to distinguish files. `sample`: some rows.
+    """Return the properties for the writer of a layer, whose files end after a number of rows and not at a size,
+    with bounds of these columns that are long enough to distinguish files.
 
     By default the bounds of a string have its first 16 characters. If all values begin with these, as URLs do, the
-    bounds of all files are equal. Properties of a column, and a default without bounds, take precedence."""
+    bounds of all files are equal. Properties of a column, and a default without bounds, take precedence.
+
+    Args:
+        sample: Some rows.
+    """
     found = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
     default = properties.get(DEFAULT_MODE, "truncate").strip().lower()
     for name in columns if default.startswith("truncate") else ():
@@ -381,7 +400,9 @@ def layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: S
 
 
 def _distinct_length(column: pa.ChunkedArray) -> int:
-    """The characters that distinguish neighbours among some hundred quantiles, and a bound's usual length more."""
+    """Return the characters that distinguish neighbours among some hundred quantiles, and a bound's usual length
+    more.
+    """
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
     shared = max((_shared_length(*pair) for pair in pairwise(quantiles)), default=0)
@@ -394,19 +415,23 @@ def _shared_length(one: str, other: str) -> int:
 
 
 def range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[parts - 1]: boundaries that divide the keys into parts of about equal size. Boundaries may be equal."""
+    """bytes[parts - 1]: boundaries that divide the keys into parts of about equal size.
+
+    Boundaries may be equal.
+    """
     ascending = np.sort(keys)
     positions = [len(ascending) * number // parts for number in range(1, parts)]
     return ascending[positions] if len(ascending) else ascending
 
 
 def cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[…]: boundaries that divide rows with these keys, a sample, into about as many files, each between two cells
-    of the curve.
+    """bytes[…]: boundaries that divide rows with these keys, a sample, into about as many files, each between two
+    cells of the curve.
 
     A cell has all points with the same first bits, so a boundary where a high bit changes divides large cells, and a
     file on both sides of it would have a part of each. So each boundary is moved by up to a part `SPREAD` of a file to
-    where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often."""
+    where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often.
+    """
     ascending = np.sort(keys)
     size = len(ascending) / max(1, parts)
     bounds: list[bytes] = []
@@ -427,8 +452,11 @@ def cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.byte
 
 
 def _cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Where, between two neighbours of these ascending keys, the highest bit changes, next to the place `wanted`; and
-    the least key of the cell that begins there. None if all keys are equal."""
+    """Where, between two neighbours of these ascending keys, the highest bit changes, next to the place `wanted`;
+    and the least key of the cell that begins there.
+
+    None if all keys are equal.
+    """
     width = keys.dtype.itemsize
     bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)
     changed = np.unpackbits(bytes_of[1:] ^ bytes_of[:-1], axis=1)

@@ -100,7 +100,11 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
-        """By the table's properties, then by `inherited`. BadRequest for a value that is no number."""
+        """By the table's properties, then by `inherited`.
+
+        Raises:
+            BadRequest: For a value that is no number.
+        """
         properties = {**inherited, **metadata.properties}
         return CompactionPolicy(
             max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)),
@@ -152,7 +156,7 @@ def compact(
 
 
 def _chosen_of_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[ScanTask]:
-    """The files to replace, in the order of the plan."""
+    """Return the files to replace, in the order of the plan."""
     shared = count_deletes(tasks)
     return (task for members in group_by_partition(tasks) for task in _chosen(members, shared, policy))
 
@@ -168,7 +172,7 @@ def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: i
 
 
 def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
-    """The files of each partition, in the order of the plan."""
+    """Return the files of each partition, in the order of the plan."""
     partitions: defaultdict[bytes, list[ScanTask]] = defaultdict(list)
     for task in tasks:
         partitions[msgspec.json.encode((task.spec_id, task.file.get("partition") or []))].append(task)
@@ -181,12 +185,12 @@ def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
 
 
 def _delete_key(delete: Mapping[str, Any]) -> DeleteKey:
-    """A file of deletion vectors has one for each data file, at an offset."""
+    """Return a file of deletion vectors has one for each data file, at an offset."""
     return delete["file-path"], delete.get("content-offset")
 
 
 def _chosen(members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy) -> list[ScanTask]:
-    """The files of a partition to replace: those with many deletes, and those that tiers merge."""
+    """Return the files of a partition to replace: those with many deletes, and those that tiers merge."""
     chosen = {task.path for task in members if has_many_deletes(task, shared)}
     small = [
         task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
@@ -198,7 +202,7 @@ def _chosen(members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: Com
 
 
 def _tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Divides files by size: each is at most as large as all smaller files of its tier together."""
+    """Divide files by size: each is at most as large as all smaller files of its tier together."""
     tier: list[ScanTask] = []
     size_bytes = 0
     for task in sorted(small, key=lambda task: task.size_bytes):
@@ -217,7 +221,12 @@ def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
 
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
-    """None if it is not worth a commit. Unreadable, Unwritable."""
+    """Return None if it is not worth a commit.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+        Unwritable: If the rows cannot be written.
+    """
     new = rewrite_batch(opened, batch)
     if len(new.written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
         new.written.discard(new.target.storage)
@@ -226,7 +235,12 @@ def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | N
 
 
 def rewrite_batch(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles:
-    """Writes the rows of the files to files of the current partition spec. Unreadable, Unwritable."""
+    """Write the rows of the files to files of the current partition spec.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+        Unwritable: If the rows cannot be written.
+    """
     target = target_of(opened.metadata, opened.storage, opened.name)
     # In a table with a sort order, rows of several files are sorted together.
     policy = CopyPolicy.of(target.properties) if target.ordering is None else None
@@ -241,9 +255,17 @@ def rewrite_rows(
     *,
     published: bool = True,
 ) -> RewrittenFiles:
-    """Writes the live rows of these files to new files, partition by partition, and copies row groups by the policy;
-    without a policy none. `opened` and `target`: of the schema of the new files. `published`: whether a commit has
-    added the files, so that their rows have row ids. Unreadable, Unwritable."""
+    """Write the live rows of these files to new files, partition by partition, and copies row groups by the policy;
+    without a policy none.
+
+    Args:
+        opened, target: Of the schema of the new files.
+        published: Whether a commit has added the files, so that their rows have row ids.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+        Unwritable: If the rows cannot be written.
+    """
     origins = OriginLog()
     if published and has_lineage(opened.metadata):
         target = with_lineage(target)
@@ -271,7 +293,12 @@ class _Copies:
     firsts: Mapping[str, int]
 
     def write(self, batch: Sequence[ScanTask], origins: OriginLog) -> tuple[WrittenFiles, CopyCounts, list[ScanTask]]:
-        """What was written, and the files that are not worth a copy. Unreadable, Unwritable."""
+        """Return what was written, and the files that are not worth a copy.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+            Unwritable: If the rows cannot be written.
+        """
         with CopyWriter(self.opened, self.target, self.policy, origins, self.keys) as writer:
             groups, others = list[_Group](), list[ScanTask]()
             for tasks in group_by_partition(batch):
@@ -295,8 +322,11 @@ class _Copies:
         advance(len(tasks), sum(task.size_bytes for task in tasks))
 
     def _at_once(self, groups: Sequence[_Group], threads: int, origins: OriginLog) -> tuple[WrittenFiles, CopyCounts]:
-        """Several partitions at a time: one thread neither copies as fast as the disk nor waits for it without a loss.
-        Index files are made afterwards, so that they are as few as of one writer."""
+        """Several partitions at a time: one thread neither copies as fast as the disk nor waits for it without a
+        loss.
+
+        Index files are made afterwards, so that they are as few as of one writer.
+        """
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
         with ThreadPoolExecutor(threads, thread_name_prefix="copies") as pool:
@@ -356,8 +386,10 @@ def _encode(
 def _numbered(
     read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-    """The rows without their positions, and their origins. Batches of small files are joined: what is done for each
-    batch takes longer than what is done for a thousand rows."""
+    """Yield the rows without their positions, and their origins.
+
+    Batches of small files are joined: what is done for each batch takes longer than what is done for a thousand rows.
+    """
     waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in read:
         for batch in batches:
@@ -373,8 +405,10 @@ def _numbered(
 
 
 def _joined(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
-    """`starts`: what is added to the positions of each batch. They are the last column: a column of the table may have
-    its name."""
+    """`starts`: what is added to the positions of each batch.
+
+    They are the last column: a column of the table may have its name.
+    """
     joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     last = joined.num_columns - 1
     origins = joined.column(last).to_numpy() + np.repeat(starts, [batch.num_rows for batch in batches])

@@ -81,8 +81,12 @@ _CORRECT_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
 
 @dataclass(frozen=True)
 class CopyPolicy:
-    """`least_bytes`: of a row group that is copied. `keep_order`: each file becomes one file, with its rows in their
-    order. `sorts`: nothing is copied, and the rows of a new file have the table's sort order; for encrypted files."""
+    """`least_bytes`: of a row group that is copied.
+
+    Attributes:
+        keep_order: Each file becomes one file, with its rows in their order.
+        sorts: Nothing is copied, and the rows of a new file have the table's sort order; for encrypted files.
+    """
 
     least_bytes: int
     target_bytes: int
@@ -112,10 +116,12 @@ class CopyCounts:
 
 
 class CopyWriter:
-    """Writes files of one partition after the other. As a context manager, it deletes its files on an exception.
+    """Writes files of one partition after the other.
 
-    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage
-    columns, if the rows have row ids.
+    As a context manager, it deletes its files on an exception.
+
+    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage columns, if the rows
+    have row ids.
     """
 
     def __init__(
@@ -160,8 +166,9 @@ class CopyWriter:
             self.abort()
 
     def partition_of(self, tasks: Sequence[ScanTask]) -> Partition | None:
-        """The partition of these files; None if it is not worth a copy, because all of them are small, or if their rows
-        must be partitioned again."""
+        """Return the partition of these files; None if it is not worth a copy, because all of them are small, or if
+        their rows must be partitioned again.
+        """
         self._inspected.clear()
         all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
         is_encoded = (all_small or self._policy.sorts) and not self._policy.keep_order
@@ -181,7 +188,11 @@ class CopyWriter:
         return self._keys is not None and self._inspect(task).scheme is not None
 
     def _inspect(self, task: ScanTask) -> _Inspected:
-        """What decides on the new file; the footer is read once for it. Unreadable."""
+        """Return what decides on the new file; the footer is read once for it.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         found = self._inspected.get(task.path)
         if found is None:
             with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
@@ -190,8 +201,14 @@ class CopyWriter:
         return found
 
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
-        """Writes the live rows of the files of one partition. Each has the origin of its first row. Unreadable,
-        Unwritable."""
+        """Write the live rows of the files of one partition.
+
+        Each has the origin of its first row.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+            Unwritable: If the rows cannot be written.
+        """
         self._partition = partition, list(tasks[0][0].file.get("partition") or [])
         for members in self._by_scheme(tasks):
             self._protection = None if self._keys is None else self._inspect(members[0][0]).protection
@@ -211,7 +228,11 @@ class CopyWriter:
             self._cut()
 
     def _by_scheme(self, tasks: Sequence[tuple[ScanTask, int]]) -> Iterable[Sequence[tuple[ScanTask, int]]]:
-        """The files by how they are encrypted. Unreadable."""
+        """Return the files by how they are encrypted.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         if self._keys is None:
             return [tasks]
         schemes: dict[EncryptionScheme | None, list[tuple[ScanTask, int]]] = {}
@@ -220,11 +241,15 @@ class CopyWriter:
         return schemes.values()
 
     def _scheme_of(self, path: str) -> EncryptionScheme | None:
-        """How the file was encrypted when it was opened to choose the encryption of the new file."""
+        """Return how the file was encrypted when it was opened to choose the encryption of the new file."""
         return self._inspected[path].scheme
 
     def _required_in(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
-        """The ids of optional columns without structure that all these files store as required. Unreadable."""
+        """Return the ids of optional columns without structure that all these files store as required.
+
+        Raises:
+            Unreadable: If the file cannot be read.
+        """
         common: frozenset[int] | None = None
         for task in sorted(tasks, key=lambda task: -task.size_bytes):
             found = self._inspect(task).required
@@ -267,7 +292,11 @@ class CopyWriter:
                 self._encode(task, np.concatenate(encoded), origin)
 
     def _protection_of(self, source: SourceFile) -> FileProtection | None:
-        """How a new file of these rows is encrypted. Unreadable if that is uncertain."""
+        """Return how a new file of these rows is encrypted.
+
+        Raises:
+            Unreadable: If that is uncertain.
+        """
         return None if self._keys is None else protection_of(source, self._layout.leaves, self._keys)
 
     def _match(self, source: SourceFile) -> LeafMatch:
@@ -319,7 +348,7 @@ class CopyWriter:
         self.counts.copied_bytes += group.size_bytes
 
     def _filled(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
-        """The columns that the file lacks, null, and those of row lineage, as a file in memory."""
+        """Return the columns that the file lacks, null, and those of row lineage, as a file in memory."""
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first, rows) if self._lineage else {}
@@ -346,7 +375,7 @@ class CopyWriter:
         return {name: table.column(position).combine_chunks() for position, name in enumerate(NAMES)}
 
     def _encode(self, task: ScanTask, positions: Longs | None, origin: int) -> None:
-        """Encodes the live rows at these positions, together with other rows that wait."""
+        """Encode the live rows at these positions, together with other rows that wait."""
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
         for batch in self._reader.read(task, positions):
@@ -359,7 +388,7 @@ class CopyWriter:
                 self._flush()
 
     def _flush(self) -> None:
-        """Writes the rows that wait as one row group, or as one file that is sorted."""
+        """Write the rows that wait as one row group, or as one file that is sorted."""
         if not self._waiting:
             return
         rows, origins = pa.Table.from_batches(self._waiting), np.concatenate(self._waiting_origins)
@@ -385,7 +414,9 @@ class CopyWriter:
         file.assembler.add([Pick(source, 0, columns, columns)])
 
     def _open_file(self, size_bytes: int) -> _OpenFile:
-        """The file for a row group of this size: a new file if the group would make the current file too large."""
+        """Return the file for a row group of this size: a new file if the group would make the current file too
+        large.
+        """
         is_single = self._policy.keep_order or self._policy.sorts
         if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
             self._close_file()
@@ -427,7 +458,10 @@ class CopyWriter:
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Deletes the written files; ignores errors of the storage. Never raises."""
+        """Delete the written files; ignores errors of the storage.
+
+        Never raises.
+        """
         if self._file is not None:
             self._file.assembler.abort()
             self._file = None
@@ -448,7 +482,11 @@ class _Inspected:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a new file is like. `footer`: that of an empty file of `arrow`, of which `leaves` are the leaf columns."""
+    """What a new file is like.
+
+    Attributes:
+        footer: That of an empty file of `arrow`, of which `leaves` are the leaf columns.
+    """
 
     arrow: pa.Schema
     footer: ParquetFooter
@@ -482,5 +520,5 @@ def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
 
 
 def _written_fields(target: WriteTarget) -> Iterator[Any]:
-    """The fields of the schema that files have columns for."""
+    """Return the fields of the schema that files have columns for."""
     return (field for field in target.schema.fields if field.type != UNKNOWN)

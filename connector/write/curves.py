@@ -19,9 +19,16 @@ Points = npt.NDArray[np.uint64]
 
 
 def curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
-    """The keys of points: uint8[rows, bytes], which compare as bytes. Distinct points have distinct keys.
+    """Return the keys of points: uint8[rows, bytes], which compare as bytes.
 
-    `points`: uint64[rows, attributes], less than 2**bits. ValueError for an unknown curve."""
+    Distinct points have distinct keys.
+
+    Args:
+        points: uint64[rows, attributes], less than 2**bits.
+
+    Raises:
+        ValueError: For an unknown curve.
+    """
     axes = points.T.copy()
     if curve == HILBERT:
         _transpose(axes, bits)
@@ -37,7 +44,7 @@ def curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
 
 
 def _transpose(axes: Points, bits: int) -> None:
-    """Transforms coordinates in place to the Hilbert index, whose bits are distributed over the rows of `axes`."""
+    """Transform coordinates in place to the Hilbert index, whose bits are distributed over the rows of `axes`."""
     first = axes[0]
     for bit in range(bits - 1, 0, -1):
         low = np.uint64((1 << bit) - 1)

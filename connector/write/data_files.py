@@ -54,8 +54,14 @@ _REPEATING = 0.9
 
 @dataclass(frozen=True)
 class NewFile:
-    """A Parquet file to write. `arrow`: the Arrow schema of all rows, with field ids. `properties`: those of the table.
-    `key_values` are stored in the footer."""
+    """A Parquet file to write.
+
+    `key_values` are stored in the footer.
+
+    Attributes:
+        arrow: The Arrow schema of all rows, with field ids.
+        properties: Those of the table.
+    """
 
     location: str
     storage: Storage
@@ -67,7 +73,10 @@ class NewFile:
 
 
 class FileWriter:
-    """Writes one Parquet file. Each call of `write` makes a row group."""
+    """Writes one Parquet file.
+
+    Each call of `write` makes a row group.
+    """
 
     def __init__(self, new: NewFile) -> None:
         self.location = new.location
@@ -85,13 +94,21 @@ class FileWriter:
         return int(self._stream.tell()) if self._stream is not None else 0
 
     def write(self, rows: pa.Table) -> None:
-        """Writes a row group. Unwritable for an invalid property of the table."""
+        """Write a row group.
+
+        Raises:
+            Unwritable: For an invalid property of the table.
+        """
         self._metrics.add(rows)
         self._open_writer(rows).write_table(rows, row_group_size=max(1, rows.num_rows))
         self.rows += rows.num_rows
 
     def _open_writer(self, first: pa.Table | None) -> pq.ParquetWriter:
-        """The Parquet writer, opened at the first call. `first`: the rows of the first row group; None for no rows."""
+        """Return the Parquet writer, opened at the first call.
+
+        Args:
+            first: The rows of the first row group; None for no rows.
+        """
         if self._writer is None:
             options = _options_for(first, self._leaves, self._bloom_fpps, self._new.properties)
             self._stream = self._new.storage.open_output_stream(self.location)
@@ -101,7 +118,7 @@ class FileWriter:
         return self._writer
 
     def close(self) -> dict[str, Any]:
-        """Closes the file durably; returns its format, sizes, counts and metrics as fields of a ContentFile."""
+        """Close the file durably; return its format, sizes, counts and metrics as fields of a ContentFile."""
         writer = self._open_writer(None)
         writer.close()
         footer = writer.writer.metadata
@@ -120,7 +137,10 @@ class FileWriter:
         }
 
     def abort(self) -> None:
-        """Closes and deletes the file. Never raises: the file is unreferenced."""
+        """Close and delete the file.
+
+        Never raises: the file is unreferenced.
+        """
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()
@@ -131,7 +151,10 @@ class FileWriter:
 
 
 class EncryptedFileWriter(FileWriter):
-    """As a FileWriter. `protection`: of the columns of the schema. Metrics of encrypted columns are not given."""
+    """As a FileWriter.
+
+    `protection`: of the columns of the schema. Metrics of encrypted columns are not given.
+    """
 
     def __init__(self, new: NewFile, protection: FileProtection) -> None:
         """Unreadable if a key service fails."""
@@ -168,15 +191,20 @@ class EncryptedFileWriter(FileWriter):
 
 
 def parsed_footer(footer: bytes) -> pq.FileMetaData:
-    """An encoded footer, as pyarrow decodes it."""
+    """Return an encoded footer, as pyarrow decodes it."""
     return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))
 
 
 def divided_by_protection(
     tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
 ) -> list[tuple[FileProtection | None, list[ScanTask]]]:
-    """The files by how they are encrypted, and so how new files of their rows are. Without keys all together: a file
-    that is encrypted is refused when it is read. Unreadable."""
+    """Return the files by how they are encrypted, and so how new files of their rows are.
+
+    Without keys all together: a file that is encrypted is refused when it is read.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+    """
     if keys is None:
         return [(None, list(tasks))]
     empty = file_without_rows(target.arrow, target.schema)
@@ -189,21 +217,27 @@ def divided_by_protection(
 
 
 def unchanged(scheme: EncryptionScheme | None, target: WriteTarget, keys: ParquetKeys | None) -> SourceCheck | None:
-    """Refuses a file that is no longer encrypted as `divided_by_protection` found it. None without keys."""
+    """Refuse a file that is no longer encrypted as `divided_by_protection` found it.
+
+    None without keys.
+    """
     if keys is None:
         return None
     return same_scheme(lambda _: scheme, file_without_rows(target.arrow, target.schema).leaves, keys)
 
 
 def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
-    """A Parquet file in memory that has the columns and no rows."""
+    """Return a Parquet file in memory that has the columns and no rows."""
     rows = pa.Table.from_batches([], arrow)  # `empty_table()` fails for a uuid within a struct, list or map
     return SourceFile("a file without rows", None, encode_row_group(rows, schema, {}))
 
 
 def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:
-    """A Parquet file in memory with the rows as its only row group; without row groups for no rows. Unwritable for an
-    invalid property."""
+    """Return a Parquet file in memory with the rows as its only row group; without row groups for no rows.
+
+    Raises:
+        Unwritable: For an invalid property.
+    """
     leaves = leaves_of(schema)
     options = _options_for(rows, leaves, _bloom_columns(schema, properties, leaves), properties)
     sink = pa.BufferOutputStream()
@@ -216,7 +250,11 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
 def _options_for(
     rows: pa.Table | None, leaves: list[LeafColumn], bloom_fpps: Mapping[str, float], properties: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Arguments of the Parquet writer. `rows`: those of the first row group; None for no rows."""
+    """Arguments of the Parquet writer.
+
+    Args:
+        rows: Those of the first row group; None for no rows.
+    """
     options = writer_options(properties)
     options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _repeats(rows, leaf)]
     if bloom_fpps:
@@ -231,7 +269,10 @@ def data_file_writer(target: WriteTarget, location: str, protection: FileProtect
 
 
 def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
-    """Closes the writer and returns the ContentFile. The rows must have the table's sort order, if it has any."""
+    """Close the writer and return the ContentFile.
+
+    The rows must have the table's sort order, if it has any.
+    """
     return {
         "content": "data",
         **writer.close(),
@@ -242,7 +283,12 @@ def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> 
 
 
 def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of pyarrow's ParquetWriter. Unwritable or BadRequest for an invalid property."""
+    """Arguments of pyarrow's ParquetWriter.
+
+    Raises:
+        Unwritable: For an invalid property.
+        BadRequest: For an invalid property.
+    """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
         raise Unwritable(f"The table's {_CODEC} is {codec!r}; files are written with {', '.join(_CODECS)}")
@@ -261,7 +307,10 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
-    """Whether a column has enough repeated values for a dictionary. True for nested columns."""
+    """Return whether a column has enough repeated values for a dictionary.
+
+    True for nested columns.
+    """
     if len(leaf.positions) > 1 or leaf.repeated:
         return True
     if rows.num_rows < _SAMPLE_ROWS:
@@ -278,8 +327,9 @@ def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
 
 
 def _is_smaller(column: pa.ChunkedArray) -> bool:
-    """Whether a dictionary and the numbers of its values take fewer bytes than the values, before compression: as
-    Iceberg's Java writer decides. pyarrow keeps any dictionary that fits into its limit."""
+    """Return whether a dictionary and the numbers of its values take fewer bytes than the values, before
+    compression: as Iceberg's Java writer decides. pyarrow keeps any dictionary that fits into its limit.
+    """
     values = len(column) - column.null_count
     if not values:
         return True
@@ -292,7 +342,11 @@ def _is_smaller(column: pa.ChunkedArray) -> bool:
 
 
 def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
-    """The columns with a Bloom filter in the file: path → rate of false positives. Unwritable for an invalid rate."""
+    """Return the columns with a Bloom filter in the file: path → rate of false positives.
+
+    Raises:
+        Unwritable: For an invalid rate.
+    """
     paths = {leaf.id: leaf.path for leaf in leaves if leaf.kind != "boolean"}
     fpps: dict[str, float] = {}
     for name in properties:

@@ -59,8 +59,10 @@ _OWN, _ALL = "write.delete.parquet.", "write.parquet."
 
 @dataclass(frozen=True)
 class DeletedRows:
-    """Rows of one data file to delete: `positions` is int64[n], in any order. `spec_id` and `partition` are those of
-    its ContentFile; `deletes` are the delete files that a plan lists for it."""
+    """Rows of one data file to delete: `positions` is int64[n], in any order.
+
+    `spec_id` and `partition` are those of its ContentFile; `deletes` are the delete files that a plan lists for it.
+    """
 
     path: str
     spec_id: int
@@ -76,8 +78,10 @@ class DeletedRows:
         return [file for file in self.deletes if file["content"] == "position-deletes"]
 
     def is_whole(self, reader: Deletes) -> bool:
-        """Whether these are all rows that positional deletes have left in the file; Unreadable. False if that is
-        uncertain, for example because equality deletes apply."""
+        """Return whether these are all rows that positional deletes have left in the file; Unreadable.
+
+        False if that is uncertain, for example because equality deletes apply.
+        """
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
             return False
@@ -86,8 +90,11 @@ class DeletedRows:
 
 @dataclass(frozen=True)
 class WrittenDeletes:
-    """For a commit: `files` are ContentFiles to add. `removed` are files to remove in the same commit: delete files
-    that they replace, and data files without remaining rows."""
+    """For a commit: `files` are ContentFiles to add.
+
+    `removed` are files to remove in the same commit: delete files that they replace, and data files without remaining
+    rows.
+    """
 
     files: tuple[dict[str, Any], ...] = ()
     removed: tuple[dict[str, Any], ...] = ()
@@ -101,19 +108,23 @@ class WrittenDeletes:
         )
 
     def discard(self, storage: Storage) -> None:
-        """Deletes all files; ignores errors of the storage. Only for files that no commit has added or can still
-        add."""
+        """Delete all files; ignores errors of the storage.
+
+        Only for files that no commit has added or can still add.
+        """
         for location in {file["file-path"] for file in self.files}:
             with suppress(OSError):
                 storage.delete(location)
 
 
 def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """Writes deletion vectors or position deletes, depending on the table's version. `reader` reads the table's
-    deletes.
+    """Write deletion vectors or position deletes, depending on the table's version.
 
-    Unreadable if a delete file that a new vector must include cannot be read: its rows would be undeleted. ValueError
-    for a negative position or a data file that is given twice.
+    `reader` reads the table's deletes.
+
+    Raises:
+        Unreadable: If a delete file that a new vector must include cannot be read: its rows would be undeleted.
+        ValueError: For a negative position or a data file that is given twice.
     """
     non_empty = _by_path(rows)
     emptied_paths = {deleted.path for deleted in non_empty if deleted.is_whole(reader)}
@@ -129,7 +140,9 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
 
 
 def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """One Puffin file with a vector for each data file, which includes earlier deletes; no file if no row is new."""
+    """Return one Puffin file with a vector for each data file, which includes earlier deletes; no file if no row is
+    new.
+    """
     location = _new_location(target, ".puffin")
     blobs: list[Blob] = []
     files: list[dict[str, Any]] = []
@@ -165,7 +178,9 @@ def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: 
 
 
 def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
-    """The entry that removes a delete file which the new vector includes; None if it also applies to other files."""
+    """Return the entry that removes a delete file which the new vector includes; None if it also applies to other
+    files.
+    """
     if file.get("referenced-data-file") != path:
         return None
     entry: dict[str, Any] = {"file-path": file["file-path"]}
@@ -175,9 +190,11 @@ def _removal_of(file: Mapping[str, Any], path: str) -> dict[str, Any] | None:
 
 
 def encode_vector(positions: Longs) -> bytes:
-    """A blob `deletion-vector-v1`: length, magic, portable 64-bit roaring bitmap, CRC-32 of magic and bitmap.
+    """Return a blob `deletion-vector-v1`: length, magic, portable 64-bit roaring bitmap, CRC-32 of magic and bitmap.
 
-    `positions`: ascending and distinct."""
+    Args:
+        positions: Ascending and distinct.
+    """
     body = _VECTOR_MAGIC + _roaring(positions)
     return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
@@ -196,7 +213,11 @@ def _roaring(positions: Longs) -> bytes:
 
 
 def _by_path(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
-    """The entries that have positions. ValueError for a negative position or a data file that is given twice."""
+    """Return the entries that have positions.
+
+    Raises:
+        ValueError: For a negative position or a data file that is given twice.
+    """
     by_path: dict[str, DeletedRows] = {}
     for deleted in rows:
         if deleted.path in by_path:
@@ -213,7 +234,10 @@ def _by_path(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
 
 def _position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
     """Parquet files of paths and positions, sorted by both: one for each partition, or for each data file if the
-    table's `write.delete.granularity` is `file`. Earlier delete files stay."""
+    table's `write.delete.granularity` is `file`.
+
+    Earlier delete files stay.
+    """
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
     given = sorted(rows, key=lambda deleted: (_partition_key(deleted), deleted.path.encode()))
@@ -229,7 +253,11 @@ def _partition_key(deleted: DeletedRows) -> tuple[int, str]:
 
 
 def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
-    """One position delete file. `rows`: data files of one partition, sorted by path."""
+    """Return one position delete file.
+
+    Args:
+        rows: Data files of one partition, sorted by path.
+    """
     writer = _delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
     )
@@ -259,11 +287,15 @@ def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str
 def write_equality_deletes(
     target: WriteTarget, keys: pa.Table, columns: Sequence[str], *, spec: PartitionSpec | None = None
 ) -> WrittenDeletes:
-    """Files of keys: they delete the rows with equal values in these columns, in data files of lower sequence numbers.
+    """Return files of keys: they delete the rows with equal values in these columns, in data files of lower sequence
+    numbers.
 
     The deletes apply to data files of the same spec and partition. `spec` is by default the table's; the sources of its
     fields must be among `columns`. Deletes of a spec without fields apply to all data files of any spec. `columns` are
-    names of top-level columns. Unwritable for columns that cannot be a key.
+    names of top-level columns.
+
+    Raises:
+        Unwritable: For columns that cannot be a key.
     """
     spec, schema = target.spec if spec is None else spec, check_equality_deletes(target, columns)
     sources = {source for field in spec.fields if not field.is_void for source in field.sources}
@@ -305,7 +337,11 @@ def write_equality_deletes(
 
 
 def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schema:
-    """The schema of these columns. Unwritable if the table or these columns do not support equality deletes."""
+    """Return the schema of these columns.
+
+    Raises:
+        Unwritable: If the table or these columns do not support equality deletes.
+    """
     _check_version(target, "equality deletes")
     return _key_schema(target.schema, columns)
 
@@ -340,5 +376,5 @@ def _delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int, Mode
 
 
 def _new_location(target: WriteTarget, suffix: str) -> str:
-    """A location outside of partition folders: a file may contain deletes of several partitions."""
+    """Return a location outside of partition folders: a file may contain deletes of several partitions."""
     return data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")

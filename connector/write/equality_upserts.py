@@ -52,11 +52,13 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
 
 
 def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
-    """Deletes all rows with the keys of the batch and, unless `deletes` is True, adds the rows of the batch.
+    """Delete all rows with the keys of the batch and, unless `deletes` is True, add the rows of the batch.
 
-    Unwritable for floating-point key columns, tables of version 1, tables of which every partition spec has fields and
-    one is derived from other columns than the key's, and keys whose partition value depends on the type that their
-    column had."""
+    Raises:
+        Unwritable: For floating-point key columns, tables of version 1, tables of which every partition spec has fields
+            and one is derived from other columns than the key's, and keys whose partition value depends on the type
+            that their column had.
+    """
     if not batch.keys.count:
         return NOTHING
     columns = [field.name for field in batch.keys.fields]
@@ -72,9 +74,13 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
 
 
 def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """Specs whose equality deletes of these keys apply to every file of the table. Unwritable if there are none.
+    """Specs whose equality deletes of these keys apply to every file of the table.
 
-    Readers treat a spec with only void fields as a spec without fields."""
+    Readers treat a spec with only void fields as a spec without fields.
+
+    Raises:
+        Unwritable: If there are none.
+    """
     ids = {field.id for field in metadata.current_schema.fields if field.name in columns}
     spec_fields = [(spec, field) for spec in metadata.partition_specs for field in spec.fields if not field.is_void]
     foreign = [(spec, field) for spec, field in spec_fields if not ids.issuperset(field.sources)]

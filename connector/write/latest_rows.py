@@ -46,8 +46,13 @@ def batch_of(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Batch:
-    """Deduplicates rows. The batch has all columns of the rows, or, with `columns`, only these, the keys and
-    `precombine`. Unwritable for rows without a key, and for rows that do not fit the table."""
+    """Deduplicates rows.
+
+    The batch has all columns of the rows, or, with `columns`, only these, the keys and `precombine`.
+
+    Raises:
+        Unwritable: For rows without a key, and for rows that do not fit the table.
+    """
     fields = key_fields(schema, keys)
     by_name = {field.name: field for field in schema.fields}
     needed = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
@@ -91,7 +96,7 @@ def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -
 
 
 def _concatenated(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
-    """The rows as a table; without rows, an empty table with these columns."""
+    """Return the rows as a table; without rows, an empty table with these columns."""
     if not given:
         return pa.schema([(field.name, plain_type(field.type)) for field in fields]).empty_table()
     try:
@@ -101,7 +106,11 @@ def _concatenated(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> p
 
 
 def column_of(table: pa.Table, field: Field) -> pa.Array:
-    """A column with the type that it has in data files. Unwritable if it cannot be cast."""
+    """Return a column with the type that it has in data files.
+
+    Raises:
+        Unwritable: If it cannot be cast.
+    """
     schema = Schema((msgspec.structs.replace(field, required=False),), 0)
     arrow = arrow_schema(schema)
     # at least one batch, because concatenating no arrays gives no type
@@ -111,15 +120,17 @@ def column_of(table: pa.Table, field: Field) -> pa.Array:
 
 @dataclass(frozen=True)
 class Rank:
-    """The order of rows: by `valid`, bool[rows], False for null; then by `number`, uint64[rows]. Only rows of the same
-    ranking are comparable."""
+    """The order of rows: by `valid`, bool[rows], False for null; then by `number`, uint64[rows].
+
+    Only rows of the same ranking are comparable.
+    """
 
     valid: Mask
     number: npt.NDArray[np.uint64]
 
     @staticmethod
     def of(column: pa.Array | None, field: Field | None, rows: int) -> Rank:
-        """The ranks of a column of `column_of`; without a column, all rows have the same rank."""
+        """Return the ranks of a column of `column_of`; without a column, all rows have the same rank."""
         if column is None or field is None:
             return Rank(np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.uint64))
         kind = field.type
@@ -145,7 +156,10 @@ class Rank:
 
 
 def select_latest(groups: Sequence[npt.NDArray[Any]], rank: Rank) -> Longs:
-    """The position of the latest row of each group, ascending. Rows with equal values in all `groups` are a group."""
+    """Return the position of the latest row of each group, ascending.
+
+    Rows with equal values in all `groups` are a group.
+    """
     if not len(rank.number):
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((np.arange(len(rank.number)), rank.number, rank.valid, *groups))

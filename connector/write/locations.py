@@ -31,7 +31,7 @@ _DECODED_TIMES = 3
 
 
 def data_folder(location: str, properties: Mapping[str, str]) -> str:
-    """The folder that contains all data files of the table."""
+    """Return the folder that contains all data files of the table."""
     entropy = as_bool(properties, OBJECT_STORAGE, False)
     path_properties = (DATA_PATH, *(_OLDER_PATHS if entropy else _OLDER_PATHS[1:]))
     folder = next(
@@ -41,7 +41,11 @@ def data_folder(location: str, properties: Mapping[str, str]) -> str:
 
 
 def data_location(location: str, properties: Mapping[str, str], partition: str, name: str) -> str:
-    """The location of a file. `partition`: its `partition_path`, empty for an unpartitioned table."""
+    """Return the location of a file.
+
+    Args:
+        partition: Its `partition_path`, empty for an unpartitioned table.
+    """
     folder = data_folder(location, properties)
     relative_path = f"{partition}/{name}" if partition else name
     if not as_bool(properties, OBJECT_STORAGE, False):
@@ -62,7 +66,11 @@ def _entropy(name: str) -> str:
 
 
 def partition_path(names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]) -> str:
-    """`day=2024-01-31/id_bucket=7`, escaped; empty for no fields. `kinds`: the result types of the transforms."""
+    """`day=2024-01-31/id_bucket=7`, escaped; empty for no fields.
+
+    Args:
+        kinds: The result types of the transforms.
+    """
     fields = zip(names, transforms, kinds, values, strict=True)
     return "/".join(
         f"{_escaped(name)}={_escaped(_human_text(transform, kind, value))}" for name, transform, kind, value in fields
@@ -74,8 +82,11 @@ def _escaped(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`: servers and stores
-    refuse such locations. False if it still changes then. Folder names are informative: manifests have the values."""
+    """Return whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`: servers
+    and stores refuse such locations.
+
+    False if it still changes then. Folder names are informative: manifests have the values.
+    """
     decoded = text
     for _ in range(_DECODED_TIMES):
         if "\0" in decoded or any(segment in (".", "..") for segment in _SEPARATOR.split(decoded)):

@@ -33,10 +33,14 @@ def check_unchanged(
     read_snapshot_id: int | UnsetType | None,
     strategy: str | None,
 ) -> None:
-    """Conflict if rows with the keys have changed between a snapshot (None: the empty table; UNSET: nothing is checked)
-    and the opened snapshot.
+    """Conflict if rows with the keys have changed between a snapshot (None: the empty table; UNSET: nothing is
+    checked) and the opened snapshot.
 
-    `opened` must have its history. Unreadable for a file that cannot be read."""
+    `opened` must have its history.
+
+    Raises:
+        Unreadable: For a file that cannot be read.
+    """
     if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
         return
     if not _is_ancestor(opened, read_snapshot_id):
@@ -75,7 +79,7 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
 
 
 def _row_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
-    """(path, position, ordinal of the key) of each row."""
+    """Return (path, position, ordinal of the key) of each row."""
     return {
         (rows.task.path, position, ordinal)
         for rows in located.files
@@ -84,7 +88,7 @@ def _row_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
 
 
 def _row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
-    """The rows with some keys: how often each (key ordinal, values of the current columns) occurs."""
+    """Return the rows with some keys: how often each (key ordinal, values of the current columns) occurs."""
     return Counter(_read_values(opened, located, ordinals))
 
 

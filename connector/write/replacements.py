@@ -56,7 +56,10 @@ _NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
-    """A rewrite is given up. `reason`: one of the above."""
+    """A rewrite is given up.
+
+    `reason`: one of the above.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"Others have changed what was rewritten ({reason})", status=409)
@@ -67,7 +70,14 @@ class Overtaken(Conflict):
 
 
 def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history: bool = False) -> OpenTable:
-    """The head of a branch. `history`: with all snapshots. BadRequest for a table of version 1."""
+    """Return the head of a branch.
+
+    Args:
+        history: With all snapshots.
+
+    Raises:
+        BadRequest: For a table of version 1.
+    """
     opened = open_table(client, table, At(ref=branch), history=history)
     if opened.metadata.format_version == 1:
         raise BadRequest("The table has format version 1, of which no files are replaced; upgrade it to version 2")
@@ -84,11 +94,15 @@ def replacement(
     deletes: Sequence[Mapping[str, Any]] = (),
     operation: str = REPLACE,
 ) -> dict[str, Any]:
-    """The body of the commit that replaces the files of `tasks`. `others`: the other tasks of the same plan. `deletes`:
-    delete files of the new files. `operation`: `OVERWRITE` if rows are not the same.
+    """Return the body of the commit that replaces the files of `tasks`.
 
     Also removes delete files that apply to no other data file; their rows are not written again. The server removes
     delete files of a single data file together with it.
+
+    Args:
+        others: The other tasks of the same plan.
+        deletes: Delete files of the new files.
+        operation: `OVERWRITE` if rows are not the same.
     """
     kept = {delete["file-path"] for task in others for delete in task.deletes}
     unused = {
@@ -113,8 +127,9 @@ def replacement(
 
 @dataclass(frozen=True)
 class RewrittenFiles:
-    """New files, and the origins of their rows: row `p` of the data file `tasks[i]` has the origin `p` plus the record
-    counts of the tasks before it."""
+    """New files, and the origins of their rows: row `p` of the data file `tasks[i]` has the origin `p` plus the
+    record counts of the tasks before it.
+    """
 
     opened: OpenTable
     target: WriteTarget
@@ -124,7 +139,7 @@ class RewrittenFiles:
     copies: CopyCounts = field(default_factory=CopyCounts)
 
     def without(self, written: WrittenFiles) -> WrittenFiles:
-        """Those of its files that are not among `written`."""
+        """Return those of its files that are not among `written`."""
         paths = {file["file-path"] for file in written.files}
         locations = {file["location"] for file in written.index_files}
         return WrittenFiles(
@@ -133,8 +148,12 @@ class RewrittenFiles:
         )
 
     def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
-        """The replacement of what is left of the files at a later snapshot with these tasks. Overtaken if it is
-        uncertain which rows live on, or too few do. Unreadable."""
+        """Return the replacement of what is left of the files at a later snapshot with these tasks.
+
+        Raises:
+            Overtaken: If it is uncertain which rows live on, or too few do.
+            Unreadable: If the file cannot be read.
+        """
         known = self.opened.metadata
         if (known.table_uuid, known.format_version) != (opened.metadata.table_uuid, opened.metadata.format_version):
             raise Overtaken(TABLE)
@@ -169,7 +188,9 @@ class RewrittenFiles:
         return FileReplacement(opened, written, taken, others, deletes, bytes_left)
 
     def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        """The numbers of the tasks and the new files, divided so that rows of a task are in files of its group only."""
+        """Yield the numbers of the tasks and the new files, divided so that rows of a task are in files of its group
+        only.
+        """
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
         group_of = np.arange(len(self.tasks))
         sources = []
@@ -191,8 +212,11 @@ class RewrittenFiles:
             yield np.flatnonzero(group_of == group).tolist(), files
 
     def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
-        """The rows of the new files that no longer live in `current`, the old files by path. Overtaken if rows of an
-        old file live that the new files lack, as after a rollback."""
+        """Return the rows of the new files that no longer live in `current`, the old files by path.
+
+        Raises:
+            Overtaken: If rows of an old file live that the new files lack, as after a rollback.
+        """
         positions, keys = plan_read(opened, [], TRUE, positions=True), keys_of_table(opened.name)
         reader = TaskReader(positions, opened.storage, threads=False, keys=keys)
         dead, living = [_NONE], [_NONE]
@@ -225,8 +249,9 @@ class RewrittenFiles:
 
 @dataclass(frozen=True)
 class FileReplacement:
-    """A replacement at one snapshot: the new files, the old files, the other tasks of the same plan, and deletes of the
-    new files."""
+    """A replacement at one snapshot: the new files, the old files, the other tasks of the same plan, and deletes of
+    the new files.
+    """
 
     opened: OpenTable
     written: WrittenFiles
@@ -250,12 +275,20 @@ def commit_replacement(
     summary: Mapping[str, str],
     operation: str = REPLACE,
 ) -> FileReplacement:
-    """Replaces the files of `new.tasks`, or those of which enough is left, and deletes rows in the new files that were
-    deleted meanwhile. Returns what was committed. `others`: the other tasks of the same plan.
+    """Replace the files of `new.tasks`, or those of which enough is left, and delete rows in the new files that were
+    deleted meanwhile.
 
-    Overtaken if the rows that live on are uncertain or too few, or other commits are always faster. Unreadable if a
-    delete file of another commit cannot be read. After an error the new files are deleted, unless the outcome of the
-    commit is unknown."""
+    Returns what was committed.
+
+    After an error the new files are deleted, unless the outcome of the commit is unknown.
+
+    Args:
+        others: The other tasks of the same plan.
+
+    Raises:
+        Overtaken: If the rows that live on are uncertain or too few, or other commits are always faster.
+        Unreadable: If a delete file of another commit cannot be read.
+    """
     storage = new.target.storage
     attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, others)
     while True:
@@ -301,12 +334,12 @@ BatchRunner = Callable[[Batches], Batches]
 
 
 def run_here(batches: Batches) -> Batches:
-    """One after the other, in this process."""
+    """Return one after the other, in this process."""
     return batches
 
 
 def announced(batches: Batches) -> Batches:
-    """The batches, whose files the progress of the job then expects."""
+    """Return the batches, whose files the progress of the job then expects."""
     listed = list(batches)
     expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
     return listed
@@ -314,14 +347,18 @@ def announced(batches: Batches) -> Batches:
 
 @dataclass
 class RewriteReport:
-    """Files and bytes of the replaced and of the new data files. `rows_deleted`: rows that writers deleted meanwhile;
-    `conflicts`: batches that were given up because writers changed too much of them; `bytes_read`: size of the files
-    that were rewritten, wasted or not; `bytes_wasted`: the wasted part, with the share of the rows
-    that writers deleted meanwhile; `wasted_by`: the same by the reason; `given_up`: batches that are not worth a
-    commit; `recheck_after_s`: seconds after which files that were left out, because writers may replace them soon, are
-    worth another run, 0 if there are none; `errors`: why others could not be read; `files_skipped`: files whose format
-    cannot be rewritten; `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`:
-    row groups that were not copied, by the reason (`write/copies.py`)."""
+    """Files and bytes of the replaced and of the new data files.
+
+    Attributes:
+        rows_deleted: Rows that writers deleted meanwhile; `conflicts`: batches that were given up because writers
+            changed too much of them; `bytes_read`: size of the files that were rewritten, wasted or not;
+            `bytes_wasted`: the wasted part, with the share of the rows that writers deleted meanwhile; `wasted_by`: the
+            same by the reason; `given_up`: batches that are not worth a commit; `recheck_after_s`: seconds after which
+            files that were left out, because writers may replace them soon, are worth another run, 0 if there are none;
+            `errors`: why others could not be read; `files_skipped`: files whose format cannot be rewritten;
+            `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`: row groups
+            that were not copied, by the reason (`write/copies.py`).
+    """
 
     commits: int = 0
     conflicts: int = 0
@@ -416,7 +453,7 @@ def replace_batches(
 
 
 def is_rewritable(task: ScanTask) -> bool:
-    """Whether the data file and its delete files have a format that is read, and are not encrypted."""
+    """Return whether the data file and its delete files have a format that is read, and are not encrypted."""
     formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
     is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"
     return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")

@@ -31,11 +31,15 @@ def rewrite_files(
     new: Iterable[pa.RecordBatch],
     protection: FileProtection | None = None,
 ) -> WrittenFiles:
-    """Writes the rows of these files other than the found rows, and the new rows. Unreadable, Unwritable: written files
-    are deleted.
+    """Write the rows of these files other than the found rows, and the new rows.
+
+    Unreadable, Unwritable: written files are deleted.
 
     Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows.
-    `protection`: how the files of new rows are encrypted; the protection of other rows stays."""
+
+    Args:
+        protection: How the files of new rows are encrypted; the protection of other rows stays.
+    """
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)

@@ -35,7 +35,10 @@ _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a change. File counts are those of the committed attempt."""
+    """The result of a change.
+
+    File counts are those of the committed attempt.
+    """
 
     inserted: int = 0
     """Keys without a stored row."""
@@ -60,7 +63,11 @@ class Report:
 
 @dataclass(frozen=True)
 class RowChange:
-    """A commit: the rows that were read, and files. `removed`: data files whose remaining rows `data` contains."""
+    """A commit: the rows that were read, and files.
+
+    Attributes:
+        removed: Data files whose remaining rows `data` contains.
+    """
 
     scope: Expression | None
     """A filter of the rows that were read. None if nothing was read: then only a new partition spec is a conflict."""
@@ -71,11 +78,14 @@ class RowChange:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to change. An empty change is committed only to record the number of a producer."""
+        """Whether there is nothing to change.
+
+        An empty change is committed only to record the number of a producer.
+        """
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
     def allowed(self, target: WriteTarget) -> RowChange:
-        """The change with at most the index files that a commit may add."""
+        """Return the change with at most the index files that a commit may add."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
     def body(self, opened: OpenTable) -> dict[str, Any]:
@@ -90,7 +100,7 @@ class RowChange:
         }
 
     def done(self) -> Report:
-        """The report with the counts of files."""
+        """Return the report with the counts of files."""
         paths = {file["file-path"] for file in (*self.data.files, *self.deletes.files)}
         removed = len(self.removed) + len(self.deletes.removed)
         return replace(self.report, files_written=len(paths), files_removed=removed)
@@ -115,10 +125,14 @@ def commit_row_change(
     history: bool = False,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Prepares a change from the head of the branch and commits it; repeats both after a conflict.
+    """Prepare a change from the head of the branch and commit it; repeats both after a conflict.
 
-    `history`: open the table with all its snapshots. `file_keys`: of encrypted files. Unwritable, before any file is
-    written, for a table of version 1.
+    Args:
+        history: Open the table with all its snapshots.
+        file_keys: Of encrypted files.
+
+    Raises:
+        Unwritable: Before any file is written, for a table of version 1.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
@@ -159,7 +173,7 @@ def commit_row_change(
 
 
 def _first_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The answer of this change's earlier commit by the same producer; None if there is none."""
+    """Return the answer of this change's earlier commit by the same producer; None if there is none."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None
@@ -179,8 +193,11 @@ def check_supports_deletes(metadata: TableMetadata) -> None:
 
 
 def _should_retry(error: Refused, previous: TableMetadata, current: TableMetadata) -> bool:
-    """Whether a refused change is prepared again: not if the name now refers to another table. An invalid change
-    (BadRequest) is prepared again only if the table was upgraded since, because versions differ in delete files."""
+    """Return whether a refused change is prepared again: not if the name now refers to another table.
+
+    An invalid change (BadRequest) is prepared again only if the table was upgraded since, because versions differ in
+    delete files.
+    """
     if current.table_uuid != previous.table_uuid:
         return False
     return isinstance(error, Conflict) or current.format_version != previous.format_version

@@ -75,7 +75,10 @@ class BatchKeys:
         return hashes_of(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
-        """int64[rows]: the ordinal of each row's key, -1 for none. `columns` are in the order of `fields`."""
+        """Return int64[rows]: the ordinal of each row's key, -1 for none.
+
+        `columns` are in the order of `fields`.
+        """
         high, low = self._hashes(columns)
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
@@ -89,10 +92,11 @@ class BatchKeys:
     def filter_expression(
         self, values_max: int, specs: Sequence[PartitionSpec] = (), ranges_max: int = RANGES_MAX
     ) -> Expression:
-        """A filter that matches every row with one of the keys, and possibly other rows.
+        """Return a filter that matches every row with one of the keys, and possibly other rows.
 
         For each column it lists the values if they are at most `values_max` divided by the number of columns. Otherwise
-        it contains at most `ranges_max` ranges and the buckets of the column in each of the specs."""
+        it contains at most `ranges_max` ranges and the buckets of the column in each of the specs.
+        """
         conjuncts: list[Expression] = []
         values_per_column = values_max // len(self.fields)
         for field, extent in zip(self.fields, self._extents, strict=True):
@@ -134,14 +138,15 @@ class _Extent:
 
 
 def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
-    """(high, low) halves of the hash of each row's key, uint64[rows] each; -0.0 has the hash of 0.0."""
+    """Return (high, low) halves of the hash of each row's key, uint64[rows] each; -0.0 has the hash of 0.0."""
     keys = [keys_of(column, str(field.type)) for field, column in zip(fields, columns, strict=True)]
     return hash_halves(merge_zeros(keys) or keys)
 
 
 def with_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
-    """The key columns, with each key that contains a zero repeated for each sign; and int64[rows], the ordinal of each
-    row's key."""
+    """Return the key columns, with each key that contains a zero repeated for each sign; and int64[rows], the
+    ordinal of each row's key.
+    """
     doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
         if str(field.type) not in FLOATS:
@@ -173,7 +178,7 @@ def _range_expression(field: Field, low: Value, high: Value) -> Expression:
 
 
 def _sorted_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
-    """The distinct values without null, ascending; None if there are none or if one is infinite or NaN."""
+    """Return the distinct values without null, ascending; None if there are none or if one is infinite or NaN."""
     distinct: list[Any] = list(dict.fromkeys(value for value in values if value is not None))
     if not distinct or (kind in FLOATS and not all(map(math.isfinite, distinct))):
         return None
@@ -181,7 +186,7 @@ def _sorted_values(kind: str, values: Iterable[Value | None]) -> list[Any] | Non
 
 
 def _ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
-    """Joins ascending ranges into at most `ranges_max` ranges, split at about the widest gaps: values are rounded."""
+    """Join ascending ranges into at most `ranges_max` ranges, split at about the widest gaps: values are rounded."""
     start = _common_prefix(lows[0], highs[-1])
     below = _as_floats(lows, start)
     above = below if highs is lows else _as_floats(highs, start)
@@ -191,7 +196,7 @@ def _ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[
 
 
 def _common_prefix(low: Any, high: Any) -> int:
-    """The length in bytes of the common prefix of strings or bytes; 0 for other types."""
+    """Return the length in bytes of the common prefix of strings or bytes; 0 for other types."""
     if not isinstance(low, str | bytes):
         return 0
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encoded(low), _encoded(high), strict=False)))
@@ -202,7 +207,7 @@ def _encoded(value: str | bytes) -> bytes:
 
 
 def _as_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
-    """Values as numbers, for their distances; for strings and bytes, the 8 bytes from `start` on."""
+    """Return values as numbers, for their distances; for strings and bytes, the 8 bytes from `start` on."""
     if not isinstance(values[0], str | bytes):
         return np.asarray(values, dtype=np.float64)
     end = start + _CODE_BYTES
@@ -211,7 +216,9 @@ def _as_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
 
 
 def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:
-    """A predicate for each bucket transform of the column in the specs, unless the values need all its buckets."""
+    """Yield a predicate for each bucket transform of the column in the specs, unless the values need all its
+    buckets.
+    """
     transforms = {
         canonical(partition_field.transform)
         for spec in specs
@@ -226,10 +233,14 @@ def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column:
 
 
 def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
-    """The names of the key columns: as given, else the table's identifier fields, else the only column of the rows.
+    """Return the names of the key columns: as given, else the table's identifier fields, else the only column of the
+    rows.
 
-    `rows` are the column names of the given rows. Unwritable if the key cannot be determined or a key column is not
-    there exactly once."""
+    `rows` are the column names of the given rows.
+
+    Raises:
+        Unwritable: If the key cannot be determined or a key column is not there exactly once.
+    """
     if given is not None:
         names = list(given)
     elif schema.identifier_field_ids:
@@ -254,7 +265,11 @@ def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) 
 
 
 def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
-    """The fields of the key columns. Unwritable for columns that cannot be a key."""
+    """Return the fields of the key columns.
+
+    Raises:
+        Unwritable: For columns that cannot be a key.
+    """
     by_name = {field.name: field for field in schema.fields}
     if not names or len(set(names)) < len(names):
         raise Unwritable("a key has at least one column and no column twice")
@@ -282,24 +297,31 @@ class MatchedRows:
         return len(self.positions) == self.task.records
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
-        """The rows whose keys are chosen; `chosen` is bool[keys]."""
+        """Return the rows whose keys are chosen; `chosen` is bool[keys]."""
         rows = chosen[self.keys]
         return MatchedRows(self.task, self.positions[rows], self.keys[rows])
 
 
 @dataclass(frozen=True)
 class LocatedKeys:
-    """The files with at least one row of a key. `read`: the paths of the files that were read to locate rows."""
+    """The files with at least one row of a key.
+
+    Attributes:
+        read: The paths of the files that were read to locate rows.
+    """
 
     files: tuple[MatchedRows, ...]
     read: frozenset[str]
 
 
 def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: str | None = None) -> LocatedKeys:
-    """Locates every live row of the table's snapshot that has one of the keys.
+    """Locate every live row of the table's snapshot that has one of the keys.
 
-    `strategy` is by default `lookup` if a record index on the key columns exists, else `scan`. Unwritable for `lookup`
-    without such an index; Unreadable, with its path, for a file that cannot be read.
+    `strategy` is by default `lookup` if a record index on the key columns exists, else `scan`.
+
+    Raises:
+        Unwritable: For `lookup` without such an index.
+        Unreadable: With its path, for a file that cannot be read.
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
@@ -327,7 +349,7 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: s
 
 
 def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
-    """The enabled record index on exactly these columns, in any order."""
+    """Return the enabled record index on exactly these columns, in any order."""
     key_terms = sorted((field.id, IDENTITY) for field in fields)
     for definition in read_definitions(metadata).enabled:
         if (
@@ -339,7 +361,10 @@ def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefin
 
 
 def indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
-    """The fields, or some of them, on which an enabled record index is; as many as possible. None without an index."""
+    """Return the fields, or some of them, on which an enabled record index is; as many as possible.
+
+    None without an index.
+    """
     by_id = {field.id: field for field in fields}
     found: list[Field] = []
     for definition in read_definitions(metadata).enabled:
@@ -361,8 +386,10 @@ class _IndexAnswer:
 
 
 def _look_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: IndexDefinition) -> _IndexAnswer | None:
-    """Looks the keys up in the index. None if too many files are not covered, or on a server error: all files of the
-    plan must be read then."""
+    """Look the keys up in the index.
+
+    None if too many files are not covered, or on a server error: all files of the plan must be read then.
+    """
     tables: list[pa.Table] = []
     unsure: set[str] = set()
     by_id = {field.id: ordinal for ordinal, field in enumerate(keys.fields)}
@@ -402,7 +429,7 @@ def _by_file(files: pa.DictionaryArray, positions: Longs, ordinals: Longs) -> It
 def _scan_files(
     table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """Reads the key columns of files and yields (file, positions, key ordinals) of the rows with one of the keys."""
+    """Read the key columns of files and yields (file, positions, key ordinals) of the rows with one of the keys."""
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
     # on each row.

@@ -18,8 +18,10 @@ RUNS_MAX = 16 << 20
 
 @dataclass(frozen=True)
 class RowOrigins:
-    """The origins of a file's rows as runs of consecutive numbers: int64[runs] each. Row `positions[i] + k` has the
-    origin `starts[i] + k`, for `k` below `lengths[i]`."""
+    """The origins of a file's rows as runs of consecutive numbers: int64[runs] each.
+
+    Row `positions[i] + k` has the origin `starts[i] + k`, for `k` below `lengths[i]`.
+    """
 
     positions: Longs
     starts: Longs
@@ -42,7 +44,11 @@ class RowOrigins:
         )
 
     def positions_of(self, origins: Longs) -> Longs:
-        """The rows that have one of these origins, in no order. `origins`: ascending and distinct."""
+        """Return the rows that have one of these origins, in no order.
+
+        Args:
+            origins: Ascending and distinct.
+        """
         # Each run of origins is an interval; inside it are `counts` of the given origins, from index `low` on.
         # `matches` lists their indices, run by run.
         low = np.searchsorted(origins, self.starts)
@@ -65,7 +71,7 @@ class OriginLog:
         return self._runs <= RUNS_MAX
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
-        """Records the origins of the next rows of a file, the first of which is row `first_position`."""
+        """Record the origins of the next rows of a file, the first of which is row `first_position`."""
         self._add(location, RowOrigins.of(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
@@ -82,7 +88,7 @@ class OriginLog:
             self._parts.clear()
 
     def take(self, others: OriginLog) -> None:
-        """Records what another log has of other files."""
+        """Record what another log has of other files."""
         self._runs += others._runs
         self._parts.update(others._parts)
         if self._runs > RUNS_MAX:

@@ -53,8 +53,13 @@ _INDEX_ROWS = 8_000_000
 
 @dataclass(frozen=True)
 class WriteLimits:
-    """Limits of one writer. `buffered_bytes`: Arrow data that is not yet in files. `open_files`: files that are being
-    written. `index_bytes`: indexed columns of open files; beyond this, they are read again from the finished file."""
+    """Limits of one writer.
+
+    Attributes:
+        buffered_bytes: Arrow data that is not yet in files.
+        open_files: Files that are being written.
+        index_bytes: Indexed columns of open files; beyond this, they are read again from the finished file.
+    """
 
     buffered_bytes: int = 512 << 20
     open_files: int = 64
@@ -66,8 +71,11 @@ DEFAULT_LIMITS = WriteLimits()
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """Files for a commit: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`. `skipped`:
-    (path, reason) of data files for which an index could not be built; an indexer tries again later."""
+    """Files for a commit: `files` are ContentFiles, `index_files` have `location` and `size-in-bytes`.
+
+    Attributes:
+        skipped: (path, reason) of data files for which an index could not be built; an indexer tries again later.
+    """
 
     files: tuple[dict[str, Any], ...] = ()
     index_files: tuple[dict[str, Any], ...] = ()
@@ -83,7 +91,7 @@ class WrittenFiles:
 
     @staticmethod
     def joined(parts: Iterable[WrittenFiles]) -> WrittenFiles:
-        """The files of several tasks, for one commit."""
+        """Return the files of several tasks, for one commit."""
         results = list(parts)
         return WrittenFiles(
             tuple(file for result in results for file in result.files),
@@ -92,21 +100,25 @@ class WrittenFiles:
         )
 
     def limit_indexes(self, storage: Storage) -> WrittenFiles:
-        """At most the index files that a commit may add, because an index must not fail a write. The others are
-        deleted; an indexer builds them later."""
+        """At most the index files that a commit may add, because an index must not fail a write.
+
+        The others are deleted; an indexer builds them later.
+        """
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
     def checked(self, rows: int, storage: Storage) -> WrittenFiles:
-        """These files if they have so many rows; otherwise a RuntimeError, and they are deleted."""
+        """Return these files if they have so many rows; otherwise a RuntimeError, and they are deleted."""
         if self.rows == rows:
             return self
         self.discard(storage)
         raise RuntimeError(f"{rows:,} rows were read and {self.rows:,} written; nothing is committed")
 
     def discard(self, storage: Storage) -> None:
-        """Deletes all files; ignores errors of the storage. Only for files that no commit has added or can still
-        add."""
+        """Delete all files; ignores errors of the storage.
+
+        Only for files that no commit has added or can still add.
+        """
         for location in [*(file["file-path"] for file in self.files), *(file["location"] for file in self.index_files)]:
             with suppress(OSError):
                 storage.delete(location)
@@ -120,7 +132,7 @@ class Written(Protocol):
 
 @contextmanager
 def discarded_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
-    """Deletes the files if the block raises, also those that it adds to `written`."""
+    """Delete the files if the block raises, also those that it adds to `written`."""
     try:
         yield
     except BaseException:
@@ -136,9 +148,12 @@ def write_batches(
     limits: WriteLimits = DEFAULT_LIMITS,
     protection: FileProtection | None = None,
 ) -> WrittenFiles:
-    """Writes the rows as durable data files and index files. On any error, the written files are deleted.
+    """Write the rows as durable data files and index files.
 
-    Unwritable if rows do not fit the table.
+    On any error, the written files are deleted.
+
+    Raises:
+        Unwritable: If rows do not fit the table.
     """
     with TableWriter(target, limits, protection=protection) as writer:
         for batch in batches:
@@ -169,7 +184,10 @@ class _PartitionBuffer:
 
 
 class TableWriter:
-    """Writes batches of any partitions in any order. As a context manager, it deletes its files on an exception."""
+    """Writes batches of any partitions in any order.
+
+    As a context manager, it deletes its files on an exception.
+    """
 
     def __init__(
         self,
@@ -180,9 +198,15 @@ class TableWriter:
         suffix: str = ".parquet",
         protection: FileProtection | None = None,
     ) -> None:
-        """`origins`: records where each row of each file comes from; then each `write` must give it. `suffix`: of the
-        files' names. `protection`: how the files are encrypted; indexes of encrypted columns are not built. Unwritable
-        if the partition spec or the sort order has an encrypted column."""
+        """`origins`: records where each row of each file comes from; then each `write` must give it.
+
+        Args:
+            suffix: Of the files' names.
+            protection: How the files are encrypted; indexes of encrypted columns are not built.
+
+        Raises:
+            Unwritable: If the partition spec or the sort order has an encrypted column.
+        """
         self._target, self._limits, self._origins, self._suffix = target, limits, origins, suffix
         self._protection = protection
         self._file_bytes = max(1, as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
@@ -213,7 +237,11 @@ class TableWriter:
             self.abort()
 
     def write(self, batch: pa.RecordBatch, origins: Longs | None = None) -> None:
-        """Unwritable if rows do not fit the table. `origins`: int64[rows]."""
+        """Unwritable if rows do not fit the table.
+
+        Args:
+            origins: int64[rows].
+        """
         if not batch.num_rows:
             return
         bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
@@ -241,14 +269,14 @@ class TableWriter:
             self._flush(key, buffer)
 
     def _make_room(self) -> None:
-        """Flushes the largest partitions until at most half of the memory limit is used."""
+        """Flush the largest partitions until at most half of the memory limit is used."""
         for key, buffer in sorted(self._buffers.items(), key=lambda item: item[1].held_bytes, reverse=True):
             if self._held_bytes <= self._limits.buffered_bytes // 2:
                 return
             self._flush(key, buffer)
 
     def _should_flush(self, buffer: _PartitionBuffer) -> bool:
-        """Whether the buffered rows fill a row group, or the rest of the file."""
+        """Return whether the buffered rows fill a row group, or the rest of the file."""
         room = self._file_bytes - buffer.written_bytes
         if self._target.ordering is None:  # with an ordering, all rows of a file are sorted together
             room = min(room, self._row_group_bytes)
@@ -272,8 +300,9 @@ class TableWriter:
         return max(0.001, float(sink.tell()) / max(1, size))
 
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Writes the buffered rows to the partition's file; closes the file if it is full or the table has an
-        ordering."""
+        """Write the buffered rows to the partition's file; close the file if it is full or the table has an
+        ordering.
+        """
         if not buffer.waiting:
             return
         rows = pa.Table.from_batches(buffer.waiting)
@@ -317,7 +346,10 @@ class TableWriter:
                 buffer.indexed, buffer.indexed_bytes = None, 0
 
     def _close_file(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Closes the partition's file. Buffered rows go to the next file."""
+        """Close the partition's file.
+
+        Buffered rows go to the next file.
+        """
         assert buffer.file is not None
         file = data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
@@ -330,7 +362,7 @@ class TableWriter:
         self._indexes.add(file, indexed)
 
     def cut(self) -> None:
-        """Closes all files; later rows go to new files."""
+        """Close all files; later rows go to new files."""
         while self._buffers:
             key, buffer = next(iter(self._buffers.items()))
             self._flush(key, buffer)
@@ -338,13 +370,16 @@ class TableWriter:
                 self._close_file(key, buffer)
 
     def close(self) -> WrittenFiles:
-        """Closes all files and returns the written files."""
+        """Close all files and return the written files."""
         self.cut()
         index_files, skipped = self._indexes.close()
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
     def abort(self) -> None:
-        """Deletes the written files; ignores errors of the storage. Never raises."""
+        """Delete the written files; ignores errors of the storage.
+
+        Never raises.
+        """
         for buffer in self._open.values():
             if buffer.file is not None:
                 buffer.file.abort()
@@ -367,7 +402,11 @@ class IndexBuilder:
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
-        """Indexes a data file. `columns`: those of its row groups, by id; None: read them from the file."""
+        """Indexes a data file.
+
+        Args:
+            columns: Those of its row groups, by id; None: read them from the file.
+        """
         entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
         for number, task in enumerate(self._tasks):
             try:

@@ -39,7 +39,11 @@ ENCRYPTION_KEY = "encryption.key-id"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """`properties`: those of the table. `indexes`: the indexes to build for each data file."""
+    """`properties`: those of the table.
+
+    Attributes:
+        indexes: The indexes to build for each data file.
+    """
 
     table_uuid: str
     location: str
@@ -53,7 +57,11 @@ class WriteTarget:
 
     @staticmethod
     def of(loaded: LoadedTable, name: Name | None = None) -> WriteTarget:
-        """The target for the table's current schema, spec, sort order and enabled indexes. `name`: see `target_of`."""
+        """Return the target for the table's current schema, spec, sort order and enabled indexes.
+
+        Args:
+            name: See `target_of`.
+        """
         metadata = decode_table(loaded.metadata, loaded.location)
         return target_of(metadata, Storage.of_table(loaded.storage, metadata.location), name)
 
@@ -62,7 +70,11 @@ class WriteTarget:
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """The Arrow schema of data files. Unwritable for a column of an unsupported type."""
+        """The Arrow schema of data files.
+
+        Raises:
+            Unwritable: For a column of an unsupported type.
+        """
         return arrow_schema(self.schema)
 
     @cached_property
@@ -74,7 +86,10 @@ class WriteTarget:
         return Ordering(self.sort_order, self.schema) if self.sort_order.fields else None
 
     def new_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
-        """A unique location. Names of files in a bucket begin with its number, so that listings group them."""
+        """Return a unique location.
+
+        Names of files in a bucket begin with its number, so that listings group them.
+        """
         terms = self.partitioner.terms
         buckets = [
             f"{value:08d}-"
@@ -87,8 +102,11 @@ class WriteTarget:
 
 
 def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
-    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none. Unwritable for a table
-    with encrypted files, because encryption is not supported."""
+    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none.
+
+    Raises:
+        Unwritable: For a table with encrypted files, because encryption is not supported.
+    """
     if metadata.properties.get(ENCRYPTION_KEY):
         raise Unwritable(f"the table's files are encrypted ({ENCRYPTION_KEY} is set); Seamark cannot write them")
     location = metadata.location.rstrip("/")
@@ -112,13 +130,18 @@ def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = Non
 
 
 def keeps_lineage(target: WriteTarget) -> bool:
-    """Whether the files of a target have the lineage columns."""
+    """Return whether the files of a target have the lineage columns."""
     return any(field.id == ROW_ID for field in target.schema.fields)
 
 
 def with_lineage(target: WriteTarget) -> WriteTarget:
-    """A target for files with the two lineage columns after the table's columns. In rows without them they are null.
-    Unwritable if a column of the table has one of their names."""
+    """Return a target for files with the two lineage columns after the table's columns.
+
+    In rows without them they are null.
+
+    Raises:
+        Unwritable: If a column of the table has one of their names.
+    """
     if conflicting := [field.name for field in target.schema.fields if field.name in NAMES]:
         raise Unwritable(f"the table has a column {conflicting[0]}, a name that the format reserves; rename the column")
     schema = target.schema

@@ -90,7 +90,9 @@ def upsert(
     attempts: int = ATTEMPTS,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Replaces the stored rows with the key of each given row, or inserts the row. The rows are held in memory.
+    """Replace the stored rows with the key of each given row, or insert the row.
+
+    The rows are held in memory.
 
     Of several rows with the same key, the row with the largest `precombine` is used, and the last of those; null is the
     smallest value. A stored row with a larger `precombine` stays. With `columns`, only these columns, the key and
@@ -102,13 +104,20 @@ def upsert(
     `read_snapshot_id` makes this a read-modify-write: Conflict, without any change, if a row with one of the keys was
     inserted, deleted or given other values since that snapshot; None for a table that had no snapshot.
 
-    Unwritable for rows that do not fit the table or have no key, and for changes that `equality` cannot express;
-    Refused with status 409 if other commits caused a conflict in all attempts; Unreadable for a damaged file.
     `producer`, and the state after an error, are as with `append`.
 
-    `file_keys`: of encrypted Parquet files, as `keys_of_environment()` has them; without them, such files are refused.
     New files are encrypted as the files whose rows they get, and new rows as those that they replace; if none is
-    replaced, as the table's files. Unwritable for rows of files that are encrypted in different ways.
+    replaced, as the table's files.
+
+    Args:
+        file_keys: Of encrypted Parquet files, as `keys_of_environment()` has them; without them, such files are
+            refused.
+
+    Raises:
+        Unwritable: For rows that do not fit the table or have no key, and for changes that `equality` cannot express.
+        Refused: With status 409 if other commits caused a conflict in all attempts.
+        Unreadable: For a damaged file.
+        Unwritable: For rows of files that are encrypted in different ways.
     """
     check_names(keys, columns)
     check_arguments(mode, strategy, precombine, columns, read_snapshot_id, file_keys)
@@ -144,11 +153,16 @@ def delete(
     attempts: int = ATTEMPTS,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Deletes the rows that have one of these keys, or that match a predicate, in SQL or as Iceberg expression JSON.
+    """Delete the rows that have one of these keys, or that match a predicate, in SQL or as Iceberg expression JSON.
+
     `mode` is by default the table's `write.delete.mode`. Otherwise as `upsert`.
 
     `key` names the key columns of `keys`: by default the table's identifier fields, else the only column of `keys`.
-    Other columns are ignored. Unwritable if the key columns cannot be determined or one of them is missing."""
+    Other columns are ignored.
+
+    Raises:
+        Unwritable: If the key columns cannot be determined or one of them is missing.
+    """
     if (keys is None) == (where is None):
         raise ValueError("give either keys or a predicate (where)")
     if where is not None and (key is not None or read_snapshot_id is not UNSET):
@@ -179,7 +193,11 @@ def delete(
 
 
 def keys_of_rows(given: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
-    """The key columns of the rows. Unwritable as for `delete`."""
+    """Return the key columns of the rows.
+
+    Raises:
+        Unwritable: As for `delete`.
+    """
     for batch in given:
         names = key_names(schema, key, batch.schema.names)
     return batch_of([batch.select(names) for batch in given], schema, names)
@@ -215,7 +233,11 @@ def check_arguments(
 
 
 def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
-    """The given mode, else the mode of the table's properties. Unwritable if the table's mode is unknown."""
+    """Return the given mode, else the mode of the table's properties.
+
+    Raises:
+        Unwritable: If the table's mode is unknown.
+    """
     properties = _DELETE_MODES if deletes else _UPSERT_MODES
     mode = given or next((target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE)
     if mode.lower() not in MODES:
@@ -228,7 +250,10 @@ def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) ->
 
 @dataclass(frozen=True)
 class RowDifference:
-    """The rows to delete and the rows to add. `report` contains what is known before files are written."""
+    """The rows to delete and the rows to add.
+
+    `report` contains what is known before files are written.
+    """
 
     located: LocatedKeys
     new: tuple[pa.Table, ...]
@@ -241,7 +266,11 @@ class RowDifference:
             yield from table.to_batches()
 
     def written(self, target: WriteTarget, protection: FileProtection | None = None) -> WrittenFiles:
-        """Writes the rows to add. `protection`: of the columns of `target_of_rows`."""
+        """Write the rows to add.
+
+        Args:
+            protection: Of the columns of `target_of_rows`.
+        """
         return write_batches(self.target_of_rows(target), self.rows(), protection=protection)
 
     def target_of_rows(self, target: WriteTarget) -> WriteTarget:
@@ -249,13 +278,16 @@ class RowDifference:
 
 
 def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
-    """The filter of the rows that a commit of these keys has read. Shorter if it is one of several `parts`."""
+    """Return the filter of the rows that a commit of these keys has read.
+
+    Shorter if it is one of several `parts`.
+    """
     specs = opened.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
 def compute_delete(client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None) -> RowDifference:
-    """Deletes the rows that have the keys of the batch."""
+    """Delete the rows that have the keys of the batch."""
     return _deletion_of(locate(client, opened, batch.keys, strategy))
 
 
@@ -268,7 +300,7 @@ def _row_count(files: Iterable[MatchedRows]) -> int:
 
 
 def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression) -> LocatedKeys:
-    """Locates the rows for which a predicate is true."""
+    """Locate the rows for which a predicate is true."""
     reader = TaskReader(plan_read(opened, (), where, positions=True), opened.storage, keys=opened.keys)
     files, read = [], set()
     for task in plan(client, opened, where):
@@ -283,7 +315,7 @@ def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression
 def compute_upsert(
     client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None, mode: str
 ) -> RowDifference:
-    """Replaces the rows that have the keys of the batch with the rows of the batch.
+    """Replace the rows that have the keys of the batch with the rows of the batch.
 
     New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write or
     columns of the stored rows are read. Otherwise, and if the table has a column of that name, they get new row ids.
@@ -348,7 +380,7 @@ class _Stored:
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
     def later_than(self, batch: Batch) -> Mask:
-        """bool[keys]: whether a stored row is later than the given row."""
+        """Return bool[keys]: whether a stored row is later than the given row."""
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
             values = pa.concat_arrays([column_of(batch.rows, self.by), column_of(self.rows, self.by)])
@@ -358,7 +390,7 @@ class _Stored:
         return later
 
     def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
-        """The batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
+        """Return the batch's rows that replace stored rows, with the columns `names` of the latest stored row."""
         chosen = self._latest[wins[self.keys[self._latest]]]
         completed = batch.rows.take(pa.array(self.keys[chosen]))
         stored = self.rows.select(list(names)).take(pa.array(chosen))
@@ -367,7 +399,7 @@ class _Stored:
         return completed
 
     def row_ids(self, count: int) -> pa.ChunkedArray:
-        """int64[count keys]: the row id of the latest stored row; null for a key without a stored row."""
+        """Return int64[count keys]: the row id of the latest stored row; null for a key without a stored row."""
         places = np.full(count, -1, dtype=np.int64)
         places[self.keys[self._latest]] = self._latest
         return self.rows[ROW_ID_NAME].take(pa.array(places, mask=places < 0))
@@ -390,7 +422,13 @@ def write_change(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Writes the files of a change. `scope`: a filter of the rows that were read. Files are deleted on an error."""
+    """Write the files of a change.
+
+    Files are deleted on an error.
+
+    Args:
+        scope: A filter of the rows that were read.
+    """
     files = difference.located.files
     if mode == COPY_ON_WRITE:
         rewritten = with_lineage(target) if files and has_lineage(opened.metadata) else target
@@ -410,8 +448,15 @@ def write_change(
 def _protection(
     client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
 ) -> FileProtection | None:
-    """How the files of new rows are encrypted: as those of the rows that they replace, or without such rows as the
-    table's. Of files that are encrypted and files that are not, the first count. Unwritable, Unreadable."""
+    """Return how the files of new rows are encrypted: as those of the rows that they replace, or without such rows
+    as the table's.
+
+    Of files that are encrypted and files that are not, the first count.
+
+    Raises:
+        Unwritable: If the rows cannot be written.
+        Unreadable: If the file cannot be read.
+    """
     if opened.keys is None or not difference.new:
         return None
     tasks = [rows.task for rows in difference.located.files] or list(islice(plan(client, opened), _FILES_ASKED))

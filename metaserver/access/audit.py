@@ -72,7 +72,7 @@ class AuditLog:
         return self._unsaved
 
     def wants(self, operation: str, status: int) -> bool:
-        """Whether `record` would keep the record, so that callers need not create it."""
+        """Return whether `record` would keep the record, so that callers need not create it."""
         return self._reads or status in _DENIED or is_recorded(operation)
 
     async def record(
@@ -86,9 +86,12 @@ class AuditLog:
         remote: str | None = None,
         kind: str | None = None,
     ) -> bool:
-        """Queues a record; waits for space if it must not be lost. `kind` is that of the error, None without one.
+        """Queue a record; wait for space if it must not be lost.
 
-        False for a refusal that is only counted, and for a record that is not kept."""
+        `kind` is that of the error, None without one.
+
+        False for a refusal that is only counted, and for a record that is not kept.
+        """
         if not self.wants(operation, status):
             return False
         unauthenticated = who == ANONYMOUS_NAME and status in _DENIED
@@ -116,7 +119,7 @@ class AuditLog:
         return True
 
     def _count_up(self, *, closing: bool = False) -> None:
-        """Queues a record for each client with uncounted refusals in the last minute."""
+        """Queue a record for each client with uncounted refusals in the last minute."""
         now_ms = self._clock.now_ms()
         for left in self._refusals.due(now_ms, closing=closing):
             if self._queue.full():
@@ -138,7 +141,7 @@ class AuditLog:
             self._unsaved += 1
 
     def _next_id(self) -> str:
-        """A UUIDv7 greater than the last, so that the log is ordered within a millisecond."""
+        """Return a UUIDv7 greater than the last, so that the log is ordered within a millisecond."""
         self._last_id = max(self._clock.uuid7().int, self._last_id + 1)
         return str(uuid.UUID(int=self._last_id))
 
@@ -171,11 +174,11 @@ class AuditLog:
                 return
 
     async def flush(self) -> None:
-        """Returns when all records so far are in the store."""
+        """Return when all records so far are in the store."""
         await self._queue.join()
 
     async def close(self, timeout_s: float) -> None:
-        """Flushes for at most `timeout_s`; records that are lost then are counted and logged."""
+        """Flush for at most `timeout_s`; record that are lost then are counted and logged."""
         self._count_up(closing=True)
         self._closing = True
         try:

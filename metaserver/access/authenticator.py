@@ -89,10 +89,13 @@ class Authenticator:
         self.statement_tokens = statement_tokens
 
     async def authenticate(self, headers: Mapping[str, str], remote: str | None) -> Principal:
-        """The principal that sent these headers. `headers` as in aiohttp, with case-insensitive names.
+        """Return the principal that sent these headers.
+
+        `headers` as in aiohttp, with case-insensitive names.
 
         Unauthenticated (401) without a valid login; Forbidden, without logins, for a browser's request from another
-        site; RetryLater while the database or the issuer is unavailable."""
+        site; RetryLater while the database or the issuer is unavailable.
+        """
         if self.open:
             return self.identify_local(headers, remote)
         if isinstance(headers, MultiMapping) and len(headers.getall("Authorization", ())) > 1:
@@ -112,7 +115,10 @@ class Authenticator:
         return (await self.login(bearer)).principal
 
     async def login(self, bearer: str) -> Login:
-        """The holder of a token of an accepted kind. Errors as for `authenticate`."""
+        """Return the holder of a token of an accepted kind.
+
+        Errors as for `authenticate`.
+        """
         if bearer.startswith(PREFIX):
             return await self.login_secret(bearer)
         for tokens in (self.service_tokens, self.statement_tokens):
@@ -131,13 +137,16 @@ class Authenticator:
         return Login(Principal(identity.name, (*identity.roles, *stored), "oidc"), None, identity.expires_ms)
 
     async def login_secret(self, secret: str) -> Login:
-        """The holder of a bearer token of this server."""
+        """Return the holder of a bearer token of this server."""
         self._check_tokens_accepted()
         return await self._login_token(await self._store.token_by_digest(digest_of(secret)))
 
     async def login_expired(self, bearer: str) -> Login:
-        """The holder of an access token of this server, even if it has expired, while the token it was made from is
-        live. It proves nothing alone: only for a client that has also presented that other token."""
+        """Return the holder of an access token of this server, even if it has expired, while the token it was made
+        from is live.
+
+        It proves nothing alone: only for a client that has also presented that other token.
+        """
         return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
 
     async def _login_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
@@ -163,7 +172,11 @@ class Authenticator:
             raise Unauthenticated("This server accepts only tokens of its OIDC issuer")
 
     def identify_local(self, headers: Mapping[str, str], remote: str | None) -> Principal:
-        """The principal of all clients of an `open` server. Forbidden as for `authenticate`."""
+        """Return the principal of all clients of an `open` server.
+
+        Raises:
+            Forbidden: As for `authenticate`.
+        """
         if not self.open:
             raise RuntimeError("This server requires logins")
         if remote and not is_loopback_address(remote):
@@ -185,7 +198,7 @@ class Authenticator:
 
 
 def _host_of(url: str) -> str:
-    """The host; empty for an invalid URL."""
+    """Return the host; empty for an invalid URL."""
     try:
         return urlsplit(url).hostname or ""
     except ValueError:

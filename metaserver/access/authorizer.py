@@ -92,13 +92,16 @@ RULES = _rules()
 
 
 def changes(operation: str) -> bool:
-    """Whether the operation changes something that the audit records. True for unknown operations."""
+    """Return whether the operation changes something that the audit records.
+
+    True for unknown operations.
+    """
     rule = RULES.get(operation, _UNKNOWN)
     return not rule.read_only and rule.role is not Role.READER
 
 
 def is_recorded(operation: str) -> bool:
-    """Whether the audit records the operation, with any outcome."""
+    """Return whether the audit records the operation, with any outcome."""
     return RULES.get(operation, _UNKNOWN).recorded or changes(operation)
 
 
@@ -140,7 +143,7 @@ class Authorizer:
         return self.holds(principal, rule.role, () if rule.scope is Scope.CATALOG else namespace)
 
     def holds(self, principal: Principal, role: Role, namespace: NamespacePath) -> bool:
-        """Whether a grant gives at least `role` on `namespace`, directly or on a parent."""
+        """Return whether a grant gives at least `role` on `namespace`, directly or on a parent."""
         rank = RANKS[role]
         for grant in principal.grants:  # a loop, because it runs for every request and `any` creates a generator
             if RANKS.get(grant.role, 0) >= rank and namespace[: len(grant.namespace)] == grant.namespace:
@@ -148,13 +151,13 @@ class Authorizer:
         return False
 
     def confines(self, principal: Principal) -> tuple[NamespacePath, ...] | None:
-        """The topmost namespaces that `principal` may write; None for the whole catalog."""
+        """Return the topmost namespaces that `principal` may write; None for the whole catalog."""
         if self.holds(principal, Role.WRITER, ()):
             return None
         return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
 
     def visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
-        """The names in `parent` that a listing may include, whether they exist or not; None for all names."""
+        """Return the names in `parent` that a listing may include, whether they exist or not; None for all names."""
         depth = len(parent)
         names = set()
         for grant in principal.grants:
@@ -167,7 +170,7 @@ class Authorizer:
         return frozenset(names)
 
     def visible(self, principal: Principal, namespace: NamespacePath) -> bool:
-        """Whether a listing may include this namespace: there is a grant on it, above it or below it."""
+        """Return whether a listing may include this namespace: there is a grant on it, above it or below it."""
         return any(
             grant.role in RANKS
             and (namespace[: len(grant.namespace)] == grant.namespace or grant.namespace[: len(namespace)] == namespace)

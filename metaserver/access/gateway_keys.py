@@ -82,8 +82,12 @@ class GatewayKeys:
         return f"{self._expires_ms()}-{self._keyring.signing(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
-        """The grant of a token, and the secret of its access key. Forbidden for a token that this catalog did not
-        issue, that has expired, or that belongs to another access key."""
+        """Return the grant of a token, and the secret of its access key.
+
+        Raises:
+            Forbidden: For a token that this catalog did not issue, that has expired, or that belongs to another access
+                key.
+        """
         known = self._opened.get((token, access_key_id))
         if known is None:
             known = self._verify(token, access_key_id)
@@ -121,7 +125,7 @@ class ExpiredGrant(Forbidden):
 
 
 def _pair(key: bytes, payload: bytes) -> tuple[str, str]:
-    """(access key id of 20 characters, secret)."""
+    """Return (access key id of 20 characters, secret)."""
     access = base64.b32encode(_mac(key, b"access key", payload)[:10]).decode()
     secret = to_base64url(_mac(key, b"secret", payload))
     return f"SMKA{access}", secret

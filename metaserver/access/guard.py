@@ -47,7 +47,13 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
 
 
 def is_loopback(host: str) -> bool:
-    """Whether `host` resolves to loopback addresses only. Empty means all addresses: False. ConfigError if unknown."""
+    """Return whether `host` resolves to loopback addresses only.
+
+    Empty means all addresses: False.
+
+    Raises:
+        ConfigError: If unknown.
+    """
     if not host:
         return False
     try:

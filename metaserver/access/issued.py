@@ -42,7 +42,10 @@ class Issued(msgspec.Struct, frozen=True):
 
 
 class Issuer:
-    """Issues and verifies access tokens. `authenticator.py` creates it."""
+    """Issues and verifies access tokens.
+
+    `authenticator.py` creates it.
+    """
 
     def __init__(self, keyring: Keyring, clock: Clock, *, ttl_s: int, leeway_s: int) -> None:
         self._keyring = keyring
@@ -55,8 +58,10 @@ class Issuer:
         return self._ttl_s
 
     def issue(self, token: Token | None, until_ms: int | None = None) -> tuple[str, int]:
-        """(JWT, lifetime in seconds) for the holder of `token`, or without a login (None). The lifetime ends with the
-        token and with `until_ms`, the end of the login that it prolongs."""
+        """Return (JWT, lifetime in seconds) for the holder of `token`, or without a login (None).
+
+        The lifetime ends with the token and with `until_ms`, the end of the login that it prolongs.
+        """
         now_ms = self._clock.now_ms()
         ends_ms = [end for end in (None if token is None else token.expires_ms, until_ms) if end is not None]
         ttl_s = min([self._ttl_s, *(max(1, (end - now_ms) // 1000) for end in ends_ms)])

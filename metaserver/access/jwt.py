@@ -36,7 +36,11 @@ def looks_like_jwt(text: str) -> bool:
 
 
 def read(token: str) -> Unverified:
-    """Header and claims. Unauthenticated unless both are JSON objects in base64url, within `LENGTH_MAX`."""
+    """Header and claims.
+
+    Raises:
+        Unauthenticated: Unless both are JSON objects in base64url, within `LENGTH_MAX`.
+    """
     if len(token) > LENGTH_MAX:
         raise Unauthenticated(f"The token has {len(token)} characters; the limit is {LENGTH_MAX}")
     parts = token.split(".")
@@ -50,7 +54,11 @@ def read(token: str) -> Unverified:
 
 
 def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: str) -> dict[str, Any]:
-    """The claims, with a verified signature. Unauthenticated for an invalid signature or another algorithm."""
+    """Return the claims, with a verified signature.
+
+    Raises:
+        Unauthenticated: For an invalid signature or another algorithm.
+    """
     if unverified.header.get("alg") != algorithm:
         raise Unauthenticated(f"The token is not signed with {algorithm}, which its key requires")
     if not signatures.fits(token, key, algorithm):
@@ -59,8 +67,11 @@ def verify(token: str, unverified: Unverified, key: signatures.Key, algorithm: s
 
 
 def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: int) -> int:
-    """The expiry in milliseconds since the epoch. Unauthenticated more than `early_s` before the token is valid, more
-    than `late_s` after its expiry, and without an expiry."""
+    """Return the expiry in milliseconds since the epoch.
+
+    Unauthenticated more than `early_s` before the token is valid, more than `late_s` after its expiry, and without an
+    expiry.
+    """
     now_s = now_ms / 1000
     expires_s = _seconds(claims, "exp")
     if expires_s is None:

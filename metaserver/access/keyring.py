@@ -62,13 +62,13 @@ class Keyring:
         self._derived.clear()
 
     def signing(self, purpose: str) -> tuple[bytes, bytes]:
-        """(id, key) for signing now."""
+        """Return (id, key) for signing now."""
         now_ms = self._clock.now_ms()
         usable = [key for key in self._keys if key.from_ms <= now_ms] or self._keys[:1]
         return usable[-1].id, self._derive(purpose, usable[-1])
 
     def verifying(self, purpose: str, key_id: bytes) -> bytes | None:
-        """The key with this id; None for an unknown key and after its retirement."""
+        """Return the key with this id; None for an unknown key and after its retirement."""
         known = self._derived.get((purpose, key_id))
         if known is not None:
             return known
@@ -83,7 +83,10 @@ class Keyring:
 
 
 class StoredKeyring(Keyring):
-    """A keyring in the database, shared by the replicas. Opened by `open_keyring`; `refresh` updates it."""
+    """A keyring in the database, shared by the replicas.
+
+    Opened by `open_keyring`; `refresh` updates it.
+    """
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         super().__init__((), clock)
@@ -91,8 +94,11 @@ class StoredKeyring(Keyring):
         self._store = store
 
     async def refresh(self) -> None:
-        """Loads keys of other replicas and creates a new key when it is due. ConfigError when the stored keys are
-        encrypted with a key that this server does not have."""
+        """Load keys of other replicas and create a new key when it is due.
+
+        Raises:
+            ConfigError: When the stored keys are encrypted with a key that this server does not have.
+        """
         for _ in range(_TRIES):
             stored = await self._store.secret(SECRET_NAME)
             protector = _protector(self._settings, self._clock, create=stored is None)
@@ -128,8 +134,10 @@ class StoredKeyring(Keyring):
 
 
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
-    """Replaces all keys, even if they cannot be decrypted: everything that they signed becomes invalid. Returns the
-    description of the key that encrypts the new keys."""
+    """Replace all keys, even if they cannot be decrypted: everything that they signed becomes invalid.
+
+    Returns the description of the key that encrypts the new keys.
+    """
     protector = _protector(settings, clock, create=True)
     sealed = await protector.seal(msgspec.msgpack.encode((_new_key(clock, 0),)), _ABOUT)
     for _ in range(_TRIES):
@@ -140,7 +148,7 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
 
 
 def _made_ms(key: SigningKey) -> int:
-    """The creation time, from the UUIDv7 id (RFC 9562, 5.7)."""
+    """Return the creation time, from the UUIDv7 id (RFC 9562, 5.7)."""
     return int.from_bytes(key.id[:6], "big")
 
 

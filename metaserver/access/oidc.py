@@ -142,7 +142,10 @@ class Oidc:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
-        """Fetches new keys, or keeps the old keys for some time. Concurrent requests share one fetch."""
+        """Fetch new keys, or keep the old keys for some time.
+
+        Concurrent requests share one fetch.
+        """
         if self._fetching.locked() and self._lookup(kid) is not None and self._age_s(self._fetched_s) < STALE_S:
             return  # a fetch is in progress; the issuer may be slow, and the old keys can still be used
         before = self._attempts
@@ -198,7 +201,11 @@ class Oidc:
 
 
 def read_keys(document: object) -> dict[str | None, VerifyKey]:
-    """The usable keys of a JWK set (RFC 7517, 5) by kid. BadRequest for an invalid JWK set."""
+    """Return the usable keys of a JWK set (RFC 7517, 5) by kid.
+
+    Raises:
+        BadRequest: For an invalid JWK set.
+    """
     listed = document.get("keys") if isinstance(document, Mapping) else None
     if not isinstance(listed, list):
         raise BadRequest("The JWK set has no list of keys")
@@ -211,7 +218,7 @@ def read_keys(document: object) -> dict[str | None, VerifyKey]:
 
 
 def _read_key(value: dict[str, Any]) -> VerifyKey | None:
-    """None unless it is a public key for a supported algorithm; symmetric keys in particular are refused."""
+    """Return None unless it is a public key for a supported algorithm; symmetric keys in particular are refused."""
     if value.get("use", "sig") != "sig":
         return None
     kind, curve = value.get("kty"), value.get("crv")
@@ -240,7 +247,9 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """The claim with this name, otherwise by its path (`realm_access.roles`), because some issuers nest claims."""
+    """Return the claim with this name, otherwise by its path (`realm_access.roles`), because some issuers nest
+    claims.
+    """
     if name in claims:
         return claims[name]
     value: object = claims
@@ -253,7 +262,7 @@ def _claim(claims: Mapping[str, Any], name: str) -> object:
 
 @asynccontextmanager
 async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Oidc]:
-    """Fetches no keys yet, so that a server starts while its issuer is unavailable."""
+    """Fetch no keys yet, so that a server starts while its issuer is unavailable."""
     if settings.oidc_issuer.startswith("http:"):
         _log.warning("the OIDC issuer is not https; a man in the middle can log in as any user")
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:

@@ -25,7 +25,7 @@ class PageTokens:
         self._clock = clock
 
     def encode(self, after: str) -> str:
-        """An opaque token for any text that does not end with a NUL."""
+        """Return an opaque token for any text that does not end with a NUL."""
         key_id, key = self._keyring.signing(_PURPOSE)
         nonce = self._clock.random_bytes(_NONCE_BYTES)
         text = after.encode()
@@ -33,7 +33,11 @@ class PageTokens:
         return to_base64url(key_id + nonce + AESGCM(key).encrypt(nonce, padded, None))
 
     def decode(self, token: str) -> str | None:
-        """None for the empty token, which requests the first page. BadRequest for a token from another server."""
+        """Return None for the empty token, which requests the first page.
+
+        Raises:
+            BadRequest: For a token from another server.
+        """
         if not token:
             return None
         try:

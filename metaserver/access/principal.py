@@ -61,13 +61,13 @@ CURRENT: ContextVar[str] = ContextVar("principal", default="")
 
 
 def current_principal() -> str:
-    """The name of the principal whose request is being answered; empty for the server's own work."""
+    """Return the name of the principal whose request is being answered; empty for the server's own work."""
     return CURRENT.get()
 
 
 @contextmanager
 def answering(name: str) -> Iterator[None]:
-    """Sets what `current_principal` returns within the block, in this task and those that it starts."""
+    """Set what `current_principal` returns within the block, in this task and those that it starts."""
     token = CURRENT.set(name)
     try:
         yield
@@ -107,7 +107,10 @@ def check_role(text: str) -> Role:
 
 
 def make_grant(principal: str, role: str, namespace: NamespacePath) -> Grant:
-    """BadRequest for an invalid part. The empty path is the whole catalog."""
+    """BadRequest for an invalid part.
+
+    The empty path is the whole catalog.
+    """
     if namespace:
         check_namespace(namespace)
     return Grant(check_principal_name(principal), check_role(role).value, namespace)
@@ -133,11 +136,15 @@ def parse_path(text: str) -> NamespacePath:
 
 
 def show_path(path: NamespacePath) -> str:
-    """The text that `parse_path` parses; empty for the whole catalog."""
+    """Return the text that `parse_path` parses; empty for the whole catalog."""
     return ".".join(re.sub(r"([.\\])", r"\\\1", level) for level in path)
 
 
 def parse_role(text: str) -> tuple[Role, NamespacePath]:
-    """`writer:a.b` → the role and its namespace. BadRequest for other text, never a wider scope."""
+    """`writer:a.b` → the role and its namespace.
+
+    Raises:
+        BadRequest: For other text, never a wider scope.
+    """
     role, colon, path = text.partition(":")
     return check_role(role), parse_path(path) if colon else ()

@@ -34,7 +34,10 @@ class WrongKey(Exception):
 
 
 class KeyProtector(Protocol):
-    """Encrypts small secrets. `about` is authenticated data: what is sealed for one purpose opens for no other."""
+    """Encrypts small secrets.
+
+    `about` is authenticated data: what is sealed for one purpose opens for no other.
+    """
 
     @property
     def description(self) -> str:
@@ -43,14 +46,21 @@ class KeyProtector(Protocol):
     async def seal(self, data: bytes, about: bytes) -> bytes: ...
 
     async def open(self, sealed: bytes, about: bytes) -> bytes:
-        """Decrypts. WrongKey when another key is needed or the data were changed."""
+        """Decrypts.
+
+        Raises:
+            WrongKey: When another key is needed or the data were changed.
+        """
 
     def is_current(self, sealed: bytes) -> bool:
-        """Whether the key that encrypts now has encrypted the data."""
+        """Return whether the key that encrypts now has encrypted the data."""
 
 
 class LocalProtector:
-    """AES-256-GCM. Layout: version (1 byte), key id (8), nonce (12), ciphertext and tag."""
+    """AES-256-GCM.
+
+    Layout: version (1 byte), key id (8), nonce (12), ciphertext and tag.
+    """
 
     def __init__(self, keys: list[bytes], source: str, clock: Clock) -> None:
         self._keys = {_id_of(key): AESGCM(key) for key in reversed(keys)}
@@ -81,13 +91,18 @@ class LocalProtector:
 
 
 def _id_of(key: bytes) -> bytes:
-    """Identifies a key without revealing it: a hash of 256 random bits."""
+    """Identify a key without revealing it: a hash of 256 random bits."""
     return hashlib.sha256(b"seamark key id\n" + key).digest()[:_ID_BYTES]
 
 
 def open_protector(settings: Settings, clock: Clock, *, create: bool) -> KeyProtector | None:
-    """Configured by the settings encryption_key and encryption_key_file. `create` creates a missing key file; without
-    it the result is None then. ConfigError for an invalid key or file."""
+    """Configured by the settings encryption_key and encryption_key_file.
+
+    `create` creates a missing key file; without it the result is None then.
+
+    Raises:
+        ConfigError: For an invalid key or file.
+    """
     if settings.encryption_key:
         keys = [_parse(text, "the setting encryption_key") for text in settings.encryption_key.split(",")]
         return LocalProtector(keys, "the setting encryption_key", clock)
@@ -104,7 +119,7 @@ def key_file(settings: Settings) -> Path:
 
 
 def new_key(clock: Clock) -> str:
-    """A key in base64, the format of the file and the setting."""
+    """Return a key in base64, the format of the file and the setting."""
     return base64.b64encode(clock.random_bytes(KEY_BYTES)).decode()
 
 

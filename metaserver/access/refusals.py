@@ -31,7 +31,10 @@ class Refusals:
         self._unauthenticated: set[tuple[str, str]] = set()
 
     def is_written(self, who: str, remote: str, *, unauthenticated: bool) -> bool:
-        """Counts one refusal and returns whether to write it. The caller calls `due` first."""
+        """Count one refusal and return whether to write it.
+
+        The caller calls `due` first.
+        """
         key = (who, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:
             key = (who if unauthenticated else _OTHERS, _OTHERS)
@@ -41,7 +44,7 @@ class Refusals:
         return count <= self._each[unauthenticated]
 
     def due(self, now_ms: int, *, closing: bool = False) -> list[UnrecordedRefusals]:
-        """The unwritten refusals of the last window, once it is over; then the next window begins."""
+        """Return the unwritten refusals of the last window, once it is over; then the next window begins."""
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
         left = [

@@ -15,7 +15,10 @@ Key = RSAKey | ECKey | OKPKey | OctKey
 
 class _Registry(jws.JWSRegistry):
     """joserfc's checks for one algorithm, with long headers as real issuers send them (x5c) and with unknown header
-    fields. Tokens with a `crit` header are refused before."""
+    fields.
+
+    Tokens with a `crit` header are refused before.
+    """
 
     max_header_length = 8 * 1024
     max_payload_length = sys.maxsize  # `jwt.read` refuses longer tokens
@@ -35,7 +38,7 @@ _REGISTRIES = {name: _Registry(name) for name in ("RS256", "ES256", "EdDSA", "Ed
 
 
 def fits(token: str, key: Key, algorithm: str) -> bool:
-    """Whether the token was signed with this key and algorithm."""
+    """Return whether the token was signed with this key and algorithm."""
     try:
         jws.deserialize_compact(token, key, registry=_REGISTRIES[algorithm])
     except (JoseError, ValueError, TypeError):

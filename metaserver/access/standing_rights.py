@@ -18,8 +18,10 @@ class StandingRights:
         self._authorizer = Authorizer()
 
     async def why_lost(self, who: str, role: Role, namespace: NamespacePath) -> str | None:
-        """Why the principal has the right no longer; None if it has. Not checked: rights by roles that only an OIDC
-        token states."""
+        """Return why the principal has the right no longer; None if it has.
+
+        Not checked: rights by roles that only an OIDC token states.
+        """
         is_foreign = who.startswith(OIDC_PREFIX)
         if self._mode == "none":
             return None

@@ -39,10 +39,15 @@ def is_live(token: Token, now_ms: int) -> bool:
 async def create_token(
     store: PointerStore, clock: Clock, name: str, ttl_s: int | None, grants: Sequence[Grant] | None
 ) -> str:
-    """The secret of a new token, which cannot be shown again. Token and grants are saved in one transaction.
+    """Return the secret of a new token, which cannot be shown again.
 
-    `ttl_s` None: no expiry. `grants` None keeps the name's grants; otherwise they replace them. BadRequest for an
-    invalid name or role; AlreadyExists while a live token has the name.
+    Token and grants are saved in one transaction.
+
+    `ttl_s` None: no expiry. `grants` None keeps the name's grants; otherwise they replace them.
+
+    Raises:
+        BadRequest: For an invalid name or role.
+        AlreadyExists: While a live token has the name.
     """
     check_token_name(name)
     if ttl_s is not None and not 0 < ttl_s <= TTL_S_MAX:
@@ -70,9 +75,11 @@ async def create_token(
 
 
 async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:
-    """Revokes the token and every access token made from it, from the next request on, on every replica.
+    """Revoke the token and every access token made from it, from the next request on, on every replica.
 
-    NotFound if no live token has this name."""
+    Raises:
+        NotFound: If no live token has this name.
+    """
     await store.transact([RevokeToken(name=name, now_ms=clock.now_ms())])
 
 

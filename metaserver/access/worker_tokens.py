@@ -93,7 +93,11 @@ class ServiceTokens(_SignedTokens):
         return self._signed(_ServiceClaims(namespace, self._end_ms(ttl_s)))
 
     def principal(self, token: str) -> tuple[Principal, int]:
-        """(the principal, when its login ends in milliseconds). Unauthenticated for any other token."""
+        """Return (the principal, when its login ends in milliseconds).
+
+        Raises:
+            Unauthenticated: For any other token.
+        """
         expired = "The service token has expired; the server issues one for each job"
         claims = self._verified(token, _ServiceClaims, expired)
         grant = Grant(SERVICE_PRINCIPAL, Role.WRITER.value, claims.namespace)
@@ -102,7 +106,10 @@ class ServiceTokens(_SignedTokens):
 
 class StatementTokens(_SignedTokens):
     """Each with the caller's name and, on the namespaces where the caller may read, the role reader: never more than
-    the caller's rights, and never a right to write. They are valid for the statement's time limit."""
+    the caller's rights, and never a right to write.
+
+    They are valid for the statement's time limit.
+    """
 
     prefix = "smq_"
     _purpose = "statement-token"

@@ -64,16 +64,23 @@ class Catalog:
         await check_writable(self.parts, loaded.entry.uuid, loaded.metadata)
 
     async def staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
-        """See `Staging.location`. Forbidden also when another table has claimed the location since."""
+        """See `Staging.location`.
+
+        Raises:
+            Forbidden: Also when another table has claimed the location since.
+        """
         location = self.staging.location(token, namespace, name)
         await check_staged(self.parts, location, namespace, name)
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
-        """The table or view of a recorded answer; None when the record contains the answer itself.
+        """Return the table or view of a recorded answer; None when the record contains the answer itself.
 
-        CommitUnknown when the recorded metadata file has been deleted since. Not NotFound: the request succeeded, and
-        clients that receive 404 for a commit delete the files that they wrote for it.
+        Not NotFound: the request succeeded, and clients that receive 404 for a commit delete the files that they wrote
+        for it.
+
+        Raises:
+            CommitUnknown: When the recorded metadata file has been deleted since.
         """
         location = record.metadata_location
         if location is None:
@@ -102,8 +109,14 @@ async def open_catalog(
     *,
     stored: ObjectStore | None = None,
 ) -> AsyncIterator[Catalog]:
-    """Opens the catalog. `stored`: the storage itself, without the caches that `objects` may have; by default
-    `objects`. ConfigError for an invalid warehouse URI."""
+    """Open the catalog.
+
+    Args:
+        stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+
+    Raises:
+        ConfigError: For an invalid warehouse URI.
+    """
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)
     parts = CatalogContext(

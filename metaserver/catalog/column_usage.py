@@ -42,7 +42,11 @@ _log = structlog.get_logger("seamark.server")
 
 
 class ColumnRead(NamedTuple):
-    """`columns`: ids, made by `columns_of`. `oldest_age_d`: as in `ColumnReads`."""
+    """`columns`: ids, made by `columns_of`.
+
+    Attributes:
+        oldest_age_d: As in `ColumnReads`.
+    """
 
     uuid: str
     columns: frozenset[int]
@@ -50,7 +54,9 @@ class ColumnRead(NamedTuple):
 
 
 def columns_of(ids: Iterable[int]) -> frozenset[int]:
-    """The columns of a read, of at most `COLUMNS_MAX`: clients may name tens of thousands, and each read is kept."""
+    """Return the columns of a read, of at most `COLUMNS_MAX`: clients may name tens of thousands, and each read is
+    kept.
+    """
     columns = frozenset(ids)
     if len(columns) <= COLUMNS_MAX:
         return columns
@@ -58,8 +64,11 @@ def columns_of(ids: Iterable[int]) -> frozenset[int]:
 
 
 class ColumnUsage:
-    """Belongs to one event loop. `plans`: the end of the oldest partition of recent plan snapshots by their ids, as
-    `oldest_end_ms` has it: scan reports name the snapshot that they read."""
+    """Belongs to one event loop.
+
+    `plans`: the end of the oldest partition of recent plan snapshots by their ids, as `oldest_end_ms` has it: scan
+    reports name the snapshot that they read.
+    """
 
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts
@@ -103,8 +112,10 @@ class ColumnUsage:
             await self.flush()
 
     async def flush(self) -> None:
-        """Records what was counted, except what the database refuses for a table. RetryLater, CommitUnknown: the rest
-        is lost."""
+        """Record what was counted, except what the database refuses for a table.
+
+        RetryLater, CommitUnknown: the rest is lost.
+        """
         counts, self._counts, self._is_full = self._counts, Counter(), False
         self._held = Counter()
         for uuid, rows in (await asyncio.to_thread(_by_table, counts)).items():
@@ -121,7 +132,7 @@ class ColumnUsage:
         return await self._parts.store.column_reads(uuid, self.today - self.days, _LISTED_MAX)
 
     async def prune(self) -> int:
-        """Removes what is older than the setting; returns the number of rows."""
+        """Remove what is older than the setting; return the number of rows."""
         removed = 0
         before_day = (await look_at_clock(self._parts.store, self._parts.clock)).ago(self.days * DAY_MS) // DAY_MS
         while count := await self._parts.store.prune_column_reads(before_day, _PRUNED):

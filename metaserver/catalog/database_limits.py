@@ -92,7 +92,10 @@ class DatabaseShares:
 
 
 def _size_bytes(part: object) -> int:
-    """About the size of a value in the database. Never raises: the transaction has succeeded."""
+    """About the size of a value in the database.
+
+    Never raises: the transaction has succeeded.
+    """
     try:
         return len(msgspec.msgpack.encode(part, enc_hook=repr))
     except (ValueError, TypeError, OverflowError, RecursionError):  # an engine's report may have integers of any length
@@ -110,8 +113,11 @@ class _Size(msgspec.Struct):
 
 
 class NamespaceSizes:
-    """The sizes of namespaces of the first level. They are counted again when what was added since could have used half
-    of the room that there was, so replicas notice what others add."""
+    """The sizes of namespaces of the first level.
+
+    They are counted again when what was added since could have used half of the room that there was, so replicas notice
+    what others add.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, _Size] = {}
@@ -136,7 +142,7 @@ class NamespaceSizes:
 
 
 async def _additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:
-    """The rows, and the characters of properties, that operations add to namespaces of the first level."""
+    """Return the rows, and the characters of properties, that operations add to namespaces of the first level."""
     rows, characters = Counter[str](), Counter[str]()
     for operation in operations:
         match operation:
@@ -163,7 +169,7 @@ def _characters(properties: Mapping[str, str]) -> int:
 
 
 def _is_doubtful(size: _Size, rows: int, characters: int, settings: Settings, now_s: float) -> bool:
-    """Whether the size has to be counted again before it is compared with the limits."""
+    """Return whether the size has to be counted again before it is compared with the limits."""
     is_old = now_s - size.counted_s >= COUNTED_AGAIN_S
     for counted, since, amount, limit in (
         (size.rows, size.added_rows, rows, settings.namespace_entries_limit),

@@ -95,15 +95,18 @@ class Documents:
         return metadata
 
     async def stored_properties(self, location: str) -> dict[str, str]:
-        """The properties in the metadata file, including those that are not served. BadRequest when the file has no
-        valid properties."""
+        """Return the properties in the metadata file, including those that are not served.
+
+        Raises:
+            BadRequest: When the file has no valid properties.
+        """
         try:
             return from_json(await self._read_json(location), _Properties).properties or {}
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             raise BadRequest(f"{location} is not a metadata file of a table or view") from None
 
     async def raw(self, location: str) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         cached = self._cache.get(("raw", location))
         if isinstance(cached, bytes):
             return cached
@@ -150,7 +153,10 @@ class Documents:
             self._check(location)  # so that requests of a table in use never wait for the storage
 
     async def _wait_for_check(self, location: str, seen_s: float | None) -> None:
-        """Waits for a check. A request that allows it does not wait long for the storage."""
+        """Wait for a check.
+
+        A request that allows it does not wait long for the storage.
+        """
         staleness, check = allowed_staleness(), self._check(location)
         if staleness is not None and seen_s is not None:
             await asyncio.wait((check,), timeout=staleness.wait_s)
@@ -162,7 +168,7 @@ class Documents:
         await asyncio.shield(check)
 
     def _check(self, location: str) -> asyncio.Task[None]:
-        """The task that checks whether the file exists; one at a time for a file."""
+        """Return the task that checks whether the file exists; one at a time for a file."""
         task = self._checks.get(location)
         if task is None:
             task = self._checks[location] = asyncio.create_task(self._look(location), name="document-exists")
@@ -194,7 +200,7 @@ class Documents:
         self._cache.put(("all", location), document, len(document))
 
     def forget(self, location: str) -> None:
-        """Evicts a file after its deletion."""
+        """Evict a file after its deletion."""
         self._seen.pop(location, None)
 
     async def _fetch_table(self, location: str) -> TableMetadata:
@@ -251,7 +257,7 @@ def _served(metadata: M) -> M:
 
 
 def memory_of(metadata: TableMetadata, json_bytes: int) -> int:
-    """Approximate memory of decoded table metadata with this size in JSON, within a tenth."""
+    """Return approximate memory of decoded table metadata with this size in JSON, within a tenth."""
     columns = sum(len(schema.fields) for schema in metadata.schemas)
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
 
@@ -266,18 +272,22 @@ def _digest(data: bytes) -> str:
 
 
 def name_suffix(data: bytes, kind: str = ".metadata.json") -> str:
-    """The end of the name of a file with this content: the digest and `kind`. It is where PyIceberg and Trino expect
-    the name of a codec, which they ignore."""
+    """Return the end of the name of a file with this content: the digest and `kind`.
+
+    It is where PyIceberg and Trino expect the name of a codec, which they ignore.
+    """
     return f".{_digest(data)}{kind}"
 
 
 def is_named_by_content(location: str) -> bool:
-    """Whether the location has `name_suffix`, so that a change of the file is detected."""
+    """Return whether the location has `name_suffix`, so that a change of the file is detected."""
     return _NAMED.search(location) is not None
 
 
 def compress(codec: str, document: bytes) -> tuple[bytes, str]:
-    """The bytes to store and the file suffix, by table property write.metadata.compression-codec (none or gzip)."""
+    """Return the bytes to store and the file suffix, by table property write.metadata.compression-codec (none or
+    gzip).
+    """
     match codec.lower():
         case "none" | "":
             return document, name_suffix(document)

@@ -69,7 +69,7 @@ class Dropped:
     async def list_retained(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
     ) -> Page[DroppedEntry]:
-        """Entries that can no longer be restored, and keep their locations because files are there."""
+        """Return entries that can no longer be restored, and keep their locations because files are there."""
 
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
             return await self._parts.store.retained(namespace, after, limit)
@@ -77,7 +77,11 @@ class Dropped:
         return await self._parts.page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
-        """Ends the claims of an entry and leaves its files where they are. BadRequest while it can be restored."""
+        """End the claims of an entry and leaves its files where they are.
+
+        Raises:
+            BadRequest: While it can be restored.
+        """
         row = await self.get(dropped_id)
         passed = await look_at_clock(self._parts.store, self._parts.clock)
         if not row.is_retained and not _is_expired(row, passed):
@@ -89,7 +93,10 @@ class Dropped:
         await self._parts.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
 
     async def release_unused(self) -> int:
-        """Housekeeping: ends the claims of retained entries of which no file is left. Returns their number."""
+        """Housekeeping: ends the claims of retained entries of which no file is left.
+
+        Returns their number.
+        """
         now_ms = self._parts.clock.now_ms()
         released = 0
         for row in await self._parts.store.retained_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
@@ -122,15 +129,21 @@ class Dropped:
         return await self._parts.store.entry(entry.kind, path, to_name) or entry
 
     async def purge(self, caller: Caller, dropped_id: str) -> None:
-        """Purges before the retention ends, files included, even if the drop did not request it. BadRequest when the
-        table's properties forbid the deletion of files."""
+        """Purge before the retention ends, files included, even if the drop did not request it.
+
+        Raises:
+            BadRequest: When the table's properties forbid the deletion of files.
+        """
         row = await self.get(dropped_id)
         if row.entry.kind is EntryKind.TABLE:
             await check_purgeable(self._parts, row.entry)
         await self._forget(caller, msgspec.structs.replace(row, purge=True))
 
     async def purge_expired(self) -> int:
-        """Housekeeping: repeats interrupted purges, then purges expired rows. Returns the number of both."""
+        """Housekeeping: repeats interrupted purges, then purges expired rows.
+
+        Returns the number of both.
+        """
         unfinished = await self._parts.store.instants(
             InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _BATCH
         )
@@ -168,8 +181,11 @@ class Dropped:
         await self._delete_files(instant)
 
     async def _delete_files(self, instant: Instant) -> None:
-        """Deletes manifests after the files that they list, and the metadata file last, so that the remaining files can
-        still be found. While the storage is unavailable the instant stays in flight, and a later round continues."""
+        """Delete manifests after the files that they list, and the metadata file last, so that the remaining files
+        can still be found.
+
+        While the storage is unavailable the instant stays in flight, and a later round continues.
+        """
         deleted = failed = 0
         assert instant.metadata_location is not None
         try:
@@ -225,7 +241,7 @@ class Dropped:
 
 
 def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
-    """Whether the entry's retention has passed."""
+    """Return whether the entry's retention has passed."""
     return passed.between(row.dropped_ms, passed.now_ms) >= row.expires_ms - row.dropped_ms
 
 
@@ -237,7 +253,10 @@ def no_such_dropped(dropped_id: str) -> NotFound:
 def drop_operations(
     parts: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
-    """Drops a name and keeps its row for the retention. Without a retention, only a purge is recorded, due now."""
+    """Drop a name and keep its row for the retention.
+
+    Without a retention, only a purge is recorded, due now.
+    """
     retention_ms = parts.settings.drop_retention_s * 1000
     keep = None
     if retention_ms > 0 or purge:

@@ -22,7 +22,7 @@ Use = tuple[str, int]
 
 
 def encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
-    """The ids of the declared columns, of what they contain, and of what contains them."""
+    """Return the ids of the declared columns, of what they contain, and of what contains them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
     if properties.get(_UNIFORM_KEY) or as_bool(properties, _COMPLETE, False):
         return frozenset(columns)
@@ -48,7 +48,7 @@ def _declared(metadata: TableMetadata) -> tuple[str, ...]:
 
 
 def _named_by_keys(text: str) -> Iterator[str]:
-    """The columns of a text like `key1: a, b.c; key2: d`."""
+    """Yield the columns of a text like `key1: a, b.c; key2: d`."""
     for part in text.split(";"):
         yield from (name.strip() for name in part.partition(":")[2].split(",") if name.strip())
 
@@ -97,7 +97,7 @@ def check_encrypted_columns(
 
 
 def _published(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
-    """The uses of encrypted columns."""
+    """Yield the uses of encrypted columns."""
     secret = encrypted_ids(metadata)
     if secret:
         yield from ((use, column_id) for use, column_id in _uses(metadata, indexed) if column_id in secret)
@@ -120,7 +120,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
 
 
 def _clustered(metadata: TableMetadata) -> Iterator[str]:
-    """The columns of a clustering, and those by which it joins."""
+    """Yield the columns of a clustering, and those by which it joins."""
     yield from _names(metadata, clustering.COLUMNS)
     try:
         joins = clustering.joins_of(metadata.properties)

@@ -32,7 +32,10 @@ class _Definition(msgspec.Struct, rename="kebab"):
 
 
 class _Document(msgspec.Struct, rename="kebab"):
-    """The required parts of a function document. Other fields are kept."""
+    """The required parts of a function document.
+
+    Other fields are kept.
+    """
 
     function_uuid: Annotated[
         str, msgspec.Meta(pattern="^[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}$")
@@ -57,7 +60,11 @@ class Functions:
     async def put(
         self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
     ) -> LoadedFunction:
-        """Creates or replaces a function. BadRequest for an invalid document, or one that changes the UUID."""
+        """Create or replace a function.
+
+        Raises:
+            BadRequest: For an invalid document, or one that changes the UUID.
+        """
         requested_ms = self._parts.clock.now_ms()
         check_name(name, "function name")
         try:
@@ -89,7 +96,10 @@ class Functions:
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
-        """Drops a function. There is no undrop: a function is one small document, and a put restores it."""
+        """Drop a function.
+
+        There is no undrop: a function is one small document, and a put restores it.
+        """
         requested_ms = self._parts.clock.now_ms()
         entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
         drop = DropEntry(

@@ -20,16 +20,21 @@ class LargeRequests(FairLock):
     """Checks one large request at a time, and principals in turn."""
 
     async def run_by_size(self, holder: str, size_bytes: int, work: Callable[[], T]) -> T:
-        """The result of `work`, which is pure: of a large request in a thread, so that the loop serves others
-        meanwhile. `size_bytes`: of the request as JSON, or about as much."""
+        """Return the result of `work`, which is pure: of a large request in a thread, so that the loop serves others
+        meanwhile.
+
+        Args:
+            size_bytes: Of the request as JSON, or about as much.
+        """
         if size_bytes <= LARGE_BYTES:
             return work()
         return await self.run(holder, work)
 
 
 def indexed(metadata: TableMetadata) -> TableMetadata:
-    """The same, with the names of its columns indexed: of 50,000 it takes a quarter of a second, which the first plan
-    would take of the event loop."""
+    """Return the same, with the names of its columns indexed: of 50,000 it takes a quarter of a second, which the
+    first plan would take of the event loop.
+    """
     with suppress(BadRequest):  # who needs the columns gets the error
         _ = metadata.current_schema.index
     return metadata

@@ -45,7 +45,7 @@ class Namespaces:
         return created
 
     async def get(self, path: NamespacePath) -> Namespace:
-        """The properties always contain a `location`, which Trino's CTAS needs."""
+        """Return the properties always contain a `location`, which Trino's CTAS needs."""
         return self.with_location(await self._parts.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
@@ -58,9 +58,13 @@ class Namespaces:
         page_size: int | None,
         visible: Collection[str] | None = None,
     ) -> Page[NamespacePath]:
-        """The direct children whose names are in `visible`, or all; the empty parent is the catalog. NoSuchNamespace
-        for an unknown parent. Only visible names are looked up, so neither the pages nor their time reveal the number
-        of the others."""
+        """Return the direct children whose names are in `visible`, or all; the empty parent is the catalog.
+
+        Only visible names are looked up, so neither the pages nor their time reveal the number of the others.
+
+        Raises:
+            NoSuchNamespace: For an unknown parent.
+        """
         if parent:
             await self._parts.require_namespace(parent)
 
@@ -82,7 +86,10 @@ class Namespaces:
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
     ) -> PropertyChanges:
-        """Unprocessable when a key is both set and removed. A lost race is retried on the new properties."""
+        """Unprocessable when a key is both set and removed.
+
+        A lost race is retried on the new properties.
+        """
         contradictory = sorted(set(removals) & set(updates))
         if contradictory:
             raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")

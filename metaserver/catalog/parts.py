@@ -139,11 +139,13 @@ class CatalogContext:
                 await self.check_location(caller, properties[key], key, within)
 
     async def transact(self, operations: Sequence[Operation]) -> None:
-        """Runs the operations in one transaction and wakes watchers of the timeline. After a lost reply, the instant
-        among the operations decides the outcome.
+        """Run the operations in one transaction and wakes watchers of the timeline.
 
-        Forbidden for an addition to a namespace that has as much as it may have.
-        CommitUnknown when the database does not answer that query either; then no file may be deleted.
+        After a lost reply, the instant among the operations decides the outcome.
+
+        Raises:
+            Forbidden: For an addition to a namespace that has as much as it may have.
+            CommitUnknown: When the database does not answer that query either; then no file may be deleted.
         """
         await self.sizes.require_room(self.store, self.settings, self.clock, operations)
         instant = next((operation.instant for operation in operations if isinstance(operation, RecordInstant)), None)
@@ -157,8 +159,10 @@ class CatalogContext:
             self.timeline.notify()
 
     async def create_and_transact(self, location: str, data: bytes, operations: Sequence[Operation]) -> None:
-        """Writes a new file, then runs the operations as `transact`. Deletes the file when the transaction is known to
-        have failed."""
+        """Write a new file, then run the operations as `transact`.
+
+        Deletes the file when the transaction is known to have failed.
+        """
         try:
             await self.objects.create(location, data)
             await self.transact(operations)
@@ -170,8 +174,10 @@ class CatalogContext:
             raise
 
     async def _has_committed(self, instant: Instant, undone: type[SeamarkError]) -> bool:
-        """Whether a transaction with a lost reply was committed. `undone` is raised if it was not committed and can no
-        longer be; except for a commit this is not a conflict, which clients would interpret as an existing name.
+        """Return whether a transaction with a lost reply was committed.
+
+        `undone` is raised if it was not committed and can no longer be; except for a commit this is not a conflict,
+        which clients would interpret as an existing name.
 
         A missing instant proves nothing, because the commit may still run in the database. Therefore a rolled-back
         instant is inserted with its id: when that succeeds, the lost transaction can no longer commit; when the id
@@ -204,7 +210,7 @@ class CatalogContext:
         return False
 
     async def back_off(self, attempt: int) -> None:
-        """Waits with exponential backoff and jitter, half a second at most."""
+        """Wait with exponential backoff and jitter, half a second at most."""
         ceiling_s = min(0.5, 0.005 * 2**attempt)
         jitter = int.from_bytes(self.clock.random_bytes(2), "big") / 65536
         await asyncio.sleep(ceiling_s * (0.5 + jitter / 2))
@@ -217,8 +223,11 @@ class CatalogContext:
         return entry
 
     async def is_uuid_taken(self, uuid: str) -> bool:
-        """Whether an entry has this UUID, or had it before its purge. The UUID identifies the timeline, the reports and
-        the index files of an entry, and decides whether its files may be deleted."""
+        """Return whether an entry has this UUID, or had it before its purge.
+
+        The UUID identifies the timeline, the reports and the index files of an entry, and decides whether its files may
+        be deleted.
+        """
         if await self.store.names_of(uuid):
             return True
         for state in (InstantState.COMPLETED, InstantState.INFLIGHT):  # a rolled-back change may be tried again
@@ -229,8 +238,9 @@ class CatalogContext:
     async def choose_location(
         self, caller: Caller, kind: EntryKind, namespace: NamespacePath, name: str, uuid: str, requested: str | None
     ) -> str:
-        """The location of a new table, view or function: the requested one, checked, or a new folder below that of the
-        namespace."""
+        """Return the location of a new table, view or function: the requested one, checked, or a new folder below
+        that of the namespace.
+        """
         if requested:
             location = requested.rstrip("/") or requested
             await self.check_location(caller, location, f"The {kind.value}'s location", namespace)
@@ -250,7 +260,7 @@ class CatalogContext:
         fingerprint: str | None = None,
         summary: dict[str, Any] | None = None,
     ) -> RecordInstant:
-        """An instant about `entry` that is completed now."""
+        """Return an instant about `entry` that is completed now."""
         return RecordInstant(
             instant=Instant(
                 id=str(self.clock.uuid7()),
@@ -273,7 +283,7 @@ class CatalogContext:
     def remember(
         self, caller: Caller, *, status: int, body: bytes | None = None, metadata_location: str | None = None
     ) -> list[Operation]:
-        """The operation that records the first answer, when the caller has sent an idempotency key."""
+        """Return the operation that records the first answer, when the caller has sent an idempotency key."""
         key = caller.idempotency
         if key is None:
             return []
@@ -295,8 +305,9 @@ class CatalogContext:
         page_token: str | None,
         page_size: int | None,
     ) -> Page[T]:
-        """A page, or everything if neither token nor size is given (REST specification: clients that do not page
-        receive all items)."""
+        """Return a page, or everything if neither token nor size is given (REST specification: clients that do not
+        page receive all items).
+        """
         limit = self.settings.page_limit
         if page_size is not None:
             if page_size < 1:

@@ -21,7 +21,10 @@ _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 async def check_name_free(
     parts: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
 ) -> None:
-    """AlreadyExists before anything is written. The transaction checks again."""
+    """AlreadyExists before anything is written.
+
+    The transaction checks again.
+    """
     await parts.require_namespace(namespace)
     for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
         if await parts.store.entry(other, namespace, name) is not None:
@@ -30,7 +33,7 @@ async def check_name_free(
 
 
 def swap_of(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapPointer:
-    """The operation that moves the pointer of the entry, if it has not moved since."""
+    """Return the operation that moves the pointer of the entry, if it has not moved since."""
     return SwapPointer(
         kind=entry.kind,
         namespace=entry.namespace,
@@ -60,10 +63,12 @@ def created_entry(
 def metadata_location(
     parts: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
-    """A new location for a metadata file; no location is written twice. BadRequest when write.metadata.path is outside
-    the warehouse.
+    """Return a new location for a metadata file; no location is written twice.
 
     The number follows that of the previous file, so that the highest number is the newest file.
+
+    Raises:
+        BadRequest: When write.metadata.path is outside the warehouse.
     """
     folder = check_metadata_folder(parts, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
@@ -72,16 +77,22 @@ def metadata_location(
 
 
 def check_metadata_folder(parts: CatalogContext, location: str, properties: dict[str, str]) -> str:
-    """The folder for metadata files. BadRequest when write.metadata.path is outside the warehouse."""
+    """Return the folder for metadata files.
+
+    Raises:
+        BadRequest: When write.metadata.path is outside the warehouse.
+    """
     if METADATA_PATH in properties:
         parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
     return metadata_folder(location, properties)
 
 
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
-    """Forbidden when the metadata belongs to another table than the entry. The table's writers can overwrite metadata
-    files, and the UUID decides which files belong to the table. A table whose UUID was derived may have received
-    another from a commit, whose file is then named by its content."""
+    """Forbidden when the metadata belongs to another table than the entry.
+
+    The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. A table
+    whose UUID was derived may have received another from a commit, whose file is then named by its content.
+    """
     is_own = table_uuid(metadata) == entry.uuid
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):
         raise Forbidden(
@@ -91,16 +102,23 @@ def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
 
 
 def table_uuid(metadata: TableMetadata) -> str:
-    """The table's UUID. Version 1 metadata may have none; then it is derived from the location."""
+    """Return the table's UUID.
+
+    Version 1 metadata may have none; then it is derived from the location.
+    """
     return metadata.table_uuid or str(uuid5(NAMESPACE_URL, metadata.location))
 
 
 def uuid_of(entry: Entry | None, metadata: TableMetadata) -> str:
-    """The UUID in the database if the table exists: its writers could put another table's UUID into its metadata, and
-    the UUID decides which files, locations and instants belong to the table."""
+    """Return the UUID in the database if the table exists: its writers could put another table's UUID into its
+    metadata, and the UUID decides which files, locations and instants belong to the table.
+    """
     return table_uuid(metadata) if entry is None else entry.uuid
 
 
 def is_derived(uuid: str) -> bool:
-    """Whether `table_uuid` derived the UUID from a location. The metadata may have received a UUID since."""
+    """Return whether `table_uuid` derived the UUID from a location.
+
+    The metadata may have received a UUID since.
+    """
     return uuid[14:15] == "5"

@@ -48,8 +48,10 @@ INHERITED_MAX = 200
 
 
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
-    """The policies for the tables of a namespace with these properties, below one with the policies `above`. Of more
-    than `INHERITED_MAX`, those that are set nearest to the tables count."""
+    """Return the policies for the tables of a namespace with these properties, below one with the policies `above`.
+
+    Of more than `INHERITED_MAX`, those that are set nearest to the tables count.
+    """
     named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not named:
         return above
@@ -60,7 +62,10 @@ def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[
 
 
 def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """Who set the properties of a policy. Without the properties whose setter is unknown."""
+    """Return who set the properties of a policy.
+
+    Without the properties whose setter is unknown.
+    """
     try:
         return from_json(properties.get(SETTERS) or "{}", dict[str, str])
     except msgspec.MsgspecError:
@@ -97,7 +102,7 @@ def count_policies(properties: Iterable[str]) -> int:
 
 
 async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
-    """Those that tables of the namespace inherit."""
+    """Return those that tables of the namespace inherit."""
     found: Policies = {}
     for depth in range(1, len(path) + 1):
         namespace = await store.namespace(path[:depth])
@@ -107,13 +112,16 @@ async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
 
 
 def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, str]:
-    """Who set the properties that the table has and inherits, by property. Without those of whom that is unknown."""
+    """Return who set the properties that the table has and inherits, by property.
+
+    Without those of whom that is unknown.
+    """
     inherited = {name: policy.who for name, policy in policies.items() if name not in metadata.properties}
     return {name: who for name, who in {**inherited, **setters_of(metadata.properties)}.items() if who}
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:
-    """The metadata as table services see it, with the inherited properties; not to be written."""
+    """Return the metadata as table services see it, with the inherited properties; not to be written."""
     if not policies:
         return metadata
     inherited = {name: policy.value for name, policy in policies.items()}

@@ -32,14 +32,16 @@ _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
 def own_folders(parts: CatalogContext, metadata: TableMetadata) -> list[str]:
-    """The folders that the table writes to now and that are in the warehouse."""
+    """Return the folders that the table writes to now and that are in the warehouse."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
     return [folder for folder in folders if parts.warehouse.contains(folder)]
 
 
 def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
-    """Whether a location is below the table's location or a `write.*.path` property, and in the warehouse. Metadata can
-    name any file, and a purge must not delete files of another table."""
+    """Return whether a location is below the table's location or a `write.*.path` property, and in the warehouse.
+
+    Metadata can name any file, and a purge must not delete files of another table.
+    """
     roots = [parse_location(folder) for folder in own_folders(parts, metadata)]
 
     def owns(location: str) -> bool:
@@ -51,12 +53,15 @@ def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], boo
 async def deletable_files(
     parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """Whether a location is one of the table's own files: `owned`, in a location that the database records as claimed
-    by the table, because its writers can overwrite its metadata file, and in no location of another UUID.
+    """Return whether a location is one of the table's own files: `owned`, in a location that the database records as
+    claimed by the table, because its writers can overwrite its metadata file, and in no location of another UUID.
 
-    `without_claims`: a table without any claims, which an earlier version dropped, is judged by its metadata alone.
-    `exclusive`: without folders that other tables share or are allowed to name files in.
-    RetryLater while the storage is unavailable.
+    Args:
+        without_claims: A table without any claims, which an earlier version dropped, is judged by its metadata alone.
+        exclusive: Without folders that other tables share or are allowed to name files in.
+
+    Raises:
+        RetryLater: While the storage is unavailable.
     """
     owns = owned(parts, metadata)
     others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
@@ -86,14 +91,19 @@ async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
 
 
 def is_collectable(metadata: TableMetadata) -> bool:
-    """Whether files that the table no longer needs may be deleted."""
+    """Return whether files that the table no longer needs may be deleted."""
     return as_bool(metadata.properties, "gc.enabled", True)
 
 
 async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
-    """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics and
-    older metadata files, then the metadata file itself. Only `deletable_files`; nothing if `gc.enabled` is false.
-    Missing or damaged manifests are skipped. RetryLater while the storage is unavailable."""
+    """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics
+    and older metadata files, then the metadata file itself.
+
+    Only `deletable_files`; nothing if `gc.enabled` is false. Missing or damaged manifests are skipped.
+
+    Raises:
+        RetryLater: While the storage is unavailable.
+    """
     try:
         metadata = await parts.documents.table(metadata_location)
     except NotFound:
@@ -139,7 +149,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
 
 
 async def _named(parts: CatalogContext, location: str, *fields: str) -> list[str]:
-    """The values of one field, given by its path, in all rows of an Avro file."""
+    """Return the values of one field, given by its path, in all rows of an Avro file."""
     try:
         data = await parts.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:

@@ -27,7 +27,10 @@ class _Usage:
 
 
 class Quota:
-    """Each holder may use up to `share`. The holder None has no limit."""
+    """Each holder may use up to `share`.
+
+    The holder None has no limit.
+    """
 
     def __init__(self, share: int) -> None:
         self._share = share
@@ -38,7 +41,7 @@ class Quota:
         return holder is None or self._used_by(holder, now_s) + amount <= self._share
 
     def add(self, holder: str | None, now_s: float, until_s: float, amount: int = 1) -> None:
-        """Counts `amount` until `until_s`."""
+        """Count `amount` until `until_s`."""
         if holder is None or not amount:
             return
         self._used_by(holder, now_s)
@@ -53,7 +56,7 @@ class Quota:
         usage.total += amount
 
     def take_back(self, holder: str, until_s: float, amount: int = 1) -> None:
-        """Removes an amount that was added with this `until_s`; an amount that has ended is ignored."""
+        """Remove an amount that was added with this `until_s`; an amount that has ended is ignored."""
         usage, end = self._usages.get(holder), _span_of(until_s)
         if usage is None or end not in usage.amounts:
             return

@@ -33,7 +33,7 @@ class StagingPasses:
         self._keyring = keyring
 
     def issue(self, namespace: NamespacePath, name: str, location: str) -> str:
-        """A pass, as text for a URL."""
+        """Return a pass, as text for a URL."""
         claims = {
             "aud": _PURPOSE,
             "namespace": list(namespace),
@@ -45,7 +45,11 @@ class StagingPasses:
         return jwt.encode({"alg": "HS256", "kid": key_id.hex()}, claims, jwk.OctKey.import_key(key))
 
     def location(self, token: str, namespace: NamespacePath, name: str) -> str:
-        """The location of the staged table. Forbidden for a pass that is invalid, expired or for another table."""
+        """Return the location of the staged table.
+
+        Raises:
+            Forbidden: For a pass that is invalid, expired or for another table.
+        """
         try:
             claims = jwt.decode(token, self._key_of, algorithms=["HS256"]).claims
         except (errors.JoseError, ValueError):

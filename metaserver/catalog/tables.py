@@ -68,7 +68,10 @@ class Tables:
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def stage(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
-        """The metadata of a table that is not created yet; stores nothing. The client commits it with assert-create."""
+        """Return the metadata of a table that is not created yet; stores nothing.
+
+        The client commits it with assert-create.
+        """
         metadata = await self._new_metadata(caller, namespace, request)
         return LoadedTable(entry=None, metadata=metadata)
 
@@ -94,10 +97,15 @@ class Tables:
     async def register(
         self, caller: Caller, namespace: NamespacePath, name: str, location: str, *, overwrite: bool
     ) -> LoadedTable:
-        """Creates a name for existing metadata. BadRequest outside the warehouse, or for an invalid metadata file.
+        """Create a name for existing metadata.
 
-        `overwrite`: the name may exist. AlreadyExists when the metadata is that of a table with another live name:
-        both names would commit to the same files, and the table with the name would be gone.
+        Args:
+            overwrite: The name may exist.
+
+        Raises:
+            BadRequest: Outside the warehouse, or for an invalid metadata file.
+            AlreadyExists: When the metadata is that of a table with another live name: both names would commit to the
+                same files, and the table with the name would be gone.
         """
         requested_ms = self._parts.clock.now_ms()
         check_new_name(name, "table name")
@@ -151,7 +159,10 @@ class Tables:
             raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Removes the name and keeps all files; later commits fail. No undrop: the table can be registered again."""
+        """Remove the name and keep all files; later commits fail.
+
+        No undrop: the table can be registered again.
+        """
         requested_ms = self._parts.clock.now_ms()
         for attempt in range(self._parts.settings.commit_retries + 1):
             loaded = await self.load(namespace, name)
@@ -176,7 +187,10 @@ class Tables:
         raise AssertionError("the loop returns or raises")
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str, *, purge: bool) -> None:
-        """Drops a table; it can be restored until its retention ends. After that, its files are deleted if `purge`."""
+        """Drop a table; it can be restored until its retention ends.
+
+        After that, its files are deleted if `purge`.
+        """
         requested_ms = self._parts.clock.now_ms()
         entry = await self.entry(namespace, name)
         if purge:
@@ -229,7 +243,10 @@ class Tables:
 async def rename_entry(
     parts: CatalogContext, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
 ) -> None:
-    """AlreadyExists, NoSuchNamespace for the target; NoSuchTable, NoSuchView for the source. Files are not moved."""
+    """AlreadyExists, NoSuchNamespace for the target; NoSuchTable, NoSuchView for the source.
+
+    Files are not moved.
+    """
     requested_ms = parts.clock.now_ms()
     check_changeable(source.name)
     check_new_name(target.name, f"{kind.value} name")

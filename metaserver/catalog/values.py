@@ -52,7 +52,10 @@ class Page(msgspec.Struct, Generic[T], frozen=True):
 
 
 class LoadedTable(msgspec.Struct, frozen=True):
-    """A table at one pointer. `entry` is None for a staged table, which is not stored yet."""
+    """A table at one pointer.
+
+    `entry` is None for a staged table, which is not stored yet.
+    """
 
     entry: Entry | None
     metadata: TableMetadata

@@ -71,7 +71,7 @@ class Views:
         return metadata
 
     async def _is_recorded(self, entry: Entry, metadata: ViewMetadata) -> bool:
-        """Whether the view was committed with this content, or before fingerprints were recorded."""
+        """Return whether the view was committed with this content, or before fingerprints were recorded."""
         fingerprint = fingerprint_of(metadata, entry.metadata_location)
         if self._recorded.get(entry.metadata_location) == fingerprint:
             return True

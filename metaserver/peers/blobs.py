@@ -52,9 +52,13 @@ class FileCache:
         return self._stack.cached(_key(location)) is not None
 
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
-        """From memory, the disk, or the storage. TooLarge above `limit_bytes`; errors of `ObjectStore.read`.
+        """From memory, the disk, or the storage.
 
-        Without `is_checked` the content may not have its digest; then call it again with it."""
+        Without `is_checked` the content may not have its digest; then call it again with it.
+
+        Raises:
+            TooLarge: Above `limit_bytes`; errors of `ObjectStore.read`.
+        """
         file = await self._load(location)
         if not is_checked or await is_intact(file):
             return file
@@ -82,7 +86,7 @@ def digest_of(content: bytes | memoryview) -> bytes:
 
 
 async def is_intact(file: StoredFile) -> bool:
-    """Whether the content has its digest; of large content in a thread."""
+    """Return whether the content has its digest; of large content in a thread."""
     if len(file.content) <= _INLINE_BYTES:
         return digest_of(file.content) == file.sha256
     return await asyncio.to_thread(digest_of, file.content) == file.sha256

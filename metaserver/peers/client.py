@@ -39,8 +39,10 @@ class PeerDamaged(PeerFailed):
 
 @dataclass(slots=True)
 class Question:
-    """A request under way. `acknowledged` is set with the answer's first bytes, `from_cache` says whether the replica
-    has the file already."""
+    """A request under way.
+
+    `acknowledged` is set with the answer's first bytes, `from_cache` says whether the replica has the file already.
+    """
 
     answer: asyncio.Task[bytes]
     acknowledged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -48,7 +50,10 @@ class Question:
 
 
 class PeerClient:
-    """Belongs to one event loop. Opened by `open_peer_client`."""
+    """Belongs to one event loop.
+
+    Opened by `open_peer_client`.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, tickets: PeerTickets, *, scheme: str) -> None:
         self._session = session
@@ -58,8 +63,11 @@ class PeerClient:
         """Answers whose content did not have the digest."""
 
     def ask(self, address: str, location: str, limit_bytes: int | None) -> Question:
-        """Sends a request in a task. PeerFailed when it is awaited, for any answer but the intact content of at most
-        `limit_bytes`."""
+        """Send a request in a task.
+
+        Raises:
+            PeerFailed: When it is awaited, for any answer but the intact content of at most `limit_bytes`.
+        """
         question: Question
 
         def acknowledged(from_cache: bool) -> None:
@@ -112,7 +120,11 @@ class PeerClient:
 
 
 async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[bytes, bytes]:
-    """(content, its SHA-256), hashed while it arrives. PeerFailed if it has another length."""
+    """Return (content, its SHA-256), hashed while it arrives.
+
+    Raises:
+        PeerFailed: If it has another length.
+    """
     pieces, left, sha256 = [], length, hashlib.sha256()
     while left:
         piece = await stream.readany()
@@ -126,8 +138,10 @@ async def _read_content(stream: aiohttp.StreamReader, length: int) -> tuple[byte
 
 @asynccontextmanager
 async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIterator[PeerClient]:
-    """Speaks https if the server has a certificate: replicas have the same settings. Authorities are the system's and
-    those of SEAMARK_CA."""
+    """Speaks https if the server has a certificate: replicas have the same settings.
+
+    Authorities are the system's and those of SEAMARK_CA.
+    """
     try:
         trusted = trusted_by_clients() if settings.tls_cert else None
     except ValueError as error:

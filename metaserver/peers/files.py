@@ -55,7 +55,10 @@ class PeerCounts:
 
 
 class PeerObjects(ForwardingObjects):
-    """An ObjectStore over `stored`. Belongs to one event loop."""
+    """An ObjectStore over `stored`.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class PeerObjects(ForwardingObjects):
         return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
 
     def _owner(self, ranked: list[str]) -> str | None:
-        """The owner, or its substitute while the owner fails; None while both do."""
+        """Return the owner, or its substitute while the owner fails; None while both do."""
         for rank, address in enumerate(ranked):
             if address == self._membership.address or self._breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
@@ -167,7 +170,7 @@ class PeerObjects(ForwardingObjects):
             await asyncio.wait((question.answer,), timeout=expected.value_s)
 
     def _result(self, question: Question, owner: str, began_s: float) -> bytes | None:
-        """The content of a finished answer; None after a failure, which the breaker counts."""
+        """Return the content of a finished answer; None after a failure, which the breaker counts."""
         now_s = self._clock.monotonic()
         try:
             content = question.answer.result()

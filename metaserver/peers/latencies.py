@@ -32,8 +32,11 @@ class Percentile:
 
 
 class CircuitBreaker:
-    """Closed at first. After `failures_max` failures in a row it opens for `pause_s`, which doubles up to
-    `pause_max_s` with each further failure. After the pause one request is let through as a trial."""
+    """Closed at first.
+
+    After `failures_max` failures in a row it opens for `pause_s`, which doubles up to `pause_max_s` with each further
+    failure. After the pause one request is let through as a trial.
+    """
 
     def __init__(self, *, failures_max: int = 3, pause_s: float = 1.0, pause_max_s: float = 30.0) -> None:
         self._failures_max = failures_max
@@ -49,7 +52,7 @@ class CircuitBreaker:
         return self._is_open
 
     def allows(self, now_s: float) -> bool:
-        """Whether to send a request now; a trial counts as sent."""
+        """Return whether to send a request now; a trial counts as sent."""
         if not self._is_open:
             return True
         if now_s < self._until_s:

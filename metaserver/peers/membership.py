@@ -23,7 +23,10 @@ _log = structlog.get_logger("seamark.peers")
 
 
 class Membership:
-    """Belongs to one event loop. The workers of a machine have one address and are one replica."""
+    """Belongs to one event loop.
+
+    The workers of a machine have one address and are one replica.
+    """
 
     def __init__(self, store: PointerStore, clock: Clock, replica: Replica, *, lease_s: float) -> None:
         self._store = store
@@ -44,12 +47,14 @@ class Membership:
         return self.replica.address
 
     def ranked(self, location: str) -> list[str]:
-        """The address of the replica that reads the file for all, then that of its substitute. Empty before the first
-        renewal, and when this replica is alone."""
+        """Return the address of the replica that reads the file for all, then that of its substitute.
+
+        Empty before the first renewal, and when this replica is alone.
+        """
         return self._ring.ranked(location) if len(self._replicas) > 1 else []
 
     async def run(self) -> None:
-        """Renews the lease until it is cancelled."""
+        """Renew the lease until it is cancelled."""
         while True:
             await self.renew()
             await asyncio.sleep(self._lease_s / 3 * (0.75 + self._clock.random_bytes(1)[0] / 510))
@@ -66,7 +71,10 @@ class Membership:
         self.replace(live)
 
     async def leave(self) -> None:
-        """Ends the lease, so that the others do not have to wait for its end. Never raises an error of the database."""
+        """End the lease, so that the others do not have to wait for its end.
+
+        Never raises an error of the database.
+        """
         self.replace(())
         try:
             await self._store.transact([RemoveReplica(self.address)])
@@ -74,7 +82,10 @@ class Membership:
             _log.warning("the lease of this replica is not removed; it will expire", error=error.message)
 
     def replace(self, live: Sequence[Replica]) -> None:
-        """Uses this list. Replicas of another protocol are left out: they cannot answer."""
+        """Use this list.
+
+        Replicas of another protocol are left out: they cannot answer.
+        """
         known = tuple(one for one in live if one.protocol == VERSION)
         if [(one.address, one.weight) for one in known] != [(one.address, one.weight) for one in self._replicas]:
             self._ring = Rendezvous({one.address: one.weight for one in known})

@@ -30,7 +30,11 @@ USED_TICKETS_NAME = "peer-tickets"
 
 
 def bind_peer_socket(settings: Settings) -> socket.socket:
-    """A bound TCP socket that does not listen yet. ConfigError if the address is in use or not one of this machine."""
+    """Return a bound TCP socket that does not listen yet.
+
+    Raises:
+        ConfigError: If the address is in use or not one of this machine.
+    """
     name = "peer_listen" if settings.peer_listen else "peer_address"
     given = getattr(settings, name)
     host, port = split_address(given, name)
@@ -82,7 +86,10 @@ class Peers:
     async def serving(
         self, limits: ConnectionLimits, tls: ssl.SSLContext | None, observer: RequestObserver
     ) -> AsyncIterator[None]:
-        """Answers other replicas during the block, and is listed among them. `membership.run` keeps it listed."""
+        """Answer other replicas during the block, and is listed among them.
+
+        `membership.run` keeps it listed.
+        """
         async with serving_peers(
             self._server,
             self._sock,
@@ -100,7 +107,11 @@ class Peers:
 
 
 def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
-    """In the home folder, which belongs to one server. ConfigError if the file cannot be opened."""
+    """In the home folder, which belongs to one server.
+
+    Raises:
+        ConfigError: If the file cannot be opened.
+    """
     path = settings.home / USED_TICKETS_NAME
     try:
         settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,7 +132,11 @@ async def open_peers(
     clock: Clock,
     observer: RequestObserver,
 ) -> AsyncIterator[Peers]:
-    """Opens everything, and binds the port. ConfigError for an unusable address."""
+    """Open everything, and bind the port.
+
+    Raises:
+        ConfigError: For an unusable address.
+    """
     async with AsyncExitStack() as stack:
         sock = stack.enter_context(bind_peer_socket(settings))
         host, port = split_address(settings.peer_address)

@@ -76,8 +76,10 @@ class BadAnswer(Exception):
 
 
 def is_immutable(location: str) -> bool:
-    """Whether no other file will ever have this location: its name contains a UUID. Replicas keep files across restarts
-    and do not check whether they have changed."""
+    """Return whether no other file will ever have this location: its name contains a UUID.
+
+    Replicas keep files across restarts and do not check whether they have changed.
+    """
     return _UUID.search(location.rpartition("/")[2]) is not None
 
 
@@ -92,7 +94,7 @@ class PeerTickets:
         self._leeway_ms = leeway_s * 1000
 
     def issue(self, address: str, location: str) -> tuple[dict[str, str], bytes]:
-        """(headers, HMAC) of a request to the replica at `address`."""
+        """Return (headers, HMAC) of a request to the replica at `address`."""
         key_id, key = self._keyring.signing(_PURPOSE)
         expires_ms = self._clock.now_ms() + int(TICKET_S * 1000)
         nonce = self._clock.random_bytes(NONCE_BYTES)
@@ -101,8 +103,11 @@ class PeerTickets:
         return {LOCATION_HEADER: quote(location, safe="/:"), TICKET_HEADER: ticket}, key_id + mac
 
     def open(self, address: str, location: str, ticket: str) -> tuple[str, bytes]:
-        """(location, HMAC) of a request to this replica, by its headers. Unauthenticated for any other, and for one
-        that was accepted before."""
+        """Return (location, HMAC) of a request to this replica, by its headers.
+
+        Raises:
+            Unauthenticated: For any other, and for one that was accepted before.
+        """
         try:
             if len(ticket) != _TICKET_CHARS:
                 raise ValueError
@@ -124,7 +129,7 @@ class PeerTickets:
         return decoded, key_id + mac
 
     def seal(self, request: bytes, head: AnswerHead) -> bytes:
-        """The head of an answer, `HEAD_BYTES` long, to a request with this HMAC."""
+        """Return the head of an answer, `HEAD_BYTES` long, to a request with this HMAC."""
         packed = _HEAD.pack(head.outcome, head.length, head.sha256)
         return packed + self._answer_mac(request, packed)
 

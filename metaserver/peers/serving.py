@@ -53,7 +53,10 @@ class RequestObserver(Protocol):
 
 
 class PeerServer:
-    """Handles requests of other replicas. At most `limit` at a time; more are refused with 503."""
+    """Handles requests of other replicas.
+
+    At most `limit` at a time; more are refused with 503.
+    """
 
     def __init__(
         self,
@@ -172,7 +175,7 @@ async def serving_peers(
     idle_timeout_s: float,
     shutdown_timeout_s: float,
 ) -> AsyncIterator[None]:
-    """Answers on `sock`, a bound socket, during the block."""
+    """Answer on `sock`, a bound socket, during the block."""
     runner = ConnectionRunner(
         server.build_app(),
         limits,

@@ -27,14 +27,24 @@ _FILE_BYTES = _HEAD.size + _GROUPS * _GROUP * _PLACE.size
 
 class TicketRecord(Protocol):
     def accept(self, nonce: bytes, issued_ms: int, until_ms: int, now_ms: int) -> bool:
-        """Whether the ticket is used for the first time; then it is used. `until_ms`: when it is refused by its age."""
+        """Return whether the ticket is used for the first time; then it is used.
+
+        Args:
+            until_ms: When it is refused by its age.
+        """
 
 
 class UsedTickets:
-    """A `TicketRecord`. Belongs to one thread; processes share the file."""
+    """A `TicketRecord`.
+
+    Belongs to one thread; processes share the file.
+    """
 
     def __init__(self, path: Path, now_ms: int) -> None:
-        """OSError if the file cannot be opened. A file of another size is replaced by an empty one."""
+        """OSError if the file cannot be opened.
+
+        A file of another size is replaced by an empty one.
+        """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)

@@ -18,14 +18,17 @@ _log = structlog.get_logger("seamark.server")
 
 
 def report(log: Callable[..., object], event: str, **fields: Any) -> None:
-    """Calls `log`, in a loop that must go on although the log fails, as it may on a full disk."""
+    """Call `log`, in a loop that must go on although the log fails, as it may on a full disk."""
     with contextlib.suppress(Exception):
         log(event, **fields)
 
 
 @asynccontextmanager
 async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Runs `work` in the background during the block. A failure is logged, and `work` restarts after a delay."""
+    """Run `work` in the background during the block.
+
+    A failure is logged, and `work` restarts after a delay.
+    """
 
     async def forever() -> None:
         while True:
@@ -43,7 +46,10 @@ async def running(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterat
 
 @asynccontextmanager
 async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Runs `work` once in the background, at most until the end of the block. A failure is logged."""
+    """Run `work` once in the background, at most until the end of the block.
+
+    A failure is logged.
+    """
 
     async def once() -> None:
         try:
@@ -57,7 +63,7 @@ async def running_once(name: str, work: Callable[[], Awaitable[None]]) -> AsyncI
 
 @asynccontextmanager
 async def _task(name: str, work: Coroutine[None, None, None]) -> AsyncIterator[None]:
-    """Cancels the task at the end of the block, and waits for it."""
+    """Cancel the task at the end of the block, and wait for it."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

@@ -12,7 +12,10 @@ from types import ModuleType
 
 @dataclass(frozen=True, kw_only=True)
 class Extensions:
-    """Routes, and the modules of processes that the server starts. `seamark.commands` has those of `seamark serve`."""
+    """Routes, and the modules of processes that the server starts.
+
+    `seamark.commands` has those of `seamark serve`.
+    """
 
     routes: tuple[ModuleType, ...]
     """Modules with endpoints, which are served beside the server's own."""

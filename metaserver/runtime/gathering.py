@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def gathered(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
-    """The results in the order of `work`, with at most `at_once` running (0: all).
+    """Return the results in the order of `work`, with at most `at_once` running (0: all).
 
     Raises the first error after the others are cancelled.
     """

@@ -40,9 +40,14 @@ _SQLITE_SUFFIXES = ("", "-wal", "-shm", "-journal")
 
 
 def prepare_home(settings: Settings) -> list[Path]:
-    """Creates the home folder, and makes it and the server's files private. Returns the paths that were not private.
+    """Create the home folder, and make it and the server's files private.
 
-    This includes a SQLite database and cache folders elsewhere. ConfigError if it fails.
+    Returns the paths that were not private.
+
+    This includes a SQLite database and cache folders elsewhere.
+
+    Raises:
+        ConfigError: If it fails.
     """
     home = settings.home
     try:
@@ -57,7 +62,7 @@ def prepare_home(settings: Settings) -> list[Path]:
 
 
 def make_private(settings: Settings) -> list[Path]:
-    """The same as `prepare_home`, but creates nothing."""
+    """Return the same as `prepare_home`, but creates nothing."""
     repaired: list[Path] = []
     try:
         if os.path.lexists(settings.home):
@@ -153,7 +158,7 @@ def _tighten_file(path: Path) -> list[Path]:
 
 
 def _tighten(path: Path) -> list[Path]:
-    """Removes all permissions of group and others; returns [path] if there were any."""
+    """Remove all permissions of group and others; returns [path] if there were any."""
     # By path, not by descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode
@@ -172,13 +177,17 @@ def sqlite_file(settings: Settings) -> Path | None:
 
 
 def is_in_home(settings: Settings, path: str) -> bool:
-    """Whether `path`, with symbolic links resolved, is inside the home."""
+    """Return whether `path`, with symbolic links resolved, is inside the home."""
     home = os.path.realpath(settings.home)
     return os.path.realpath(path).startswith(home.rstrip("/") + "/")
 
 
 def create_private(path: Path, data: bytes) -> None:
-    """Creates a file with mode 0600, on disk when this returns. FileExistsError if it exists."""
+    """Create a file with mode 0600, on disk when this returns.
+
+    Raises:
+        FileExistsError: If it exists.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
@@ -198,10 +207,12 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
 
 @contextmanager
 def locked_home(settings: Settings) -> Iterator[None]:
-    """Holds the exclusive lock of the home during the block. ConfigError, with the other server's address, if it is
-    locked.
+    """Hold the exclusive lock of the home during the block.
 
     The kernel releases the lock (flock) when a server is killed.
+
+    Raises:
+        ConfigError: With the other server's address, if it is locked.
     """
     path = settings.home / LOCK_NAME
     try:

@@ -17,7 +17,10 @@ _HEADER_CHARS_MAX = 1000
 
 
 class Staleness:
-    """Belongs to one request. `wait_s`: how long to wait for a current value before an earlier one is used."""
+    """Belongs to one request.
+
+    `wait_s`: how long to wait for a current value before an earlier one is used.
+    """
 
     __slots__ = ("age_s", "limit_s", "wait_s")
 
@@ -44,7 +47,7 @@ def allowed_staleness() -> Staleness | None:
 
 @contextmanager
 def allowing(staleness: Staleness | None) -> Iterator[None]:
-    """Sets what `allowed_staleness` returns within the block, in this task and those that it starts."""
+    """Set what `allowed_staleness` returns within the block, in this task and those that it starts."""
     token = _CURRENT.set(staleness)
     try:
         yield
@@ -53,6 +56,9 @@ def allowing(staleness: Staleness | None) -> Iterator[None]:
 
 
 def requested_staleness_s(cache_control: str) -> int | None:
-    """The seconds that a header Cache-Control allows; None without such a directive. The smallest of several."""
+    """Return the seconds that a header Cache-Control allows; None without such a directive.
+
+    The smallest of several.
+    """
     found = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
     return min(map(int, found)) if found else None

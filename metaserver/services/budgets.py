@@ -57,7 +57,10 @@ def wait_s(windows: str, now_ms: int) -> float:
 
 
 def with_budget(job: Job, properties: Mapping[str, str]) -> Job:
-    """Return the job with the window and the priority of the table's properties. Invalid values are ignored."""
+    """Return the job with the window and the priority of the table's properties.
+
+    Invalid values are ignored.
+    """
     window = "" if _ignores_windows(job.service) else properties.get(WINDOW, "")
     change = PRIORITIES.get(properties.get(PRIORITY, NORMAL), 0)
     if not window and not change:

@@ -69,7 +69,10 @@ class Housekeeping:
             await self.round()
 
     async def round(self) -> dict[str, int]:
-        """Run all tasks once and return the count of each. A failed task does not stop the others."""
+        """Run all tasks once and return the count of each.
+
+        A failed task does not stop the others.
+        """
         done: dict[str, int] = {}
         for name, work in self._tasks.items():
             try:
@@ -83,7 +86,10 @@ class Housekeeping:
         return done
 
     async def _look_at_clock(self) -> int:
-        """Look at the clock and return the number of new gaps. Each round does, so that the time between is short."""
+        """Look at the clock and return the number of new gaps.
+
+        Each round does, so that the time between is short.
+        """
         gaps = (await look_at_clock(self._store, self._clock)).gaps
         fresh = len(set(gaps).difference(gaps if self._gaps is None else self._gaps))
         self._gaps = gaps

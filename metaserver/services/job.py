@@ -16,8 +16,11 @@ JOB_S_MAX = 3600.0
 class Job(msgspec.Struct, frozen=True):
     """Work on one table.
 
-    Jobs with a lower `priority` run first. `pause_s`: minimum time until the service's next job of the table.
-    `idle_pause_s`: the same after a job that had nothing to do; None if it does not differ.
+    Jobs with a lower `priority` run first.
+
+    Attributes:
+        pause_s: Minimum time until the service's next job of the table.
+        idle_pause_s: The same after a job that had nothing to do; None if it does not differ.
     """
 
     service: str
@@ -64,7 +67,10 @@ Report = Callable[[JobProgress], None]
 
 
 class JobFailed(Exception):
-    """The job will be tried again later. The message is one line."""
+    """The job will be tried again later.
+
+    The message is one line.
+    """
 
 
 class Launcher(Protocol):

@@ -41,8 +41,9 @@ class _Entry(msgspec.Struct):
 
 
 class QueuedJob(msgspec.Struct, frozen=True):
-    """A waiting job, the seconds since it was proposed and until it is due (negative: since then), and the failures of
-    its last runs."""
+    """A waiting job, the seconds since it was proposed and until it is due (negative: since then), and the failures
+    of its last runs.
+    """
 
     job: Job
     waited_s: float
@@ -51,7 +52,10 @@ class QueuedJob(msgspec.Struct, frozen=True):
 
 
 class JobQueue:
-    """Belongs to one event loop. `now`: monotonic seconds. `limit`: of the waiting jobs."""
+    """Belongs to one event loop.
+
+    `now`: monotonic seconds. `limit`: of the waiting jobs.
+    """
 
     def __init__(self, now: Callable[[], float], *, limit: int) -> None:
         self._now = now
@@ -114,8 +118,11 @@ class JobQueue:
         return Counter(service for (service, _), (_, failures) in self._resting.items() if failures)
 
     def put(self, job: Job, *, delay_s: float = 0.0) -> bool:
-        """Add the job, or replace the waiting one of the same table and service. It is due in `delay_s` seconds, or
-        when its last run is long enough ago. False when the tenant has no place left."""
+        """Add the job, or replace the waiting one of the same table and service.
+
+        It is due in `delay_s` seconds, or when its last run is long enough ago. False when the tenant has no place
+        left.
+        """
         key, due_s = job.key, self._now() + delay_s
         if key in self._running:
             self._repeated[key] = job, due_s
@@ -147,7 +154,10 @@ class JobQueue:
         self._repeated.pop(key, None)
 
     async def take(self) -> Job:
-        """Wait for a job that is due and return it. The caller calls `finish` for it."""
+        """Wait for a job that is due and return it.
+
+        The caller calls `finish` for it.
+        """
         while True:
             now = self._now()
             chosen = self._choose(now)
@@ -169,7 +179,10 @@ class JobQueue:
         """End a job that `take` returned, and return the pause until it may run again.
 
         A failed job is due again after this pause, and a job that was proposed meanwhile after a pause at least as long
-        as the job took. `idle`: the job found nothing to do.
+        as the job took.
+
+        Args:
+            idle: The job found nothing to do.
         """
         now = self._now()
         took_s = now - self._running.pop(job.key)

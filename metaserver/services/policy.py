@@ -57,8 +57,10 @@ def similar_properties(name: str) -> str:
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the properties of a policy: an unknown name, or an invalid value. None if nothing
-    is."""
+    """Return what is wrong with the properties of a policy: an unknown name, or an invalid value.
+
+    None if nothing is.
+    """
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:
@@ -77,8 +79,10 @@ def check_policy(properties: Mapping[str, str]) -> str | None:
 class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
     """A property with the value in effect.
 
-    `source`: table, namespace, setting or default. `namespace`: the levels of the namespace that has the property.
-    `ignored`: why the server ignores the value, if it does.
+    Attributes:
+        source: Table, namespace, setting or default.
+        namespace: The levels of the namespace that has the property.
+        ignored: Why the server ignores the value, if it does.
     """
 
     name: str

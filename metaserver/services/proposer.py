@@ -31,8 +31,10 @@ _REWRITE_PAUSE_MIN_S, _FILES_PLANNED_PER_S = 60.0, 1000
 class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
     """Something that is wrong with a table.
 
-    `service`: the table service that corrects it. `enabled`: whether the server runs that for this table; None without
-    a service. `after_s`: seconds until the table's window begins, for a service that waits for it.
+    Attributes:
+        service: The table service that corrects it.
+        enabled: Whether the server runs that for this table; None without a service.
+        after_s: Seconds until the table's window begins, for a service that waits for it.
     """
 
     problem: str
@@ -44,9 +46,12 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
-    """What the current snapshot of a table measures, and the problems. Sizes in bytes.
+    """What the current snapshot of a table measures, and the problems.
 
-    `deleted_records`: by the totals of the snapshot; a row that two delete files name counts twice.
+    Sizes in bytes.
+
+    Attributes:
+        deleted_records: By the totals of the snapshot; a row that two delete files name counts twice.
     """
 
     snapshot_id: int | None
@@ -93,8 +98,10 @@ class JobProposer(ABC):
 
     @abstractmethod
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Return the job that the current state of the table may need, or None. Pure and cheap: it runs for every
-        change of every table."""
+        """Return the job that the current state of the table may need, or None.
+
+        Pure and cheap: it runs for every change of every table.
+        """
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         """Return the seconds after which `propose` may answer otherwise although the table has not changed, or after
@@ -111,7 +118,11 @@ class JobProposer(ABC):
         return switch is None or as_bool(metadata.properties, switch, self._settings.runs_by_default(self.service))
 
     def make_job(self, entry: Entry, pause_s: float = 1.0, **details: Any) -> Job:
-        """Return a job of the service. `details`: further fields of `Job`."""
+        """Return a job of the service.
+
+        Args:
+            details: Further fields of `Job`.
+        """
         return Job(
             self.service.name, entry.namespace, entry.name, entry.uuid, self.service.priority, pause_s, **details
         )

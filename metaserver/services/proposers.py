@@ -92,8 +92,9 @@ class Indexing(JobProposer):
 
 
 class Compaction(RewriteProposer):
-    """Merges small data files and applies delete files, except of tables that are clustered: clustering rewrites their
-    files."""
+    """Merges small data files and applies delete files, except of tables that are clustered: clustering rewrites
+    their files.
+    """
 
     service = COMPACTION
 
@@ -115,7 +116,10 @@ class Compaction(RewriteProposer):
         return self.make_job(entry, rewrite_pause_s(files), size_bytes=size_bytes, launcher=launcher)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
-        """Yield small files and deleted rows. A clustering keeps small layers, until there is as much new data."""
+        """Yield small files and deleted rows.
+
+        A clustering keeps small layers, until there is as much new data.
+        """
         if self._is_clustered(state.metadata):
             return
         health = state.health
@@ -352,7 +356,7 @@ class OrphanFileRemoval(JobProposer):
         return self.make_job(entry, self._PAUSE_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Files become old enough."""
+        """Return files become old enough."""
         return self._PAUSE_S if self.is_on(metadata) else NEVER
 
 
@@ -406,8 +410,11 @@ class ManifestRewriting(RewriteProposer):
     too few, less: a table that is fed fast has hundreds ten minutes later."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """For each change since the last rewrite; metadata does not say how many manifests there are, but each lists at
-        least one file. The server reads the manifest list when the job runs."""
+        """For each change since the last rewrite; metadata does not say how many manifests there are, but each lists
+        at least one file.
+
+        The server reads the manifest list when the job runs.
+        """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None

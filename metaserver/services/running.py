@@ -27,7 +27,11 @@ NAMESPACES_LISTED = 500
 
 
 class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
-    """`launcher`: where it runs. `started_ms`: since the epoch."""
+    """`launcher`: where it runs.
+
+    Attributes:
+        started_ms: Since the epoch.
+    """
 
     service: str
     namespace: NamespacePath
@@ -40,7 +44,11 @@ class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
     """`asked_ms`: when it was proposed; `due_ms`: when it may start, in the past if it waits for a free worker; both
-    since the epoch. `failures`: of its runs, since the last that succeeded."""
+    since the epoch.
+
+    Attributes:
+        failures: Of its runs, since the last that succeeded.
+    """
 
     service: str
     namespace: NamespacePath
@@ -52,10 +60,14 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`waiting`: those that start next, at most `WAITING_LISTED`. `unlisted`: the namespaces of the others, at most
-    `NAMESPACES_LISTED`; `more`: not all of these namespaces are listed.
+    """`waiting`: those that start next, at most `WAITING_LISTED`.
 
-    There is no count of all waiting jobs: a caller learns only of jobs in namespaces that it may read."""
+    There is no count of all waiting jobs: a caller learns only of jobs in namespaces that it may read.
+
+    Attributes:
+        unlisted: The namespaces of the others, at most `NAMESPACES_LISTED`; `more`: not all of these namespaces are
+            listed.
+    """
 
     running: tuple[RunningJob, ...] = ()
     waiting: tuple[WaitingJob, ...] = ()
@@ -72,8 +84,12 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`running`: whether a replica runs table services now. `problem`: why none does; None if one does. `enabled`:
-    whether some server should run them, as far as this server knows."""
+    """`running`: whether a replica runs table services now.
+
+    Attributes:
+        problem: Why none does; None if one does.
+        enabled: Whether some server should run them, as far as this server knows.
+    """
 
     running: bool
     enabled: bool
@@ -92,7 +108,10 @@ class ServicesStatus:
 
 
 class RunningJobs:
-    """The running jobs of this replica. Belongs to one event loop."""
+    """The running jobs of this replica.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], RunningJob] = {}

@@ -47,8 +47,11 @@ class RunLog:
         """Keys of jobs whose last recorded run did not fail."""
 
     async def record(self, job: Job, launcher: str, began_ms: int, totals: Mapping[str, Any], error: str) -> None:
-        """Record one instant for a job that did something or failed. A job that found nothing to do is recorded only
-        if its last run failed, because it says that the failure is over."""
+        """Record one instant for a job that did something or failed.
+
+        A job that found nothing to do is recorded only if its last run failed, because it says that the failure is
+        over.
+        """
         if not totals and not error and not await self._has_failed(job):
             return
         self._note(job, failed=bool(error))

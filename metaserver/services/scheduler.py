@@ -61,7 +61,10 @@ class JobObserver(Protocol):
 
 
 class Scheduler:
-    """Belongs to one event loop. `launchers`: one for each job that may run concurrently."""
+    """Belongs to one event loop.
+
+    `launchers`: one for each job that may run concurrently.
+    """
 
     def __init__(
         self,
@@ -81,8 +84,12 @@ class Scheduler:
     ) -> None:
         """Create a scheduler that does not run yet.
 
-        `queue_limit`: the maximum number of jobs that wait. `probe`: a job that must succeed before this replica runs
-        others. `status` receives the reason if it runs none. `rights`: the rights of the principals that set policies.
+        `status` receives the reason if it runs none.
+
+        Args:
+            queue_limit: The maximum number of jobs that wait.
+            probe: A job that must succeed before this replica runs others.
+            rights: The rights of the principals that set policies.
         """
         self._probe = probe
         self._status = status or ServicesStatus(enabled=True)
@@ -255,8 +262,10 @@ class Scheduler:
             await launcher.close()
 
     async def _why_forbidden(self, job: Job) -> str | None:
-        """Return why the setters of its policy may not have the job run; None if they may. The job has a token of the
-        server, and a setter may have lost the right to change the table."""
+        """Return why the setters of its policy may not have the job run; None if they may.
+
+        The job has a token of the server, and a setter may have lost the right to change the table.
+        """
         table = await self._watch.find(job.namespace, job.table)
         prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
         for name, who in ({} if table is None else await self._watch.setters(table[0])).items():

@@ -45,11 +45,13 @@ Load = Callable[[str], Awaitable[TableMetadata]]
 
 
 class TableWatch:
-    """Calls `examine` with the current metadata of tables, with the policies of their namespaces. `load` reads a
-    metadata file.
+    """Calls `examine` with the current metadata of tables, with the policies of their namespaces.
 
-    A sweep examines the tables that have changed, or whose services are due; of the others it reads
-    the names, a page of a hundred at a time."""
+    `load` reads a metadata file.
+
+    A sweep examines the tables that have changed, or whose services are due; of the others it reads the names, a page
+    of a hundred at a time.
+    """
 
     def __init__(self, store: PointerStore, timeline: Timeline, load: Load, clock: Clock) -> None:
         self._store = store
@@ -61,7 +63,11 @@ class TableWatch:
         by chance that of another waits for its next change."""
 
     async def follow(self, examine: Examine, since: str | None) -> None:
-        """Examine each table soon after it changed, until cancelled. `since`: the position on the timeline."""
+        """Examine each table soon after it changed, until cancelled.
+
+        Args:
+            since: The position on the timeline.
+        """
         async with self._timeline.watching(InstantFilter(since=since), counted=False) as watcher:
             while True:
                 instants = await self._timeline.next(watcher, _BATCH)

@@ -25,8 +25,11 @@ def setting(
     least: float | None = None,
     most: float | None = None,
 ) -> Any:
-    """A field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes` (or
-    empty), a number from `least` to `most`, both included. A secret is not in the repr of the settings."""
+    """Return a field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes`
+    (or empty), a number from `least` to `most`, both included.
+
+    A secret is not in the repr of the settings.
+    """
     metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
     return dataclasses.field(default=default, repr=not secret, metadata={**metadata, "least": least, "most": most})
 

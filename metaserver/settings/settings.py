@@ -439,14 +439,14 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     otel_endpoint: str = setting("", "OTLP/HTTP endpoint for traces; empty for none.", schemes=("http", "https"))
 
     def warehouse_uri(self) -> str:
-        """The warehouse as a URI without a trailing slash."""
+        """Return the warehouse as a URI without a trailing slash."""
         return (self.warehouse or f"file://{self.home.absolute() / 'warehouse'}").rstrip("/")
 
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.home.absolute() / 'seamark.db'}"
 
     def changed(self) -> dict[str, Any]:
-        """The settings that differ from their defaults, as `redacted` shows them."""
+        """Return the settings that differ from their defaults, as `redacted` shows them."""
         shown = self.redacted()
         return {
             field.name: shown[field.name]
@@ -455,7 +455,7 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         }
 
     def redacted(self) -> dict[str, Any]:
-        """What logs may show: secrets as ***, URLs without passwords, paths and tuples as JSON knows them."""
+        """Return what logs may show: secrets as ***, URLs without passwords, paths and tuples as JSON knows them."""
         shown: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)

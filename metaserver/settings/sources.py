@@ -51,7 +51,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
 
 
 def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
-    """The TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
+    """Return the TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
     if config is None:
@@ -61,7 +61,10 @@ def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) 
 
 
 def check(settings: Settings) -> None:
-    """Checks of several fields together. ConfigError names the settings that contradict each other."""
+    """Check of several fields together.
+
+    ConfigError names the settings that contradict each other.
+    """
     if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
         raise ConfigError(
             f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
@@ -128,7 +131,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _convert(name: str, value: Any, source: str) -> Any:
-    """`value` as the field's type and within its bounds. ConfigError says what `source` should have held."""
+    """`value` as the field's type and within its bounds.
+
+    ConfigError says what `source` should have held.
+    """
 
     def refuse(wanted: str, instead: str = "") -> ConfigError:
         secret = FIELDS[name].metadata["secret"]
@@ -153,7 +159,7 @@ def _convert(name: str, value: Any, source: str) -> Any:
 
 
 def _as_location(text: str) -> str:
-    """The URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
+    """Return the URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
     scheme, separator, rest = text.partition("://")
     rules = rules_of(scheme)
     if rules is not None and scheme in rules.aliases:
@@ -213,7 +219,7 @@ def _truth(value: Any, refuse: Refuse) -> bool:
 
 
 def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
-    """A TOML array or repeated flag unchanged; text is split at commas."""
+    """Return a TOML array or repeated flag unchanged; text is split at commas."""
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):

@@ -18,7 +18,10 @@ class LeaseLost(Exception):
 
 
 class Lease:
-    """The named lease of one holder. `holder` identifies a worker among all on the store."""
+    """The named lease of one holder.
+
+    `holder` identifies a worker among all on the store.
+    """
 
     def __init__(self, store: PointerStore, clock: Clock, name: str, holder: str, *, lasts_s: float) -> None:
         self._store = store
@@ -31,8 +34,14 @@ class Lease:
         """The fencing number: it rises each time the holder changes. Valid after `hold`."""
 
     async def hold(self, state: str = "") -> None:
-        """Takes the lease, or renews it when a third is used. `state`: what others may read meanwhile, in
-        `PointerStore.lease_state`. LeaseLost when another holder has it."""
+        """Take the lease, or renew it when a third is used.
+
+        Args:
+            state: What others may read meanwhile, in `PointerStore.lease_state`.
+
+        Raises:
+            LeaseLost: When another holder has it.
+        """
         now_s = self._clock.monotonic()
         if now_s < self._until_s - self.lasts_s * 2 / 3:
             return
@@ -48,7 +57,10 @@ class Lease:
         self._until_s = now_s + self.lasts_s
 
     async def release(self) -> None:
-        """Ends the lease now, so that another holder need not wait for its end. Never raises."""
+        """End the lease now, so that another holder need not wait for its end.
+
+        Never raises.
+        """
         now_ms = self._clock.now_ms()
         with suppress(SeamarkError):
             await self._store.transact(

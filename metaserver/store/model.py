@@ -16,7 +16,10 @@ POSITION = re.compile(r"[0-9]{20}|[0-9a-f]{36}")
 
 
 class EntryKind(StrEnum):
-    """The kinds of named entries. Tables and views share one set of names; functions have another."""
+    """The kinds of named entries.
+
+    Tables and views share one set of names; functions have another.
+    """
 
     TABLE = "table"
     VIEW = "view"
@@ -38,7 +41,10 @@ class Namespace(msgspec.Struct, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A name and its metadata file. `metadata_location` is the table pointer."""
+    """A name and its metadata file.
+
+    `metadata_location` is the table pointer.
+    """
 
     kind: EntryKind
     namespace: NamespacePath
@@ -70,8 +76,10 @@ class DroppedEntry(msgspec.Struct, frozen=True):
 
 
 def retained_id(uuid: str) -> str:
-    """The id of an entry that is retained and was not dropped with an id. It is no id of a dropped entry: clients
-    choose the UUIDs of tables, and see those ids."""
+    """Return the id of an entry that is retained and was not dropped with an id.
+
+    It is no id of a dropped entry: clients choose the UUIDs of tables, and see those ids.
+    """
     return f"retained-{uuid}"
 
 
@@ -110,7 +118,10 @@ class IndexFileState(StrEnum):
 
 
 class RegisteredIndexFile(msgspec.Struct, frozen=True):
-    """A registered index file. The file contains all of this, so that the registry can be rebuilt from storage."""
+    """A registered index file.
+
+    The file contains all of this, so that the registry can be rebuilt from storage.
+    """
 
     uuid: str
     """The UUID of the table."""
@@ -209,8 +220,11 @@ class MetricsReport(msgspec.Struct, frozen=True):
 
 
 class ColumnReads(msgspec.Struct, frozen=True):
-    """Reads of one column of a table. `oldest_age_d`: the age of the oldest partition that they read, in whole days;
-    `ALL_AGES` for the whole table."""
+    """Reads of one column of a table.
+
+    Attributes:
+        oldest_age_d: The age of the oldest partition that they read, in whole days; `ALL_AGES` for the whole table.
+    """
 
     column_id: int
     """Or `EVERY_COLUMN`, `UNKNOWN_COLUMNS`, `NAMED_COLUMNS`."""
@@ -290,7 +304,7 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     what: str = "The location"
 
     def taken(self) -> BadRequest:
-        """The error if it overlaps a location of another entry."""
+        """Return the error if it overlaps a location of another entry."""
         return BadRequest(
             f"{self.what} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
             "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "

@@ -38,8 +38,10 @@ async def open_store(
     """ConfigError for another kind of URL, an unsuitable database, or refused credentials.
 
     `queue_limit` bounds the transactions that wait for SQLite's writer. The other limits are the number of connections
-    to PostgreSQL, and the time for a statement or for getting a connection. `keeps_reads`: results of reads from
-    PostgreSQL are kept for requests that allow stale answers.
+    to PostgreSQL, and the time for a statement or for getting a connection.
+
+    Args:
+        keeps_reads: Results of reads from PostgreSQL are kept for requests that allow stale answers.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":

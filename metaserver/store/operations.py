@@ -87,10 +87,13 @@ class RenameEntry(Operation, frozen=True):
 
 
 class DropEntry(Operation, frozen=True):
-    """Removes the name. Index files and producers are removed with the last name of the table, live or dropped.
+    """Removes the name.
 
-    With `keep`, keeps it as a DroppedEntry (the store sets its `entry` from the row).
-    CommitConflict if `expected_location` is set and the pointer differs."""
+    Index files and producers are removed with the last name of the table, live or dropped.
+
+    With `keep`, keeps it as a DroppedEntry (the store sets its `entry` from the row). CommitConflict if
+    `expected_location` is set and the pointer differs.
+    """
 
     kind: EntryKind
     namespace: NamespacePath
@@ -115,16 +118,22 @@ class RestoreEntry(Operation, frozen=True):
 
 
 class ForgetDropped(Operation, frozen=True):
-    """Removes a dropped entry permanently (before its purge). NotFound if it is gone: another replica was faster.
-    With `unshared`, CommitConflict while another entry, live or dropped, has its UUID: it uses the same files."""
+    """Removes a dropped entry permanently (before its purge).
+
+    NotFound if it is gone: another replica was faster. With `unshared`, CommitConflict while another entry, live or
+    dropped, has its UUID: it uses the same files.
+    """
 
     dropped_id: str
     unshared: bool = False
 
 
 class ClaimLocations(Operation, frozen=True):
-    """Adds locations to the claims of the UUID. BadRequest for one that overlaps (is equal to, contains, or is within)
-    a claim of another UUID: live, dropped, or being purged."""
+    """Adds locations to the claims of the UUID.
+
+    BadRequest for one that overlaps (is equal to, contains, or is within) a claim of another UUID: live, dropped, or
+    being purged.
+    """
 
     uuid: str
     locations: tuple[ClaimedLocation, ...]
@@ -147,8 +156,10 @@ class AllowLocations(Operation, frozen=True):
 
 
 class ReleaseLocations(Operation, frozen=True):
-    """Removes the claims of a UUID without any name, live or dropped. With `retained`, keeps them for the namespace of
-    this entry instead, because files are left."""
+    """Removes the claims of a UUID without any name, live or dropped.
+
+    With `retained`, keeps them for the namespace of this entry instead, because files are left.
+    """
 
     uuid: str
     retained: DroppedEntry | None = None
@@ -162,10 +173,13 @@ class CheckRetained(Operation, frozen=True):
 
 
 class ReplaceIndexFiles(Operation, frozen=True):
-    """Adds live index files of one definition and supersedes others. CommitConflict unless all of `remove` are live.
+    """Adds live index files of one definition and supersedes others.
+
+    CommitConflict unless all of `remove` are live.
 
     A repeat, whose `add` is registered in any state, changes nothing. NoSuchTable if no live name refers to the table.
-    The result of this operation and of the next two is the new index version."""
+    The result of this operation and of the next two is the new index version.
+    """
 
     uuid: str
     definition: str
@@ -176,7 +190,10 @@ class ReplaceIndexFiles(Operation, frozen=True):
 
 
 class QuarantineIndexFile(Operation, frozen=True):
-    """A live file is not used any longer; the state of others does not change. NotFound if it is not registered."""
+    """A live file is not used any longer; the state of others does not change.
+
+    NotFound if it is not registered.
+    """
 
     uuid: str
     location: str
@@ -185,7 +202,10 @@ class QuarantineIndexFile(Operation, frozen=True):
 
 
 class ForgetIndexFile(Operation, frozen=True):
-    """Removes the row of an index file that is not live (the file is deleted, or will be). CommitConflict if live."""
+    """Removes the row of an index file that is not live (the file is deleted, or will be).
+
+    CommitConflict if live.
+    """
 
     uuid: str
     location: str
@@ -193,11 +213,14 @@ class ForgetIndexFile(Operation, frozen=True):
 
 
 class AdvanceProducer(Operation, frozen=True):
-    """The producer has committed `sequence`. CommitConflict unless it is above the last sequence; the first may be any.
+    """The producer has committed `sequence`.
+
+    CommitConflict unless it is above the last sequence; the first may be any.
 
     NoSuchTable if no live name refers to the table. Rows stay until the table's last name is removed. They do not
     expire: a late repeat would be applied again, and its rows duplicated. There are at most as many as commits, each of
-    which leaves a longer row in the timeline."""
+    which leaves a longer row in the timeline.
+    """
 
     uuid: str
     """The UUID of the table."""
@@ -217,15 +240,21 @@ class KeepPlanTable(Operation, frozen=True):
 
 
 class RenewPlanTable(Operation, frozen=True):
-    """Extends the lease to at least that time. The result is a bool: False when the plan is retired or removed."""
+    """Extends the lease to at least that time.
+
+    The result is a bool: False when the plan is retired or removed.
+    """
 
     id: str
     expires_ms: int
 
 
 class LeasePlanSnapshots(Operation, frozen=True):
-    """Sets the leases of an audience's plan snapshots of one table. Leases become no shorter, except that `withdraw`
-    ends them at `expires_ms`. The result is the number of existing plans."""
+    """Sets the leases of an audience's plan snapshots of one table.
+
+    Leases become no shorter, except that `withdraw` ends them at `expires_ms`. The result is the number of existing
+    plans.
+    """
 
     namespace: NamespacePath
     of_name: str
@@ -236,7 +265,10 @@ class LeasePlanSnapshots(Operation, frozen=True):
 
 
 class DropPlanSnapshots(Operation, frozen=True):
-    """Retires the plan snapshots of a table with these ids, of all audiences. The result is their number."""
+    """Retires the plan snapshots of a table with these ids, of all audiences.
+
+    The result is their number.
+    """
 
     namespace: NamespacePath
     of_name: str
@@ -244,14 +276,20 @@ class DropPlanSnapshots(Operation, frozen=True):
 
 
 class RetirePlanTables(Operation, frozen=True):
-    """Retires plans whose lease ended before that time, oldest first. The result is their number."""
+    """Retires plans whose lease ended before that time, oldest first.
+
+    The result is their number.
+    """
 
     before_ms: int
     limit: int
 
 
 class ForgetPlanTable(Operation, frozen=True):
-    """Removes the row of a retired plan whose files are deleted. A plan with a name stays."""
+    """Removes the row of a retired plan whose files are deleted.
+
+    A plan with a name stays.
+    """
 
     id: str
 
@@ -289,9 +327,13 @@ class SaveMetricsReport(Operation, frozen=True):
 
 
 class AddColumnReads(Operation, frozen=True):
-    """Adds reads of columns of the table on one day. NoSuchTable if the table has no live name.
+    """Adds reads of columns of the table on one day.
 
-    `reads`: (column id, age of the oldest partition in days, number of reads), each column once."""
+    NoSuchTable if the table has no live name.
+
+    Attributes:
+        reads: (column id, age of the oldest partition in days, number of reads), each column once.
+    """
 
     uuid: str
     day: int
@@ -345,10 +387,13 @@ REWRITE = "rewrite "
 class TakeLease(Operation, frozen=True):
     """`holder` gets or renews the named lease until `until_ms`.
 
-    CommitConflict while the lease of another holder is valid at `now_ms`, unless it ends long after the new lease:
-    it was taken by a clock that was ahead.
-    The result of this operation is an int: the fencing number, which rises each time the holder changes.
-    `state`: what the holder publishes, until it renews the lease or loses it."""
+    CommitConflict while the lease of another holder is valid at `now_ms`, unless it ends long after the new lease: it
+    was taken by a clock that was ahead. The result of this operation is an int: the fencing number, which rises each
+    time the holder changes.
+
+    Attributes:
+        state: What the holder publishes, until it renews the lease or loses it.
+    """
 
     name: str
     holder: str
@@ -364,7 +409,9 @@ is removed with the table's."""
 
 class TakePriority(Operation, frozen=True):
     """Until `lasts_ms` from now, by the clock of the database, only `holder` moves the pointers of the table.
-    CommitConflict while another process has priority."""
+
+    CommitConflict while another process has priority.
+    """
 
     uuid: str
     holder: str

@@ -55,14 +55,14 @@ class PassedTime(msgspec.Struct, frozen=True):
     gaps: tuple[Gap, ...] = ()
 
     def between(self, start_ms: int, end_ms: int) -> int:
-        """The milliseconds that have passed, at least; negative when `start_ms` is later."""
+        """Return the milliseconds that have passed, at least; negative when `start_ms` is later."""
         if end_ms <= start_ms:
             return end_ms - start_ms
         uncounted = (max(0, min(end, end_ms) - max(start, start_ms)) for start, end in self.gaps)
         return end_ms - start_ms - sum(uncounted)
 
     def ago(self, age_ms: int) -> int:
-        """The latest time since which `age_ms` have passed: what is older may be deleted."""
+        """Return the latest time since which `age_ms` have passed: what is older may be deleted."""
         until_ms, left_ms = self.now_ms, age_ms
         for start, end in reversed(self.gaps):
             counted_ms = until_ms - end
@@ -73,7 +73,10 @@ class PassedTime(msgspec.Struct, frozen=True):
 
 
 async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
-    """The time that has passed until now. Records the look, at most once a minute unless the clock has jumped."""
+    """Return the time that has passed until now.
+
+    Records the look, at most once a minute unless the clock has jumped.
+    """
     text = await store.cursor(_CURSOR)
     last = None if text is None else from_json(text, _Look)
     look = _next_look(last, clock.now_ms(), clock.monotonic(), clock.machine)

@@ -44,15 +44,24 @@ NAMED_NAMESPACES_MAX = 100
 
 
 class IdempotencyTaken(Exception):
-    """Another request with the same key was recorded first. Internal: clients never receive it."""
+    """Another request with the same key was recorded first.
+
+    Internal: clients never receive it.
+    """
 
 
 class LostRace(CommitConflict):
-    """The pointer moved between its read and its swap; nothing else is wrong. Clients see a CommitConflict."""
+    """The pointer moved between its read and its swap; nothing else is wrong.
+
+    Clients see a CommitConflict.
+    """
 
 
 class InstantFilter(msgspec.Struct, frozen=True):
-    """All conditions must hold. `since` is an exclusive position from an Instant."""
+    """All conditions must hold.
+
+    `since` is an exclusive position from an Instant.
+    """
 
     since: str | None = None
     uuid: str | None = None
@@ -66,16 +75,22 @@ class InstantFilter(msgspec.Struct, frozen=True):
 
 
 class PointerStore(Protocol):
-    """Opened and closed by its factory (an async context manager). Safe for use by many tasks of one event loop."""
+    """Opened and closed by its factory (an async context manager).
+
+    Safe for use by many tasks of one event loop.
+    """
 
     async def transact(self, operations: Sequence[Operation]) -> list[Any]:
-        """Applies all operations or none; durable on return. One result per operation (None unless documented).
+        """Apply all operations or none; durable on return.
 
-        CommitUnknown: the connection was lost during the commit; read the instant back.
-        RetryLater: the queue is full or the database is unavailable."""
+        One result per operation (None unless documented).
+
+        CommitUnknown: the connection was lost during the commit; read the instant back. RetryLater: the queue is full
+        or the database is unavailable.
+        """
 
     def observe(self, observer: Callable[[Sequence[Operation]], None]) -> None:
-        """Calls `observer` after each transaction that succeeds, in the context of its caller."""
+        """Call `observer` after each transaction that succeeds, in the context of its caller."""
 
     @property
     def transacting(self) -> int:
@@ -87,16 +102,22 @@ class PointerStore(Protocol):
     async def namespace(self, path: NamespacePath) -> Namespace | None: ...
 
     async def namespaces(self, parent: NamespacePath, after: str | None, limit: int) -> list[NamespacePath]:
-        """The paths of direct children of `parent` after `after`, in code-point order of their last level. Without
-        their properties, which may have a megabyte each."""
+        """Return the paths of direct children of `parent` after `after`, in code-point order of their last level.
+
+        Without their properties, which may have a megabyte each.
+        """
 
     async def named_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
-        """The paths of the direct children of `parent` that exist and have one of these names, in code-point order of
-        their last level. At most `NAMED_NAMESPACES_MAX` names."""
+        """Return the paths of the direct children of `parent` that exist and have one of these names, in code-point
+        order of their last level.
+
+        At most `NAMED_NAMESPACES_MAX` names.
+        """
 
     async def namespace_size(self, top: str) -> tuple[int, int]:
-        """The number of namespaces, and of entries, live and dropped, in a namespace of the first level and below it,
-        with itself; and the characters of the namespaces' properties."""
+        """Return the number of namespaces, and of entries, live and dropped, in a namespace of the first level and
+        below it, with itself; and the characters of the namespaces' properties.
+        """
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
 
@@ -107,51 +128,54 @@ class PointerStore(Protocol):
         """After `after`, in order of id."""
 
     async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None:
-        """A dropped or a retained entry."""
+        """Return a dropped or a retained entry."""
 
     async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
     async def retained(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
-        """Entries that keep their locations although no name is left, after `after`, in order of id."""
+        """Return entries that keep their locations although no name is left, after `after`, in order of id."""
 
     async def retained_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
         """Retained entries whose files were not looked for since `before_ms`, the oldest first."""
 
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
-        """The number of names, live and, with `dropped`, dropped, of the table with this UUID, in all namespaces or in
-        one: several share its files."""
+        """Return the number of names, live and, with `dropped`, dropped, of the table with this UUID, in all
+        namespaces or in one: several share its files.
+        """
 
     async def fence(self, lease: str) -> int:
-        """The fencing number of a lease; 0 if it has never been taken."""
+        """Return the fencing number of a lease; 0 if it has never been taken."""
 
     async def lease_state(self, lease: str, now_ms: int) -> str:
-        """What the holder of a lease that has not ended publishes; empty without one."""
+        """Return what the holder of a lease that has not ended publishes; empty without one."""
 
     async def claims(self, uuid: str) -> list[Claim]:
-        """The current and earlier locations of the UUID."""
+        """Return the current and earlier locations of the UUID."""
 
     async def allowed_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         """As `claims_overlapping`, of the locations that other UUIDs are allowed to name files in."""
 
     async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+        """Claim of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
 
     async def released_name(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
-        """Whether a new entry with that name may use the location of the UUID, which has no live name: it was dropped
-        with this name, or it is retained for this namespace."""
+        """Return whether a new entry with that name may use the location of the UUID, which has no live name: it was
+        dropped with this name, or it is retained for this namespace.
+        """
 
     async def unclaimed(self, after: str, limit: int) -> list[Entry]:
-        """Live and dropped entries without claims, in order of UUID, with UUIDs after `after`."""
+        """Return live and dropped entries without claims, in order of UUID, with UUIDs after `after`."""
 
     async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
-        """Entries of tables with current or earlier index files, in order of UUID: all names of up to `limit` tables
-        with UUIDs after `after`."""
+        """Return entries of tables with current or earlier index files, in order of UUID: all names of up to `limit`
+        tables with UUIDs after `after`.
+        """
 
     async def index_files_unused(self, before_ms: int, limit: int) -> list[RegisteredIndexFile]:
-        """Files that were superseded or quarantined before that time, in order of the change."""
+        """Return files that were superseded or quarantined before that time, in order of the change."""
 
     async def index_files(self, uuid: str) -> list[RegisteredIndexFile]:
-        """The index files of the table in every state, oldest first."""
+        """Return the index files of the table in every state, oldest first."""
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
         """None: it has committed nothing to this table."""
@@ -162,14 +186,15 @@ class PointerStore(Protocol):
     async def plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
     ) -> list[PlanSnapshot]:
-        """The plan snapshots of the table for the audience with live leases, in order of id: the `limit` whose leases
-        end last."""
+        """Return the plan snapshots of the table for the audience with live leases, in order of id: the `limit`
+        whose leases end last.
+        """
 
     async def plan_table_count(self, now_ms: int) -> int:
-        """The number of plan tables with live leases."""
+        """Return the number of plan tables with live leases."""
 
     async def planned_snapshots(self, uuid: str, now_ms: int) -> set[int]:
-        """The snapshots of the table that plans with live leases read."""
+        """Return the snapshots of the table that plans with live leases read."""
 
     async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
         """After `after`, in order of id."""
@@ -177,19 +202,22 @@ class PointerStore(Protocol):
     async def instant(self, instant_id: str) -> Instant | None: ...
 
     async def instant_by_fingerprint(self, uuid: str, fingerprint: str) -> Instant | None:
-        """The newest completed instant."""
+        """Return the newest completed instant."""
 
     async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """In order of position. A reader that continues from the last position misses no instant, with concurrent
-        writers."""
+        """In order of position.
+
+        A reader that continues from the last position misses no instant, with concurrent writers.
+        """
 
     async def archive_instants(self, keep: int, limit: int) -> int:
-        """Archives the finished instants of each table except its newest `keep`, at most `limit` a call.
+        """Archive the finished instants of each table except its newest `keep`, at most `limit` a call.
 
-        Returns their number."""
+        Returns their number.
+        """
 
     async def idempotency(self, key: str, now_ms: int) -> IdempotencyRecord | None:
-        """None after it has expired."""
+        """Return None after it has expired."""
 
     async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
         """After `since`, in order of id (UUIDv7)."""
@@ -197,7 +225,7 @@ class PointerStore(Protocol):
     async def token_by_digest(self, digest: str) -> Token | None: ...
 
     async def token_named(self, name: str) -> Token | None:
-        """The token of this name that is not revoked; it may have expired."""
+        """Return the token of this name that is not revoked; it may have expired."""
 
     async def tokens(self) -> list[Token]: ...
 
@@ -209,22 +237,25 @@ class PointerStore(Protocol):
     async def cursor(self, consumer: str) -> str | None: ...
 
     async def secret(self, name: str) -> bytes | None:
-        """The named secret that all replicas share, encrypted as stored."""
+        """Return the named secret that all replicas share, encrypted as stored."""
 
     async def swap_secret(self, name: str, expected: bytes | None, value: bytes) -> bytes:
-        """Stores `value` if the secret is `expected` (None: no secret). Returns the stored secret: that of another
-        replica which was faster, empty when the expected secret is gone."""
+        """Store `value` if the secret is `expected` (None: no secret).
+
+        Returns the stored secret: that of another replica which was faster, empty when the expected secret is gone.
+        """
 
     async def replicas(self) -> list[Replica]:
-        """The replicas with live leases, by address."""
+        """Return the replicas with live leases, by address."""
 
     async def column_reads(self, uuid: str, since_day: int, limit: int) -> list[ColumnReads]:
-        """The reads of the table's columns from that day on, by column and age of the oldest partition."""
+        """Return the reads of the table's columns from that day on, by column and age of the oldest partition."""
 
     async def prune_column_reads(self, before_day: int, limit: int) -> int:
-        """Removes reads of columns of earlier days; returns the number of rows."""
+        """Remove reads of columns of earlier days; return the number of rows."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:
-        """Removes expired idempotency records, and audit records and metrics reports older than the given times.
+        """Remove expired idempotency records, and audit records and metrics reports older than the given times.
 
-        Returns their number."""
+        Returns their number.
+        """

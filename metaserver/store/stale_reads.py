@@ -47,8 +47,9 @@ class StaleReads:
         self._away_until_s = 0.0
 
     async def read(self, key: tuple[object, ...], run: Callable[[], Awaitable[T]]) -> T:
-        """The result of `run`; or the last result, if the request allows its age and `run` raises RetryLater or takes
-        longer than the request waits."""
+        """Return the result of `run`; or the last result, if the request allows its age and `run` raises RetryLater
+        or takes longer than the request waits.
+        """
         staleness = allowed_staleness()
         known = self._known.get(key)
         if staleness is None or known is None or not staleness.allows(self._clock.monotonic() - known[1]):
@@ -71,7 +72,9 @@ class StaleReads:
         return known[0]  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
-        """The read of this key that requests share; None when so many wait that the database cannot be answering."""
+        """Return the read of this key that requests share; None when so many wait that the database cannot be
+        answering.
+        """
         task = self._running.get(key)
         if task is None and len(self._running) < RUNNING_MAX:
             task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")

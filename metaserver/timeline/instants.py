@@ -25,7 +25,7 @@ _NEXT: dict[InstantState, frozenset[InstantState]] = {
 
 
 def is_finished(state: InstantState) -> bool:
-    """Whether the state is final."""
+    """Return whether the state is final."""
     return not _NEXT[state]
 
 
@@ -37,7 +37,11 @@ def check_move(current: InstantState, new: InstantState) -> None:
 
 
 def moved(instant: Instant, state: InstantState, now_ms: int) -> Instant:
-    """The instant in its next state; final states set its time. BadRequest for an invalid transition."""
+    """Return the instant in its next state; final states set its time.
+
+    Raises:
+        BadRequest: For an invalid transition.
+    """
     check_move(instant.state, state)
     completed_ms = now_ms if is_finished(state) else None
     return msgspec.structs.replace(instant, state=state, completed_ms=completed_ms)
@@ -50,7 +54,7 @@ def check_invariants(instant: Instant) -> None:
 
 
 def matches(where: InstantFilter, instant: Instant) -> bool:
-    """The condition of the store's query for one instant, except `since`, which only the store can compare."""
+    """Return the condition of the store's query for one instant, except `since`, which only the store can compare."""
     return (
         (where.uuid is None or where.uuid == instant.uuid)
         and (where.namespace is None or where.namespace == instant.namespace)

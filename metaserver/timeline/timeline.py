@@ -30,7 +30,10 @@ _log = structlog.get_logger("seamark.timeline")
 
 
 class Watcher:
-    """A waiting client. `where.since` is its position; None: the beginning. `counted`: included in the limit."""
+    """A waiting client.
+
+    `where.since` is its position; None: the beginning. `counted`: included in the limit.
+    """
 
     def __init__(self, where: InstantFilter, counted: bool) -> None:
         self.where = where
@@ -58,7 +61,10 @@ class Timeline:
         return sum(watcher.counted for watcher in self._watchers)
 
     def notify(self) -> None:
-        """This replica has recorded an instant: wakes watchers immediately. Cheap; never blocks or fails."""
+        """This replica has recorded an instant: wakes watchers immediately.
+
+        Cheap; never blocks or fails.
+        """
         self._news.set()
 
     def drain(self) -> None:
@@ -72,14 +78,17 @@ class Timeline:
         return await self._store.instants(where, limit)
 
     async def head(self) -> str | None:
-        """The position of the newest instant; None without instants."""
+        """Return the position of the newest instant; None without instants."""
         newest = await self._store.instants(InstantFilter(newest_first=True), 1)
         return newest[0].position if newest else None
 
     async def watch(self, where: InstantFilter, limit: int, timeout_s: float) -> list[Instant]:
         """Matching instants after `where.since`, waiting up to `timeout_s` for the first; empty after the timeout.
 
-        RetryLater when `watchers_limit` clients wait. `where` must be oldest first.
+        `where` must be oldest first.
+
+        Raises:
+            RetryLater: When `watchers_limit` clients wait.
         """
         instants = await self.read(where, limit)
         if instants or timeout_s <= 0 or self._draining:
@@ -96,7 +105,11 @@ class Timeline:
 
     @asynccontextmanager
     async def watching(self, where: InstantFilter, *, counted: bool = True) -> AsyncIterator[Watcher]:
-        """Registers a watcher while the block runs. RetryLater when the limit is reached."""
+        """Register a watcher while the block runs.
+
+        Raises:
+            RetryLater: When the limit is reached.
+        """
         if counted and self.watchers >= self._settings.watchers_limit:
             raise RetryLater(f"{self.watchers} clients already watch the timeline; read it with `since` instead", 5)
         watcher = Watcher(where, counted)
@@ -115,7 +128,10 @@ class Timeline:
                 self._poller = None
 
     async def next(self, watcher: Watcher, limit: int) -> list[Instant]:
-        """Waits for a wake-up, then reads and advances the watcher. May be empty: a wake-up is only a hint."""
+        """Wait for a wake-up, then reads and advances the watcher.
+
+        May be empty: a wake-up is only a hint.
+        """
         await watcher.woken.wait()
         watcher.woken.clear()
         try:
@@ -130,7 +146,10 @@ class Timeline:
         return instants
 
     async def archive(self) -> int:
-        """Housekeeping: keeps each table's newest `timeline_keep` finished instants. Returns the number archived."""
+        """Housekeeping: keeps each table's newest `timeline_keep` finished instants.
+
+        Returns the number archived.
+        """
         moved = 0
         while True:
             count = await self._store.archive_instants(self._settings.timeline_keep, _ARCHIVE_BATCH)

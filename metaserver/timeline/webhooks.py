@@ -44,7 +44,10 @@ _log = structlog.get_logger("seamark.webhooks")
 
 
 def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
-    """The event for one state of an instant. `source` identifies the catalog."""
+    """Return the event for one state of an instant.
+
+    `source` identifies the catalog.
+    """
     at_ms = instant.requested_ms if instant.completed_ms is None else instant.completed_ms
     event: dict[str, Any] = {
         "specversion": "1.0",
@@ -60,7 +63,10 @@ def cloud_event(instant: Instant, source: str) -> dict[str, Any]:
 
 
 class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
-    """An instant in answers and events. The fingerprint is internal."""
+    """An instant in answers and events.
+
+    The fingerprint is internal.
+    """
 
     id: Annotated[str, msgspec.Meta(extra_json_schema={"format": "uuid"})]
     position: Annotated[str, msgspec.Meta(description="Opaque; pass it as `since` to continue from here.")]
@@ -79,13 +85,19 @@ class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 def signature(secret: str, at_s: int, body: bytes) -> str:
-    """The value of the header Seamark-Signature. A receiver recomputes v1 and refuses an old `t` (replay)."""
+    """Return the value of the header Seamark-Signature.
+
+    A receiver recomputes v1 and refuses an old `t` (replay).
+    """
     digest = hmac.new(secret.encode(), f"{at_s}.".encode() + body, hashlib.sha256).hexdigest()
     return f"t={at_s},v1={digest}"
 
 
 class Deliverer:
-    """Delivers to one URL. `on_failure` is called once for each failed delivery."""
+    """Delivers to one URL.
+
+    `on_failure` is called once for each failed delivery.
+    """
 
     def __init__(
         self,
@@ -143,7 +155,7 @@ class Deliverer:
             await self._save(saved, position)
 
     async def _wait_for_news(self, position: str | None) -> None:
-        """Waits at most a third of the lease, so that it is renewed in time."""
+        """Wait at most a third of the lease, so that it is renewed in time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(LEASE_S / 3):
                 async with self._timeline.watching(InstantFilter(since=position), counted=False) as watcher:
@@ -151,7 +163,7 @@ class Deliverer:
                         pass
 
     async def _deliver(self, instant: Instant) -> None:
-        """Returns after a 2xx answer of the receiver; LeaseLost when the lease can no longer be guaranteed."""
+        """Return after a 2xx answer of the receiver; LeaseLost when the lease can no longer be guaranteed."""
         body = encode_json(cloud_event(instant, self._source))
         attempt = 0
         while True:
@@ -173,7 +185,7 @@ class Deliverer:
             await asyncio.sleep(pause_s)
 
     async def _send(self, body: bytes) -> str | None:
-        """None after success, otherwise the reason."""
+        """Return None after success, otherwise the reason."""
         headers = {"Content-Type": "application/cloudevents+json; charset=utf-8", "User-Agent": "seamark"}
         if self._settings.webhook_secret:
             at_s = self._clock.now_ms() // 1000
@@ -211,7 +223,10 @@ async def open_webhooks(
     holder: str,
     on_failure: Callable[[], None],
 ) -> AsyncIterator[None]:
-    """Delivers to all `webhook_urls` while the block runs. `holder` identifies this worker among all on the store."""
+    """Delivers to all `webhook_urls` while the block runs.
+
+    `holder` identifies this worker among all on the store.
+    """
     if not settings.webhook_urls:
         yield
         return

@@ -84,13 +84,20 @@ def cluster(
     branch: str = MAIN,
     summary: Mapping[str, str] | None = None,
 ) -> WriteReport:
-    """Commits a snapshot's rows in other files. The report's commit is None if there are no rows.
+    """Commit a snapshot's rows in other files.
 
-    `by`: columns, or `name.column` for a table of `joins`, in any order. The result has `files` files, or slightly
-    more, with about equal numbers of rows; or files of about `target_file_bytes`, by default the table's property. The
-    server is `uri` or `client`.
+    The report's commit is None if there are no rows.
 
-    ValueError or BadRequest for invalid arguments; Conflict if a file that was read has changed.
+    The result has `files` files, or slightly more, with about equal numbers of rows; or files of about
+    `target_file_bytes`, by default the table's property. The server is `uri` or `client`.
+
+    Args:
+        by: Columns, or `name.column` for a table of `joins`, in any order.
+
+    Raises:
+        ValueError: For invalid arguments.
+        BadRequest: For invalid arguments.
+        Conflict: If a file that was read has changed.
     """
     if client is None:
         if not uri:
@@ -132,7 +139,7 @@ def cluster(
 
 
 def _count(target: WriteTarget, size_bytes: int, file_bytes: int | None) -> int:
-    """The number of files of the target size."""
+    """Return the number of files of the target size."""
     most = file_bytes or as_long(target.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
     return max(1, -(-size_bytes // max(1, most)))
 
@@ -145,7 +152,7 @@ def _cores(spark: SparkSession) -> int:
 
 
 def _frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
-    """A row, and a partition, for the files of each Spark task."""
+    """Return a row, and a partition, for the files of each Spark task."""
     size_bytes = sum(task.size_bytes for task in tasks)
     parts = min(len(tasks), max(_TASKS_A_CORE * _cores(spark), -(-size_bytes // _READ_BYTES)))
     pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
@@ -166,7 +173,7 @@ def _sample(
     files: int,
     records: int,
 ) -> tuple[int, pa.Table]:
-    """The number of rows, and a sample of the columns that keys are computed from."""
+    """Return the number of rows, and a sample of the columns that keys are computed from."""
     whole = target.spec.fields or not attributes.columns  # partition values need the other columns
     narrow = read_plan if whole else replace(read_plan, names=tuple(attributes.columns))
     sample_rows = min(SAMPLE_ROWS_MAX, max(SAMPLE_ROWS, SAMPLE_ROWS_A_FILE * files))
@@ -199,7 +206,10 @@ def _sampled(
 
 @dataclass(frozen=True)
 class ClusterTask:
-    """The parameters of the second job's tasks. Picklable."""
+    """The parameters of the second job's tasks.
+
+    Picklable.
+    """
 
     clustering: Clustering
     read_plan: ReadPlan
@@ -229,7 +239,10 @@ class ClusterTask:
         return replace(work, bounds=range_bounds(sortable_keys(work.keys(sample)), tasks))
 
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
-        """The keys of rows. In a partitioned table they begin with the partition, so that its rows are together."""
+        """Return the keys of rows.
+
+        In a partitioned table they begin with the partition, so that its rows are together.
+        """
         keys = self.clustering.keys(rows)
         if not self.target.spec.fields or not rows.num_rows:
             return keys
@@ -276,7 +289,7 @@ def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
 
 
 def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Writes rows in key order to files with equal numbers of rows."""
+    """Write rows in key order to files with equal numbers of rows."""
     file_rows = 0
     with TableWriter(work.target, suffix=work.suffix) as writer:
         for batch in batches:

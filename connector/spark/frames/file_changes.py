@@ -62,7 +62,11 @@ class FileChanges:
     def copied(
         self, files: Sequence[MatchedRows], new: Sequence[pa.RecordBatch] = (), *, tracked: bool = False
     ) -> WrittenFiles:
-        """Copy-on-write: the other rows of these files, and new rows. `tracked`: new rows have row ids."""
+        """Copy-on-write: the other rows of these files, and new rows.
+
+        Args:
+            tracked: New rows have row ids.
+        """
         rest = [file for file in files if not file.is_whole]
         if sum(file.task.size_bytes for file in rest) <= COPIED_BYTES_MAX:
             return rewrite_files(self.opened, self.target, files, new)
@@ -100,8 +104,10 @@ def _mark(opened: OpenTable, target: WriteTarget, rows: Sequence[PackedRows]) ->
 def _run(
     spark: SparkSession, task: Callable[[Sequence[PackedRows]], T], groups: Iterable[Sequence[MatchedRows]]
 ) -> list[T]:
-    """Runs a task for each group of files. If a task fails after Spark's retries, the job fails, and files of the other
-    tasks stay as orphans."""
+    """Run a task for each group of files.
+
+    If a task fails after Spark's retries, the job fails, and files of the other tasks stay as orphans.
+    """
     context = spark.sparkContext
     given = [[PackedRows.of(file) for file in group] for group in groups]
     return list(context.parallelize(given, len(given)).map(task).collect())

@@ -12,10 +12,10 @@ _ARROW = pa.schema([pa.field("result", pa.binary(), False)])
 
 
 def encode_result(result: bytes) -> pa.RecordBatch:
-    """The batch that a task returns."""
+    """Return the batch that a task returns."""
     return pa.RecordBatch.from_arrays([pa.array([result], pa.binary())], schema=_ARROW)
 
 
 def collect_results(frame: DataFrame) -> list[bytes]:
-    """Runs the tasks and returns their results."""
+    """Run the tasks and returns their results."""
     return [bytes(row.result) for row in frame.collect()]

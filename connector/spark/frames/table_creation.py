@@ -47,7 +47,11 @@ _FIRST_FIELD = 1000
 
 
 def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
-    """The JSON form of the Iceberg type that holds the values of a Spark type. Unwritable if there is none."""
+    """Return the JSON form of the Iceberg type that holds the values of a Spark type.
+
+    Raises:
+        Unwritable: If there is none.
+    """
     match kind:
         case spark.DecimalType():
             return f"decimal({kind.precision}, {kind.scale})"
@@ -90,8 +94,14 @@ def create_for_frame(
     partitioning: Sequence[str] = (),
     properties: Mapping[str, str],
 ) -> None:
-    """Creates a table with the columns of a frame, all optional. `partitioning`: columns and transforms, such as
-    `bucket(16, id)`. Unwritable for a type or a transform that Iceberg does not have; the server's errors."""
+    """Create a table with the columns of a frame, all optional.
+
+    Args:
+        partitioning: Columns and transforms, such as `bucket(16, id)`.
+
+    Raises:
+        Unwritable: For a type or a transform that Iceberg does not have; the server's errors.
+    """
     fields = _fields(columns, itertools.count(1))
     ids = {str(field["name"]): int(field["id"]) for field in fields}
     spec = {"fields": [_partition_field(text, ids, number) for number, text in enumerate(partitioning)]}
@@ -126,8 +136,11 @@ def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str
 
 
 def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) -> None:
-    """Adds the columns of a frame that the table lacks, as optional columns at the end, and widens the type of a column
-    where Iceberg permits it: int to long, float to double, a decimal to more digits. Nested fields stay."""
+    """Add the columns of a frame that the table lacks, as optional columns at the end, and widen the type of a
+    column where Iceberg permits it: int to long, float to double, a decimal to more digits.
+
+    Nested fields stay.
+    """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
     schemas = json.loads(loaded.metadata)["schemas"]
@@ -150,7 +163,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
 
 
 def _wider(stored: str, given: Any) -> str | None:
-    """The type that the column gets; None if it stays."""
+    """Return the type that the column gets; None if it stays."""
     if (stored, given) in (("int", "long"), ("float", "double")):
         return str(given)
     if isinstance(given, str) and base_name(stored) == base_name(given) == "decimal":

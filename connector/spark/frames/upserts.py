@@ -99,8 +99,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """As in `connector.write.upserts`; `columns` only for an upsert. The rows of a delete are reduced to the key
-    columns. `keys` None: the key that `key_names` gives."""
+    """As in `connector.write.upserts`; `columns` only for an upsert.
+
+    The rows of a delete are reduced to the key columns. `keys` None: the key that `key_names` gives.
+    """
 
     keys: tuple[str, ...] | None
     precombine: str | None = None
@@ -117,7 +119,11 @@ class UpsertRequest:
         return self.keys
 
     def needed(self, given: Sequence[str]) -> list[str]:
-        """The needed columns of the rows. Unwritable if a column is missing or occurs twice."""
+        """Return the needed columns of the rows.
+
+        Raises:
+            Unwritable: If a column is missing or occurs twice.
+        """
         named = [*self.named, *(self.columns or ()), *([] if self.precombine is None else [self.precombine])]
         needed = list(dict.fromkeys(named if self.deletes or self.columns is not None else [*given, *named]))
         for name in needed:
@@ -139,8 +145,14 @@ def commit_change(
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """One commit. ValueError and Unwritable for invalid arguments, before any row is evaluated; if rows do not fit the
-    table, Unwritable or Spark's error with that message."""
+    """Return one commit.
+
+    Raises:
+        ValueError: For invalid arguments, before any row is evaluated; if rows do not fit the table, Unwritable or
+            Spark's error with that message.
+        Unwritable: For invalid arguments, before any row is evaluated; if rows do not fit the table, Unwritable or
+            Spark's error with that message.
+    """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
     check_supports_deletes(opened.metadata)
@@ -169,8 +181,11 @@ def commit_change(
 
 
 def _collected(df: DataFrame, most: int) -> pa.Table | None:
-    """All rows; None if there are more than `most`, too many bytes, or if Spark's size estimate is too large to try.
-    After None, rows that were evaluated are not used."""
+    """Return all rows; None if there are more than `most`, too many bytes, or if Spark's size estimate is too large
+    to try.
+
+    After None, rows that were evaluated are not used.
+    """
     if most <= 0 or int(str(df._jdf.queryExecution().optimizedPlan().stats().sizeInBytes())) > _SMALL_BYTES:
         return None
     try:
@@ -183,7 +198,7 @@ def _collected(df: DataFrame, most: int) -> pa.Table | None:
 
 
 def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
-    """Whether so many rows are likely to be in files of many bytes that must be rewritten."""
+    """Return whether so many rows are likely to be in files of many bytes that must be rewritten."""
     if _mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
@@ -213,8 +228,10 @@ def _evaluated_once(df: DataFrame) -> Iterator[DataFrame]:
 
 @dataclass(frozen=True)
 class RowDistribution:
-    """Assigns the rows of a key to one of `buckets` × `parts` tasks. `width` is the number of buckets of the key's
-    only column; 0 without such buckets."""
+    """Assigns the rows of a key to one of `buckets` × `parts` tasks.
+
+    `width` is the number of buckets of the key's only column; 0 without such buckets.
+    """
 
     fields: tuple[Field, ...]
     buckets: int
@@ -242,8 +259,11 @@ class RowDistribution:
         return self.buckets * self.parts
 
     def places(self, columns: Sequence[pa.Array]) -> Ints:
-        """int32[rows]: the task of each row; `columns` are the key's, with the table's types. Unwritable for a null, so
-        that the error is raised before any task writes a file."""
+        """Return int32[rows]: the task of each row; `columns` are the key's, with the table's types.
+
+        Raises:
+            Unwritable: For a null, so that the error is raised before any task writes a file.
+        """
         check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)
         if self.parts > 1:
@@ -256,7 +276,7 @@ class RowDistribution:
         return tasks.astype(np.int32)
 
     def owns(self, spec: PartitionSpec | None) -> bool:
-        """Whether all keys of a file of this spec belong to one task."""
+        """Return whether all keys of a file of this spec belong to one task."""
         if self.tasks == 1:
             return True
         if not self.width or self.parts > 1 or spec is None:
@@ -268,7 +288,7 @@ class RowDistribution:
 
 
 def bucket_width(spec: PartitionSpec, field: Field) -> int:
-    """The bucket count of the column in the spec, 0 if it is not bucketed."""
+    """Return the bucket count of the column in the spec, 0 if it is not bucketed."""
     widths = (
         width_of(canonical(bucket_field.transform))
         for bucket_field in bucket_fields(spec)
@@ -279,7 +299,10 @@ def bucket_width(spec: PartitionSpec, field: Field) -> int:
 
 @dataclass(frozen=True)
 class UpsertTask:
-    """The input of a task. Picklable."""
+    """The input of a task.
+
+    Picklable.
+    """
 
     client: SeamarkClient
     opened: OpenTable
@@ -290,7 +313,7 @@ class UpsertTask:
 
 
 def run_tasks(df: DataFrame, work: UpsertTask) -> DataFrame:
-    """The results of the tasks: a row of bytes from each task that had rows."""
+    """Return the results of the tasks: a row of bytes from each task that had rows."""
     schema = spark_types.StructType([*df.schema.fields, _PLACE_FIELD])
     placed = df.mapInArrow(partial(_placed, work.distribution), schema)
     exchanged = placed.repartitionById(work.distribution.tasks, _PLACE)
@@ -308,8 +331,12 @@ def _placed(distribution: RowDistribution, batches: Iterable[pa.RecordBatch]) ->
 
 
 class _Result(msgspec.Struct, frozen=True):
-    """The result of a task. `removed`: paths of data files that it rewrote; `found`: rows that are still to be deleted;
-    `counts`: inserted, updated, deleted and stale."""
+    """The result of a task.
+
+    Attributes:
+        removed: Paths of data files that it rewrote; `found`: rows that are still to be deleted; `counts`: inserted,
+            updated, deleted and stale.
+    """
 
     written: WrittenFiles = WrittenFiles()
     equality_deletes: WrittenDeletes = WrittenDeletes()
@@ -323,7 +350,10 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The work of a task on its rows, which are all rows of their keys. It leaves no file if it fails."""
+    """Yield the work of a task on its rows, which are all rows of their keys.
+
+    It leaves no file if it fails.
+    """
     given = [batch.drop_columns([_PLACE]) for batch in batches if batch.num_rows]
     if not given:
         return
@@ -407,7 +437,7 @@ def _prepared(
 
 
 def merge_rows(rows: Iterable[PackedRows]) -> list[MatchedRows]:
-    """All rows of each data file, merged from all tasks; sorted by spec, partition and path."""
+    """Return all rows of each data file, merged from all tasks; sorted by spec, partition and path."""
     by_path: dict[str, list[PackedRows]] = {}
     for rows_of_file in rows:
         by_path.setdefault(rows_of_file.file["file-path"], []).append(rows_of_file)

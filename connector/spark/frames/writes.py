@@ -73,8 +73,12 @@ _TAKES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class WriteReport:
-    """Of one write. `commit`: the server's answer; None if there was nothing to commit. `skipped`: as in
-    `WrittenFiles`."""
+    """Of one write.
+
+    Attributes:
+        commit: The server's answer; None if there was nothing to commit.
+        skipped: As in `WrittenFiles`.
+    """
 
     files: int
     rows: int
@@ -141,7 +145,9 @@ def write(
     summary: Mapping[str, str] | None = None,
     **how: Any,
 ) -> WriteReport | Report:
-    """Writes a DataFrame's rows in one commit. Columns are matched by name. The server is `uri` or `client`.
+    """Write a DataFrame's rows in one commit.
+
+    Columns are matched by name. The server is `uri` or `client`.
 
     An upsert needs `keys`. A delete uses the table's identifier fields by default, or the frame's only column.
     `row_mode` is the mode of `seamark.connector.write.upserts`, `merge-on-read` or `copy-on-write`; `precombine`,
@@ -149,10 +155,13 @@ def write(
     any may be kept. With `merge_files`, small files of a partition are merged before the commit, and large row groups
     are copied for it. The driver changes up to `driver_rows` rows itself, unless copy-on-write has many bytes to copy.
 
-    ValueError for an unknown mode or distribution, and for parameters of another mode. Unwritable, before any task
-    starts, for columns that the table does not have or that have another type. If values do not fit the table, Spark's
-    error has the reason (`Unwritable`). The server's errors are in `seamark.connector.client.errors`; after a conflict
-    nothing is visible, and the write can be repeated. `producer` as in `seamark.connector.write.appends.append`.
+    If values do not fit the table, Spark's error has the reason (`Unwritable`). The server's errors are in
+    `seamark.connector.client.errors`; after a conflict nothing is visible, and the write can be repeated. `producer` as
+    in `seamark.connector.write.appends.append`.
+
+    Raises:
+        ValueError: For an unknown mode or distribution, and for parameters of another mode.
+        Unwritable: Before any task starts, for columns that the table does not have or that have another type.
     """
     if client is None:
         if not uri:
@@ -186,7 +195,7 @@ def write(
 def _merged(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Each batch of files is a Spark task."""
+    """Return each batch of files is a Spark task."""
     with job_group_kept(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
@@ -224,14 +233,17 @@ def _changed(
 
 
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
-    """Writes a DataFrame's rows to files by tasks, without a commit. The files of each task."""
+    """Write a DataFrame's rows to files by tasks, without a commit.
+
+    The files of each task.
+    """
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]
 
 
 def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The work of one task: writes its rows to files; its only result is the list of files."""
+    """Yield the work of one task: writes its rows to files; its only result is the list of files."""
     rows = (batch.drop_columns([_PLACE]) if _PLACE in batch.schema.names else batch for batch in batches)
     written = write_batches(target, rows)
     if written.files:
@@ -239,7 +251,7 @@ def write_task(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterat
 
 
 def encode_files(written: WrittenFiles) -> bytes:
-    """The form of task results: JSON, as in the commit."""
+    """Return the form of task results: JSON, as in the commit."""
     return msgspec.json.encode(written)
 
 
@@ -251,7 +263,11 @@ def decode_files(data: bytes) -> WrittenFiles:
 
 
 def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> DataFrame:
-    """The rows, distributed as the table requires. ValueError for an unknown mode."""
+    """Return the rows, distributed as the table requires.
+
+    Raises:
+        ValueError: For an unknown mode.
+    """
     default = RANGE if target.sort_order.fields else HASH if target.spec.fields else NONE
     mode = distribution or target.properties.get(DISTRIBUTION, default)
     if mode not in (NONE, HASH, RANGE):
@@ -269,7 +285,7 @@ def distribute(df: DataFrame, target: WriteTarget, distribution: str | None = No
 
 
 def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Adds to each row a number that is equal for all rows of a partition."""
+    """Add to each row a number that is equal for all rows of a partition."""
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:
@@ -281,7 +297,9 @@ def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch])
 
 
 def _sort_columns(target: WriteTarget) -> list[Column]:
-    """The table's sort order up to the first transform, for Spark; each file is sorted by the full order anyway."""
+    """Return the table's sort order up to the first transform, for Spark; each file is sorted by the full order
+    anyway.
+    """
     columns: list[Column] = []
     for field in target.sort_order.fields:
         column = target.schema.column(field.sources[0])
@@ -292,7 +310,7 @@ def _sort_columns(target: WriteTarget) -> list[Column]:
 
 
 def _quoted(column: TableColumn, target: WriteTarget) -> str:
-    """The column's path for Spark; each name is quoted, because it may contain a dot."""
+    """Return the column's path for Spark; each name is quoted, because it may contain a dot."""
     names, at = [], column
     while True:
         parent = None if at.parent is None else target.schema.column(at.parent)

@@ -46,7 +46,7 @@ class _Unfit(Exception):
 
 
 def expression_of(spark_filter: spark.Filter, schema: Schema) -> Expression | None:
-    """The filter as an expression bound to the schema; None if it is left to Spark."""
+    """Return the filter as an expression bound to the schema; None if it is left to Spark."""
     try:
         return bind(_read(spark_filter, schema, negated=False), schema, (), case_sensitive=True)
     except (_Unfit, BadRequest):
@@ -54,7 +54,9 @@ def expression_of(spark_filter: spark.Filter, schema: Schema) -> Expression | No
 
 
 def _read(spark_filter: spark.Filter, schema: Schema, *, negated: bool) -> Expression:
-    """An expression that is true where the filter is true; if `negated`, where it is false, which excludes null."""
+    """Return an expression that is true where the filter is true; if `negated`, where it is false, which excludes
+    null.
+    """
     match spark_filter:
         case spark.Not(child):
             return _read(child, schema, negated=not negated)
@@ -95,7 +97,7 @@ def _column(path: Sequence[str], schema: Schema) -> Column:
 
 
 def _is(column: Column, op: Op, *literals: object) -> Expression:
-    """A predicate that is false for null."""
+    """Return a predicate that is false for null."""
     predicate = Unbound(op, column.name, IDENTITY, literals)
     return all_of(Unbound(Op.NOT_NULL, column.name, IDENTITY, ()), predicate) if op in NULL_MATCHES else predicate
 
@@ -131,7 +133,7 @@ def _null_safe(column: Column, value: object, negated: bool) -> Expression:
 
 
 def _literal(column: Column, value: object) -> object:
-    """The value in the JSON form of the column's type."""
+    """Return the value in the JSON form of the column's type."""
     kind = column.type if isinstance(column.type, str) else ""
     match value:
         case bool() if kind == "boolean":

@@ -60,7 +60,10 @@ class _Target:
 
 
 def install() -> None:
-    """Makes PySpark's DataFrameWriter use this module for the format `seamark`. Repeated calls change nothing."""
+    """Make PySpark's DataFrameWriter use this module for the format `seamark`.
+
+    Repeated calls change nothing.
+    """
     for name, ours in (("save", _save), ("saveAsTable", _save_as_table), ("insertInto", _insert_into)):
         spark_method = getattr(DataFrameWriter, name)
         if not hasattr(spark_method, "seamark"):
@@ -84,7 +87,7 @@ def _instead(theirs: Callable[..., None], ours: Callable[..., None]) -> Callable
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Turns refusals into an AnalysisException with their message."""
+    """Turn refusals into an AnalysisException with their message."""
     try:
         yield
     except (Unwritable, ValueError, ClientError) as error:
@@ -163,7 +166,10 @@ def save(
     *,
     must_exist: bool = False,
 ) -> None:
-    """Writes the rows. `save_mode` counts unless the option `mode` is given; names of options are in lower case."""
+    """Write the rows.
+
+    `save_mode` counts unless the option `mode` is given; names of options are in lower case.
+    """
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:
         known = ", ".join(sorted(_OPTIONS - {"path"}))
@@ -239,12 +245,12 @@ def _create(df: DataFrame, target: _Target, options: Mapping[str, str], partitio
 
 
 def catalogs(spark: SparkSession) -> list[str]:
-    """The names of the session's catalogs that have a server."""
+    """Return the names of the session's catalogs that have a server."""
     return sorted(match[1] for name in spark.conf.getAll if (match := _CATALOG.fullmatch(name)))
 
 
 def _target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
-    """The table: of the server `uri`, or of the catalog that its name begins with."""
+    """Return the table: of the server `uri`, or of the catalog that its name begins with."""
     if not name:
         raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
@@ -260,7 +266,7 @@ def _target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -
 
 
 def catalog_hint(first: str, known: Sequence[str]) -> str:
-    """What to do about a name that begins with no catalog; `known` are the session's catalogs."""
+    """Return what to do about a name that begins with no catalog; `known` are the session's catalogs."""
     if not known:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
     near = near_names(first, known, most=1)

@@ -10,8 +10,12 @@ from seamark.connector.client.errors import BadRequest
 
 
 def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
-    """The client and the table, from the options `uri` (by default SEAMARK_URL), `token` and `table`, whose names are
-    in lower case. BadRequest if one is missing."""
+    """Return the client and the table, from the options `uri` (by default SEAMARK_URL), `token` and `table`, whose
+    names are in lower case.
+
+    Raises:
+        BadRequest: If one is missing.
+    """
     uri = options.get("uri") or os.environ.get("SEAMARK_URL")
     table = options.get("table") or options.get("path")
     if not uri or not table:

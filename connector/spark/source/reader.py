@@ -77,7 +77,10 @@ class Options:
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
-        """BadRequest for unknown or contradictory options. `uri` is by default SEAMARK_URL."""
+        """BadRequest for unknown or contradictory options.
+
+        `uri` is by default SEAMARK_URL.
+        """
         options = {name.lower(): value for name, value in raw_options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
@@ -161,7 +164,11 @@ def _special(with_changes: bool) -> dict[str, spark_types.DataType]:
 
 
 def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_types.StructType:
-    """The schema that Spark passes, which may come from the user. BadRequest if it does not match the table."""
+    """Return the schema that Spark passes, which may come from the user.
+
+    Raises:
+        BadRequest: If it does not match the table.
+    """
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
         expected = _special(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
@@ -172,7 +179,10 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
 
 
 class RowReader:
-    """Reads the changes of a task. It is pickled for Spark's tasks."""
+    """Reads the changes of a task.
+
+    It is pickled for Spark's tasks.
+    """
 
     def __init__(self, table: OpenTable, schema: spark_types.StructType, where: Expression) -> None:
         names = [name for name in schema.fieldNames() if name != CHANGE_TYPE]
@@ -249,10 +259,13 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """A reader with the option `push-filters`. Spark calls `pushFilters` if it exists, so `BatchReader` lacks it."""
+    """A reader with the option `push-filters`.
+
+    Spark calls `pushFilters` if it exists, so `BatchReader` lacks it.
+    """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Yields the filters that are left to Spark."""
+        """Yield the filters that are left to Spark."""
         for spark_filter in filters:
             expression = expression_of(spark_filter, self._table.schema)
             if expression is None:
@@ -284,7 +297,7 @@ class StreamReader(DataSourceStreamReader):
         return _offset(self._options.start if opened.snapshot_id is None else opened.snapshot_id)
 
     def partitions(self, start: dict[str, str], end: dict[str, str]) -> Sequence[InputPartition]:
-        """Uses the schema from the start of the stream, even if the table's schema has changed."""
+        """Use the schema from the start of the stream, even if the table's schema has changed."""
         options, first, last = self._options, _snapshot_of(start), _snapshot_of(end)
         if last is None or first == last:
             return []
@@ -321,7 +334,7 @@ def _snapshot_of(offset: Mapping[str, str]) -> int | None:
 
 
 def _enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expression) -> list[SnapshotChange]:
-    """The first changes that together certainly have `limit` rows."""
+    """Return the first changes that together certainly have `limit` rows."""
     taken: list[SnapshotChange] = []
     rows = 0
     for change in snapshot_changes:
@@ -336,7 +349,10 @@ def _enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where: Expre
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
-    """Tasks of about `split_bytes` bytes; smaller if there would be few tasks. Large files are split at row groups."""
+    """Tasks of about `split_bytes` bytes; smaller if there would be few tasks.
+
+    Large files are split at row groups.
+    """
     all_changes = list(snapshot_changes)
     total = sum(change.task.size_bytes + OPEN_BYTES for change in all_changes)
     most = min(split_bytes, max(SMALL_BYTES, total // TASKS_MIN))

@@ -90,7 +90,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options.into.commit(self._options.client, _joined(messages), summary={"engine-name": "spark"})
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Deletes nothing; see the module's docstring."""
+        """Delete nothing; see the module's docstring."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -121,10 +121,13 @@ class StreamWriter(DataSourceStreamArrowWriter):
             self._check_last(producer, answer["snapshot-id"])
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Deletes nothing; see the module's docstring."""
+        """Delete nothing; see the module's docstring."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """BadRequest unless the committed batch is the query's last batch. The snapshot is known only for the last."""
+        """BadRequest unless the committed batch is the query's last batch.
+
+        The snapshot is known only for the last.
+        """
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)
         summaries = (snapshot.summary_map() for snapshot in decode_table(loaded.metadata, loaded.location).snapshots)

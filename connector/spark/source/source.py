@@ -45,7 +45,7 @@ class SeamarkSource(DataSource):
         return "seamark"
 
     def schema(self) -> spark_types.StructType:
-        """The schema of the columns in the options, by default of all columns of the snapshot."""
+        """Return the schema of the columns in the options, by default of all columns of the snapshot."""
         options = Options.of(self.options)
         return schema_of(options.open(), options)
 
@@ -68,6 +68,6 @@ class SeamarkSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Registers `format("seamark")` with a session, and with PySpark's DataFrameWriter (`frame_writer.py`)."""
+    """Register `format("seamark")` with a session, and with PySpark's DataFrameWriter (`frame_writer.py`)."""
     spark.dataSource.register(SeamarkSource)
     frame_writer.install()

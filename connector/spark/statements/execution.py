@@ -66,7 +66,12 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ExecutedStatement:
     """How a statement ran: `path` is `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`;
-    `reason` says why. `report`: what Seamark changed. `frame`: the result of the statement."""
+    `reason` says why.
+
+    Attributes:
+        report: What Seamark changed.
+        frame: The result of the statement.
+    """
 
     path: str
     reason: str
@@ -94,8 +99,11 @@ def execute(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     limits: StatementLimits = DEFAULT_LIMITS,
 ) -> ExecutedStatement:
-    """Runs a statement once. Errors of the statement are Spark's; after a conflict with other writers in all attempts,
-    and if the outcome of the commit is unknown, those of `seamark.connector.client.errors`."""
+    """Run a statement once.
+
+    Errors of the statement are Spark's; after a conflict with other writers in all attempts, and if the outcome of the
+    commit is unknown, those of `seamark.connector.client.errors`.
+    """
     try:
         statement = _prepared(spark, text, args, limits)
         report = statement.commit()
@@ -113,7 +121,10 @@ def explain(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     limits: StatementLimits = DEFAULT_LIMITS,
 ) -> StatementPlan:
-    """How `execute` would run a statement. Changes nothing, and evaluates no rows."""
+    """Return how `execute` would run a statement.
+
+    Changes nothing, and evaluates no rows.
+    """
     try:
         return _prepared(spark, text, args, limits).plan()
     except _Unprepared as why:
@@ -121,7 +132,7 @@ def explain(
 
 
 def is_change(catalyst: Catalyst, parsed: Node) -> bool:
-    """Whether a parsed statement is one that `execute` may run otherwise than Spark."""
+    """Return whether a parsed statement is one that `execute` may run otherwise than Spark."""
     kind = catalyst.kind(parsed)
     return kind in KINDS or (kind == INSERT and bool(parsed.overwrite()))
 
@@ -140,11 +151,17 @@ def _prepared(spark: SparkSession, text: str, args: Any, limits: StatementLimits
 
 
 class _Unprepared(Exception):
-    """Why Iceberg's own statement runs. Nothing was committed."""
+    """Why Iceberg's own statement runs.
+
+    Nothing was committed.
+    """
 
 
 class _Statement(Protocol):
-    """One statement. Its methods raise `_Unprepared` for all that happens before a commit."""
+    """One statement.
+
+    Its methods raise `_Unprepared` for all that happens before a commit.
+    """
 
     path: str
     reason: str
@@ -240,7 +257,7 @@ class _LocatedStatement:
     # Preparation
 
     def _evaluate(self) -> None:
-        """Evaluates the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition."""
+        """Evaluate the rows that the keys come from once: of a MERGE's source, and of subqueries in a condition."""
         source, condition = self._statement.source, self._statement.condition
         if source is not None:
             self._source = self._held(source, "source")
@@ -257,7 +274,7 @@ class _LocatedStatement:
         return held_rows(self._catalyst, self._build, plan, what, self._limits.rows)
 
     def _insert_subqueries(self) -> None:
-        """Makes the condition use the evaluated rows of its subqueries."""
+        """Make the condition use the evaluated rows of its subqueries."""
         if self._subqueries and not self._inserted:
             new = [(part, self._build.with_subquery(part, rows.plan)) for part, rows in self._subqueries]
             self._statement = self._statement.with_parts(self._build, new)
@@ -287,7 +304,10 @@ class _LocatedStatement:
     def _changes_of_all(
         self, located: LocatedRows, opened: OpenTable, found: KeyValues, keys: BatchKeys, values: pa.Table
     ) -> Changes | None:
-        """The changes of a statement whose condition is true for just the located rows. None if Spark must join."""
+        """Return the changes of a statement whose condition is true for just the located rows.
+
+        None if Spark must join.
+        """
         if self._statement.kind == DELETE:
             return deletion_of(located)
         if self._statement.kind == UPDATE:
@@ -298,14 +318,14 @@ class _LocatedStatement:
         return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
 
     def _replacements(self) -> list[tuple[Node, Node]]:
-        """Nodes of the query with the evaluated rows."""
+        """Return nodes of the query with the evaluated rows."""
         if self._source is not None:
             return [(self._statement.source, self._source.plan)]
         self._insert_subqueries()
         return []
 
     def _checked(self, opened: OpenTable, target: WriteTarget) -> str:
-        """The mode of the table's properties."""
+        """Return the mode of the table's properties."""
         self.target.check(opened)
         properties = opened.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
@@ -314,7 +334,7 @@ class _LocatedStatement:
         return mode
 
     def _located_by(self, opened: OpenTable) -> KeyValues | Expression:
-        """What says which stored rows the statement can change."""
+        """Return what says which stored rows the statement can change."""
         columns = self._columns(opened)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
@@ -336,7 +356,9 @@ class _LocatedStatement:
         raise NotLocated("its condition does not say which rows it can change")
 
     def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
-        """The columns of the stored rows whose values Spark compares as Iceberg does, by the ids of attributes."""
+        """Return the columns of the stored rows whose values Spark compares as Iceberg does, by the ids of
+        attributes.
+        """
         kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
         columns = {}
         for number, name in self._catalyst.attributes(self._statement.stored):
@@ -351,7 +373,7 @@ class _LocatedStatement:
         return found
 
     def _index(self, opened: OpenTable, found: KeyValues) -> list[str] | None:
-        """The columns of a record index whose values are among the keys."""
+        """Return the columns of a record index whose values are among the keys."""
         by_name = {field.name: field for field in opened.schema.fields}
         indexed = indexed_fields(opened.metadata, [by_name[name] for name in found.names])
         return None if indexed is None else [field.name for field in indexed]
@@ -371,8 +393,9 @@ class _LocatedStatement:
         return self._statement.source if self._source is None else self._source.plan
 
     def _values(self, found: KeyValues, names: Sequence[str]) -> pa.Table:
-        """The values of these columns, possibly repeated; of a MERGE whose values are columns of its source, in the
-        order of the source's rows."""
+        """Return the values of these columns, possibly repeated; of a MERGE whose values are columns of its source,
+        in the order of the source's rows.
+        """
         held: dict[int, pa.ChunkedArray] = {}
         for rows in (self._source, *(rows for _, rows in self._subqueries)):
             held |= {} if rows is None else rows.columns

@@ -31,8 +31,10 @@ _HELD = re.compile(
 
 @dataclass(frozen=True)
 class HeldRows:
-    """Rows with the attributes `outputs`, a Scala Seq. `table` has them in this order, with the types of `schema`; None
-    if Spark holds the rows, as `spark_plan`."""
+    """Rows with the attributes `outputs`, a Scala Seq.
+
+    `table` has them in this order, with the types of `schema`; None if Spark holds the rows, as `spark_plan`.
+    """
 
     build: PlanBuilder
     outputs: Node
@@ -60,9 +62,13 @@ class HeldRows:
 
 
 def held_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, what: str, rows_max: int) -> HeldRows:
-    """Evaluates a plan. NotLocated for more than `rows_max` rows of the `what`.
+    """Evaluate a plan.
 
-    The driver holds rows of usual types, and Spark other rows."""
+    The driver holds rows of usual types, and Spark other rows.
+
+    Raises:
+        NotLocated: For more than `rows_max` rows of the `what`.
+    """
     attributes = catalyst.attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
     limited = build.limited(rows_max + 1, plan)
@@ -87,7 +93,9 @@ def _check_count(rows: int, what: str, rows_max: int) -> None:
 
 
 def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
-    """int64[rows]: the ordinal of the key that is equal to each row's values, -1 for none, as where one is null."""
+    """Return int64[rows]: the ordinal of the key that is equal to each row's values, -1 for none, as where one is
+    null.
+    """
     fits = np.ones(len(values), dtype=np.bool_)
     for column in columns:
         fits &= fits_column(values[column.name], column)

@@ -30,7 +30,11 @@ _FLOATS = frozenset({"float", "double"})
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Values of these columns. `numbers`: the attributes that they are taken from, None for other expressions."""
+    """Values of these columns.
+
+    Attributes:
+        numbers: The attributes that they are taken from, None for other expressions.
+    """
 
     columns: tuple[SparkColumn, ...]
     make_plan: Callable[[], Node]
@@ -57,9 +61,14 @@ def keys_of_join(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """The values that the join's source has for columns of the target; None without an equality of such columns.
+    """Return the values that the join's source has for columns of the target; None without an equality of such
+    columns.
 
-    `outputs`: the ids of the source's attributes. `source` makes a plan of its rows."""
+    `source` makes a plan of its rows.
+
+    Args:
+        outputs: The ids of the source's attributes.
+    """
     numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}
     parts = catalyst.operands(condition, "And")
@@ -78,7 +87,7 @@ def keys_of_join(
 def keys_of_condition(
     catalyst: Catalyst, build: PlanBuilder, condition: Node, columns: Mapping[int, SparkColumn]
 ) -> list[KeyValues]:
-    """The values that each part of a condition requires of columns of the target."""
+    """Return the values that each part of a condition requires of columns of the target."""
     found = []
     parts = catalyst.operands(condition, "And")
     whole = len(parts) == 1
@@ -138,14 +147,16 @@ def _are_exact(columns: Iterable[SparkColumn]) -> bool:
 
 
 def fitting_rows(values: pa.Table, columns: Iterable[SparkColumn]) -> pa.Table:
-    """The rows that a stored row can be equal to: without nulls, and without numbers that an int column cannot hold."""
+    """Return the rows that a stored row can be equal to: without nulls, and without numbers that an int column
+    cannot hold.
+    """
     for column in columns:
         values = values.filter(pa.array(fits_column(values[column.name], column)))
     return values
 
 
 def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.bool_]:
-    """Whether a stored value can be equal to each of these."""
+    """Return whether a stored value can be equal to each of these."""
     fits = pc.is_valid(values)
     if column.kind == "int" and pa.types.is_int64(values.type):
         within = pc.and_(pc.greater_equal(values, _INT_MIN), pc.less_equal(values, _INT_MAX))
@@ -155,7 +166,7 @@ def fits_column(values: pa.ChunkedArray, column: SparkColumn) -> npt.NDArray[np.
 
 
 def _column(catalyst: Catalyst, node: Node, columns: Mapping[int, SparkColumn]) -> SparkColumn | None:
-    """The target's column; also of an int column that is cast to bigint."""
+    """Return the target's column; also of an int column that is cast to bigint."""
     node = catalyst.uncast(node)
     kind = catalyst.type_of(node)
     if catalyst.kind(node) == "Cast" and kind == "bigint" and catalyst.type_of(node.child()) == "int":

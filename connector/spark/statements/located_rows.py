@@ -26,8 +26,11 @@ PLACE = "_pos"
 
 @dataclass(frozen=True)
 class StatementLimits:
-    """`rows`: located rows, and rows of a source, which are held in memory. `read_rows`: rows of the files that are
-    read to find them, if no record index locates them."""
+    """`rows`: located rows, and rows of a source, which are held in memory.
+
+    Attributes:
+        read_rows: Rows of the files that are read to find them, if no record index locates them.
+    """
 
     rows: int = 200_000
     read_rows: int = 5_000_000
@@ -38,8 +41,13 @@ DEFAULT_LIMITS = StatementLimits()
 
 @dataclass(frozen=True)
 class LocatedRows:
-    """Row r is the row `positions[r]` of the file `tasks[files[r]]`. `values` has the needed columns, and `PLACE`.
-    `read`: paths of files that were read to locate rows."""
+    """Row r is the row `positions[r]` of the file `tasks[files[r]]`.
+
+    `values` has the needed columns, and `PLACE`.
+
+    Attributes:
+        read: Paths of files that were read to locate rows.
+    """
 
     tasks: tuple[ScanTask, ...]
     files: Longs
@@ -50,7 +58,7 @@ class LocatedRows:
     """The ordinal of each row's key, if keys located it."""
 
     def matched(self, rows: Longs) -> list[MatchedRows]:
-        """These rows by file."""
+        """Return these rows by file."""
         chosen = np.unique(rows)
         order = chosen[np.lexsort((self.positions[chosen], self.files[chosen]))]
         found = []
@@ -92,7 +100,11 @@ def locate_by_keys(
 def locate_by_filter(
     client: SeamarkClient, opened: OpenTable, where: Expression, names: Sequence[str], limits: StatementLimits
 ) -> LocatedRows:
-    """The rows that match the filter. NotLocated if too many rows would be read."""
+    """Return the rows that match the filter.
+
+    Raises:
+        NotLocated: If too many rows would be read.
+    """
     tasks = _check_read(restrict_to_rows(client, opened, where, plan(client, opened, where)), limits)
     reading = plan_read(opened, names, where, positions=True)
     reader = TaskReader(reading, opened.storage)

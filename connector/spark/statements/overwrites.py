@@ -38,7 +38,10 @@ _KINDS = ("OverwriteByExpression", "OverwritePartitionsDynamic")
 
 
 class OverwriteStatement:
-    """One INSERT OVERWRITE. NotLocated if Iceberg's own statement is to run."""
+    """One INSERT OVERWRITE.
+
+    NotLocated if Iceberg's own statement is to run.
+    """
 
     def __init__(self, spark: SparkSession, parsed: Node) -> None:
         check_session(spark)
@@ -56,7 +59,7 @@ class OverwriteStatement:
             raise NotLocated("it also reads the table that it changes")
 
     def options(self, opened: OpenTable) -> Mapping[str, Any]:
-        """The mode and the filter of the write."""
+        """Return the mode and the filter of the write."""
         self.target.check(opened)
         if opened.metadata.format_version == 1:
             raise NotLocated("the table has format version 1")

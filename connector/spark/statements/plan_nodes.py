@@ -33,11 +33,11 @@ class PlanBuilder:
         return DataFrame(self.class_of(f"{SPARK}classic.Dataset").ofRows(self._spark._jsparkSession, plan), self._spark)
 
     def with_one_time(self, plan: Node) -> Node:
-        """The plan with literals for the current time, so that its parts can run one after the other."""
+        """Return the plan with literals for the current time, so that its parts can run one after the other."""
         return self._object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
     def local(self, rows: pa.Table, schema: StructType) -> Node:
-        """A plan of rows that the driver holds."""
+        """Return a plan of rows that the driver holds."""
         whole = pa.table([column.combine_chunks() for column in rows.columns], names=rows.column_names)
         return self._spark.createDataFrame(whole, schema)._jdf.queryExecution().analyzed()
 
@@ -59,7 +59,7 @@ class PlanBuilder:
         return self._object(_EXPRESSIONS, "Literal").apply(value)
 
     def default(self, kind: Node) -> Node:
-        """Some literal of the type, not null."""
+        """Return some literal of the type, not null."""
         return self._object(_EXPRESSIONS, "Literal").default(kind)
 
     def no_rows(self) -> DataFrame:
@@ -67,19 +67,23 @@ class PlanBuilder:
         return self.frame(self.limited(0, self._one_row()))
 
     def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
-        """The expression as the output that the attribute refers to. `name`: of the attribute, if it is known."""
+        """Return the expression as the output that the attribute refers to.
+
+        Args:
+            name: Of the attribute, if it is known.
+        """
         return self._alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
     def named(self, expression: Node, name: str) -> Node:
-        """The expression as a new output."""
+        """Return the expression as a new output."""
         return self._alias(expression, name, self._object(_EXPRESSIONS, "NamedExpression").newExprId())
 
     def with_subquery(self, part: Node, plan: Node) -> Node:
-        """A condition `… IN (SELECT …)` with another plan of the same attributes."""
+        """Return a condition `… IN (SELECT …)` with another plan of the same attributes."""
         return part.copy(part.values(), part.query().withNewPlan(plan))
 
     def with_operands(self, condition: Node, parts: Sequence[tuple[Node, Node]]) -> Node:
-        """A condition with other operands of its ANDs."""
+        """Return a condition with other operands of its ANDs."""
         for old, by in parts:
             if condition.fastEquals(old):
                 return by
@@ -88,12 +92,15 @@ class PlanBuilder:
         return condition.copy(self.with_operands(condition.left(), parts), self.with_operands(condition.right(), parts))
 
     def are_constants(self, values: Node) -> bool:
-        """Whether all of them, a Scala Seq, are constants. One call for thousands of values."""
+        """Return whether all of them, a Scala Seq, are constants.
+
+        One call for thousands of values.
+        """
         array = self._array(values)
         return bool(array.foldable()) and bool(array.deterministic())
 
     def exploded_values(self, values: Node, name: str) -> Node:
-        """A plan with a row for each of the constants."""
+        """Return a plan with a row for each of the constants."""
         rows = self._new(_EXPRESSIONS, "Explode", self._array(values))
         return self.project([self.named(rows, name)], self._one_row())
 
@@ -114,13 +121,13 @@ class PlanBuilder:
         return self._statics.object_of(f"{package}{name}")
 
     def class_of(self, name: str) -> Any:
-        """A class of the JVM."""
+        """Return a class of the JVM."""
         return self._statics.class_of(name)
 
     # Replacement
 
     def replaced(self, plan: Node, new: Sequence[tuple[Node, Node]]) -> Node:
-        """The plan with new nodes for old nodes; not in subqueries."""
+        """Return the plan with new nodes for old nodes; not in subqueries."""
         for old, by in new:
             if plan.fastEquals(old):
                 return by

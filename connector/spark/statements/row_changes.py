@@ -45,8 +45,12 @@ _IS_STORED, _ROW = "is stored", "row"
 
 @dataclass(frozen=True)
 class Changes:
-    """`deleted`: numbers of located rows, int64, possibly repeated. `new`: rows to add, with the table's columns, and
-    in a table with row lineage with `_row_id`, not null for updated rows."""
+    """`deleted`: numbers of located rows, int64, possibly repeated.
+
+    Attributes:
+        new: Rows to add, with the table's columns, and in a table with row lineage with `_row_id`, not null for updated
+            rows.
+    """
 
     deleted: Longs
     new: pa.Table
@@ -54,7 +58,7 @@ class Changes:
 
 
 def needed_columns(catalyst: Catalyst, statement: RowStatement) -> list[str]:
-    """The columns of the stored rows that the query's expressions use; others only pass through it."""
+    """Return the columns of the stored rows that the query's expressions use; others only pass through it."""
     used: set[int] = set()
     left = [statement.query]
     while left:
@@ -84,13 +88,15 @@ class ChangeQuery:
         return needed_columns(self._catalyst, self._statement)
 
     def names(self, schema: Schema) -> list[str]:
-        """The columns of the table, and `_row_id`, that the query needs of the stored rows."""
+        """Return the columns of the table, and `_row_id`, that the query needs of the stored rows."""
         known = {field.name for field in schema.fields} | {ROW_ID_NAME}
         return [name for name in self._needed if name in known]
 
     def run(self, located: LocatedRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> Changes:
-        """`more`: other nodes of the query that are replaced, with their new nodes. Spark's error if the statement
-        fails."""
+        """`more`: other nodes of the query that are replaced, with their new nodes.
+
+        Spark's error if the statement fails.
+        """
         return self._changes(opened, [(self._statement.stored, self._stored(located, opened)), *more])
 
     def run_on_all(self, located: LocatedRows, opened: OpenTable) -> Changes:
@@ -104,10 +110,14 @@ class ChangeQuery:
         self, located: LocatedRows, opened: OpenTable, source: HeldRows, keys: Longs, pairs_max: int
     ) -> Changes | None:
         """As `run`, for a MERGE whose ON is true for the pairs of a located row and a source row with the same key,
-        without its join. `keys`: int64[rows of the source], the ordinal of the key, -1 for none.
+        without its join.
 
         None for a join of a form that is not known, for too many pairs, and if a stored row is in several: Spark looks
-        for those only among the rows of a partition, where its join brings them together."""
+        for those only among the rows of a partition, where its join brings them together.
+
+        Args:
+            keys: int64[rows of the source], the ordinal of the key, -1 for none.
+        """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
             return None
@@ -132,8 +142,9 @@ class ChangeQuery:
         given: pa.Table,
         marks: Mapping[int, str],
     ) -> Node:
-        """The rows of the join: the columns of stored rows and the mark that there is one, beside rows of the
-        source."""
+        """Return the rows of the join: the columns of stored rows and the mark that there is one, beside rows of the
+        source.
+        """
         kinds = [field.dataType for field in fields] + [spark_types.BooleanType()]
         kinds += [field.dataType for field in source.schema.fields]
         names = [f"c{number}" for number in range(len(kinds))]
@@ -149,14 +160,19 @@ class ChangeQuery:
         return self._with_attributes(join, local, by_id)
 
     def _marks_of(self, join: Node, kind: str) -> dict[int, str] | None:
-        """What the join's side of the stored rows has besides their columns. None for a join that is not known."""
+        """Return what the join's side of the stored rows has besides their columns.
+
+        None for a join that is not known.
+        """
         if kind in (_INNER, _RIGHT_OUTER):
             return self._marks(join.left())
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _marks(self, side: Node) -> dict[int, str] | None:
-        """By the ids of attributes: a mark that a row is stored, and a number of the row. None for anything else, as
-        parts of the ON in a filter of this side."""
+        """By the ids of attributes: a mark that a row is stored, and a number of the row.
+
+        None for anything else, as parts of the ON in a filter of this side.
+        """
         if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
             return None
         stored = {number for number, _ in self._catalyst.attributes(self._statement.stored)}
@@ -176,7 +192,7 @@ class ChangeQuery:
         return found
 
     def _is_stored(self, node: Node) -> bool:
-        """Whether the node has all stored rows: Spark may put a filter above them that is true."""
+        """Return whether the node has all stored rows: Spark may put a filter above them that is true."""
         if self._catalyst.kind(node) == "Filter" and self._is_true(node.condition()):
             node = node.child()
         return bool(node.fastEquals(self._statement.stored))
@@ -185,7 +201,7 @@ class ChangeQuery:
         return self._catalyst.kind(expression) == "Literal" and expression.value() is True
 
     def _stored(self, located: LocatedRows, opened: OpenTable) -> Node:
-        """The located rows with the attributes of the stored rows."""
+        """Return the located rows with the attributes of the stored rows."""
         fields, columns = self._for_spark(located.values, opened.schema)
         plan = self._build.local(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
@@ -194,7 +210,7 @@ class ChangeQuery:
         return self._with_attributes(self._statement.stored, plan, self._by_id(by_name))
 
     def _by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
-        """Nodes by the ids of the stored rows' attributes, of those by their names."""
+        """Return nodes by the ids of the stored rows' attributes, of those by their names."""
         attributes = self._catalyst.attributes(self._statement.stored)
         return {number: by_name[name] for number, name in attributes if name in by_name}
 
@@ -222,7 +238,7 @@ class ChangeQuery:
         )
 
     def _for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
-        """Columns of stored rows with Spark's types."""
+        """Return columns of stored rows with Spark's types."""
         by_name = {field.name: field for field in schema.fields}
         fields, columns = [], []
         for name in values.column_names:
@@ -235,8 +251,13 @@ class ChangeQuery:
         return fields, columns
 
     def _with_attributes(self, node: Node, plan: Node, by_id: Mapping[int, Node]) -> Node:
-        """A plan's rows with the attributes of a node. `by_id`: the plan's outputs, by the ids of these attributes. An
-        attribute that is not used has any value."""
+        """Return a plan's rows with the attributes of a node.
+
+        An attribute that is not used has any value.
+
+        Args:
+            by_id: The plan's outputs, by the ids of these attributes.
+        """
         attributes = node.output()
         outputs = []
         for place, (number, name) in enumerate(self._catalyst.attributes(node)):
@@ -252,8 +273,10 @@ def deletion_of(located: LocatedRows) -> Changes:
 
 
 def matching_rows(stored: Longs, given: Longs, pairs_max: int) -> tuple[Longs, Longs] | None:
-    """The pairs of rows with equal keys: their positions in `stored` and in `given`, int64[pairs] each. A given key
-    of -1 is equal to none. None for more than `pairs_max` pairs."""
+    """Return the pairs of rows with equal keys: their positions in `stored` and in `given`, int64[pairs] each.
+
+    A given key of -1 is equal to none. None for more than `pairs_max` pairs.
+    """
     order = np.argsort(stored, kind="stable")
     ordered = stored[order]
     first = np.searchsorted(ordered, given, "left")
@@ -265,8 +288,11 @@ def matching_rows(stored: Longs, given: Longs, pairs_max: int) -> tuple[Longs, L
 
 
 def joined_rows(kind: str, pairs: tuple[Longs, Longs], alone: Longs) -> tuple[Longs, Longs]:
-    """The positions of the stored rows, -1 for none, and of the source rows that a join has. `alone`: source rows
-    without a stored row."""
+    """Return the positions of the stored rows, -1 for none, and of the source rows that a join has.
+
+    Args:
+        alone: Source rows without a stored row.
+    """
     if kind == _INNER:
         return pairs
     none = np.full(len(alone), -1, dtype=np.int64)
@@ -284,7 +310,10 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Writes the files of the change. Files are deleted on an error."""
+    """Write the files of the change.
+
+    Files are deleted on an error.
+    """
     matched = located.matched(changes.deleted)
     deleted = sum(len(file.positions) for file in matched)
     new = changes.new

@@ -40,7 +40,11 @@ class RowStatement:
     """`query` returns the changes; `stored` is its leaf for the stored rows.
 
     `source` and `on` of a MERGE: the source's node in the query, and the condition of the join. `condition` of an
-    UPDATE or DELETE. `appends`: the query has only new rows, without operations."""
+    UPDATE or DELETE.
+
+    Attributes:
+        appends: The query has only new rows, without operations.
+    """
 
     kind: str
     target: Target
@@ -55,7 +59,7 @@ class RowStatement:
     """The node that joins the stored rows of a MERGE with its source."""
 
     def with_parts(self, build: PlanBuilder, parts: Sequence[tuple[Node, Node]]) -> RowStatement:
-        """The same statement with other parts of its condition."""
+        """Return the same statement with other parts of its condition."""
         assert self.filter is not None
         condition = build.with_operands(self.condition, parts)
         changed = self.filter.copy(condition, self.filter.child())
@@ -105,7 +109,7 @@ class RowStatementReader:
         return node
 
     def _merge_on_read(self, table: Node) -> Node:
-        """A copy of Spark's table whose statements Spark rewrites to changes of rows."""
+        """Return a copy of Spark's table whose statements Spark rewrites to changes of rows."""
         iceberg = table.table()
         operations = iceberg.operations()
         properties = self._build.class_of("java.util.HashMap")(operations.current().properties())
@@ -137,7 +141,11 @@ class RowStatementReader:
         return RowStatement(kind, target, query, stored, None, node.condition(), filter=node)
 
     def _stored(self, query: Node, target: Target, copy: Node) -> Node:
-        """The leaf of the stored rows. NotLocated if the statement also reads the table elsewhere."""
+        """Return the leaf of the stored rows.
+
+        Raises:
+            NotLocated: If the statement also reads the table elsewhere.
+        """
         found = []
         for leaf in self._catalyst.leaves(query):
             if not self._catalyst.is_relation(leaf):
@@ -152,7 +160,7 @@ class RowStatementReader:
         return found[0]
 
     def _above(self, query: Node, leaf: Node, kind: str) -> Node:
-        """The lowest node of the kind above the leaf."""
+        """Return the lowest node of the kind above the leaf."""
         node, found = query, None
         while not node.fastEquals(leaf):
             if self._catalyst.kind(node) == kind:

@@ -31,7 +31,11 @@ class NotLocated(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A table of a catalog of the session. `levels`: its namespaces and name."""
+    """A table of a catalog of the session.
+
+    Attributes:
+        levels: Its namespaces and name.
+    """
 
     catalog: str
     levels: tuple[str, ...]
@@ -43,7 +47,7 @@ class Target:
         return SeamarkClient(str(uri), token=token or None)
 
     def refresh(self, spark: SparkSession) -> None:
-        """Makes Spark read the table again where the session or the catalog has cached it, as Spark's writes do."""
+        """Make Spark read the table again where the session or the catalog has cached it, as Spark's writes do."""
         catalog_caches = spark.conf.get(f"spark.sql.catalog.{self.catalog}.cache-enabled", "true") != "false"
         if catalog_caches or Catalyst(spark).has_cached():
             spark.catalog.refreshTable(".".join(map(backquoted, (self.catalog, *self.levels))))
@@ -64,7 +68,7 @@ def check_session(spark: SparkSession) -> None:
 
 
 def commit_summary(spark: SparkSession) -> dict[str, str]:
-    """The summary of a statement's snapshot."""
+    """Return the summary of a statement's snapshot."""
     settings = str(spark._jsparkSession.sessionState().conf().getAllConfs().mkString("\0")).split("\0")
     given = dict(
         text.removeprefix(SUMMARY_PREFIX).split(" -> ", 1) for text in settings if text.startswith(SUMMARY_PREFIX)
@@ -73,7 +77,11 @@ def commit_summary(spark: SparkSession) -> dict[str, str]:
 
 
 def target_relation(spark: SparkSession, table: Node) -> Node:
-    """The relation of a resolved table. NotLocated unless it is the current state of a table of a Seamark catalog."""
+    """Return the relation of a resolved table.
+
+    Raises:
+        NotLocated: Unless it is the current state of a table of a Seamark catalog.
+    """
     catalyst = Catalyst(spark)
     while catalyst.kind(table) == "SubqueryAlias":
         table = table.child()
@@ -102,7 +110,7 @@ def target_of_relation(catalyst: Catalyst, relation: Node) -> Target:
 
 
 def reads_table(catalyst: Catalyst, plan: Node, target: Target) -> bool:
-    """Whether a leaf of the plan is the target."""
+    """Return whether a leaf of the plan is the target."""
     return any(
         catalyst.is_relation(leaf)
         and catalyst.class_of(leaf.table()) == SPARK_TABLE

@@ -39,9 +39,14 @@ class RuleDecision(Enum):
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What files were pruned by. `columns`: for each table that is read through a plan, and each table that limits it
-    in a join. `limiting`: the latter tables. `views`: read through plan views. `explains`: the statement shows what is
-    read."""
+    """What files were pruned by.
+
+    Attributes:
+        columns: For each table that is read through a plan, and each table that limits it in a join.
+        limiting: The latter tables.
+        views: Read through plan views.
+        explains: The statement shows what is read.
+    """
 
     columns: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
     limiting: frozenset[TableName] = frozenset()
@@ -80,7 +85,7 @@ class _Query(msgspec.Struct, rename="camel"):
 
 
 def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
-    """Decides by the answer to `GET /v1/query/{id}?pruned=true` for the rewritten statement."""
+    """Decide by the answer to `GET /v1/query/{id}?pruned=true` for the rewritten statement."""
     try:
         query = from_json(answer, _Query)
     except msgspec.MsgspecError:
@@ -98,7 +103,7 @@ def check_access(answer: bytes, used: PlanInputs) -> RuleDecision:
 
 
 def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
-    """The columns that a statement reads of each table, by the same answer; empty if it is not understood."""
+    """Return the columns that a statement reads of each table, by the same answer; empty if it is not understood."""
     try:
         query = from_json(answer, _Query)
     except msgspec.MsgspecError:

@@ -23,14 +23,20 @@ Send = Callable[[Name, int, Collection[str]], Awaitable[None]]
 
 
 class ColumnReports:
-    """Belongs to one event loop. `send`: a table, the plan snapshot that is read, and columns."""
+    """Belongs to one event loop.
+
+    `send`: a table, the plan snapshot that is read, and columns.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._pending: set[asyncio.Task[None]] = set()
 
     def start(self, answer: bytes, plans: Sequence[PlanSnapshotRef]) -> None:
-        """`answer`: Trino's description of the statement, which reads `plans`. Beyond the limit nothing is sent."""
+        """`answer`: Trino's description of the statement, which reads `plans`.
+
+        Beyond the limit nothing is sent.
+        """
         if len(self._pending) < _PENDING_MAX and plans:
             task = asyncio.create_task(self._report(answer, plans))
             self._pending.add(task)

@@ -47,13 +47,19 @@ class Coordinators:
         self._turn = itertools.count()
 
     def round_robin(self) -> tuple[Coordinator, ...]:
-        """All coordinators, each time with the next coordinator first; the others are used if it cannot be reached."""
+        """Return all coordinators, each time with the next coordinator first; the others are used if it cannot be
+        reached.
+        """
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
     def named(self, target: str) -> tuple[Coordinator | None, str]:
-        """The coordinator that the path prefix names, None without a prefix; and the target without the prefix.
-        UnknownCoordinator for an unknown prefix."""
+        """Return the coordinator that the path prefix names, None without a prefix; and the target without the
+        prefix.
+
+        Raises:
+            UnknownCoordinator: For an unknown prefix.
+        """
         if not target.startswith(_PREFIX):
             return None, target
         end = target.find("/", len(_PREFIX))
@@ -64,7 +70,7 @@ class Coordinators:
         return coordinator, rest
 
     def from_referer(self, referer: str) -> Coordinator | None:
-        """The coordinator of a page: Trino's web console requests paths without the prefix of its page."""
+        """Return the coordinator of a page: Trino's web console requests paths without the prefix of its page."""
         try:
             return self.named(urlsplit(referer).path)[0]
         except (UnknownCoordinator, ValueError):

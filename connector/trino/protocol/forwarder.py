@@ -66,9 +66,11 @@ class RefusedBody(Exception):
 
 
 class ClientBody:
-    """A client's body with limits of size and time. Only the time that the proxy waits for the client counts, not the
-    time that a coordinator takes to accept the data. `refusal` is the violated limit; it is stored because aiohttp's
-    client hides the errors of a body that it sends."""
+    """A client's body with limits of size and time.
+
+    Only the time that the proxy waits for the client counts, not the time that a coordinator takes to accept the data.
+    `refusal` is the violated limit; it is stored because aiohttp's client hides the errors of a body that it sends.
+    """
 
     def __init__(self, content: aiohttp.StreamReader, *, size_max: int, timeout_s: float) -> None:
         self._content = content
@@ -79,7 +81,11 @@ class ClientBody:
         self.refusal: RefusedBody | None = None
 
     async def readany(self) -> bytes:
-        """The bytes received since the last call; b"" at the end. RefusedBody if a limit is exceeded."""
+        """Return the bytes received since the last call; b"" at the end.
+
+        Raises:
+            RefusedBody: If a limit is exceeded.
+        """
         if self._content.is_eof() and self.refusal is None:  # most bodies arrive with their headers
             chunk = self._content.read_nowait()
         else:
@@ -93,7 +99,11 @@ class ClientBody:
         return self._content.at_eof()
 
     async def iter_any(self) -> AsyncIterator[bytes]:
-        """The rest of the body. RefusedBody if a limit is exceeded."""
+        """Yield the rest of the body.
+
+        Raises:
+            RefusedBody: If a limit is exceeded.
+        """
         while chunk := await self.readany():
             yield chunk
 
@@ -118,7 +128,10 @@ class ClientBody:
 
 @asynccontextmanager
 async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aiohttp.ClientSession]:
-    """A client session for coordinators. It stores no cookies, adds no headers, and does not decompress."""
+    """A client session for coordinators.
+
+    It stores no cookies, adds no headers, and does not decompress.
+    """
     session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_S, ssl=tls or True),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -134,7 +147,10 @@ async def open_session(tls: ssl.SSLContext | None = None) -> AsyncIterator[aioht
 
 
 class Forwarder:
-    """Uses the coordinators' `session`. `trust_forwarded`: clients are proxies whose `X-Forwarded-*` are trusted."""
+    """Uses the coordinators' `session`.
+
+    `trust_forwarded`: clients are proxies whose `X-Forwarded-*` are trusted.
+    """
 
     def __init__(self, session: aiohttp.ClientSession, *, trust_forwarded: bool) -> None:
         self._session = session
@@ -148,7 +164,11 @@ class Forwarder:
         headers: CIMultiDict[str],
         body: Body = None,
     ) -> aiohttp.ClientResponse:
-        """The coordinator's answer with an unread body. `target`: path and query as received, still escaped."""
+        """Return the coordinator's answer with an unread body.
+
+        Args:
+            target: Path and query as received, still escaped.
+        """
         url = URL(coordinator.url + target, encoded=True)
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
 
@@ -177,9 +197,11 @@ class Forwarder:
         extra_headers: Mapping[str, str] | None = None,
         passing: ResponseHandler | None = None,
     ) -> web.StreamResponse:
-        """Sends the request to the first coordinator that can be reached, and returns its answer with `extra_headers`.
-        502 if none can be reached, or if the reached coordinator does not answer. `passing` replaces the unchanged
-        return of the answer; the answer is then not compressed."""
+        """Send the request to the first coordinator that can be reached, and return its answer with `extra_headers`.
+        502 if none can be reached, or if the reached coordinator does not answer.
+
+        `passing` replaces the unchanged return of the answer; the answer is then not compressed.
+        """
         unreached: aiohttp.ClientError | None = None
         for coordinator in coordinators:
             headers = self.request_headers(request, coordinator)
@@ -207,7 +229,7 @@ class Forwarder:
 
 
 def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """The headers that the client receives: the coordinator's and `extra_headers`."""
+    """Return the headers that the client receives: the coordinator's and `extra_headers`."""
     headers = _without(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
     headers.setdefault("Server", "seamark")  # otherwise aiohttp adds its version
@@ -243,14 +265,16 @@ async def _pass_back(
 
 
 async def read_rest(read: bytes, content: aiohttp.StreamReader | ClientBody) -> AsyncIterator[bytes]:
-    """The whole body, of which `read` has already been read."""
+    """Yield the whole body, of which `read` has already been read."""
     yield read
     async for chunk in content.iter_any():
         yield chunk
 
 
 async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: int) -> tuple[bytes, bool]:
-    """The body, or its beginning (slightly more than `size_bytes`) if it is longer; and whether it is complete."""
+    """Return the body, or its beginning (slightly more than `size_bytes`) if it is longer; and whether it is
+    complete.
+    """
     parts: list[bytes] = []
     size = 0
     while size <= size_bytes:
@@ -263,12 +287,12 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
 
 
 def error_response(status: int, why: str) -> web.Response:
-    """An error answer of the proxy itself."""
+    """Return an error answer of the proxy itself."""
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 
 
 def _without(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
-    """The headers without `names` and without those that `Connection` lists as hop-by-hop."""
+    """Return the headers without `names` and without those that `Connection` lists as hop-by-hop."""
     left = CIMultiDict(headers)
     for value in headers.getall("Connection", ()):
         for name in value.split(","):

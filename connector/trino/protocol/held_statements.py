@@ -79,8 +79,11 @@ class TrinoResponse:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The rewritten statement returned nothing, so the original can replace it. `is_running`: it has not failed, and
-    must be cancelled."""
+    """The rewritten statement returned nothing, so the original can replace it.
+
+    Attributes:
+        is_running: It has not failed, and must be cancelled.
+    """
 
     name: str
     message: str
@@ -88,8 +91,11 @@ class Failure:
 
 
 class HeldStatement:
-    """Follows one statement. `get` requests a URI of the coordinator. `judge` decides by the access rules for the query
-    with an id; without `judge`, rules are not checked."""
+    """Follows one statement.
+
+    `get` requests a URI of the coordinator. `judge` decides by the access rules for the query with an id; without
+    `judge`, rules are not checked.
+    """
 
     def __init__(
         self,
@@ -110,8 +116,11 @@ class HeldStatement:
     async def wait_for_planning(
         self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
     ) -> TrinoResponse | Failure:
-        """The answer to the client's POST. `first` is the coordinator's answer, `headers` its headers as the client
-        receives them. aiohttp.ClientError if the connection breaks during `first`."""
+        """Return the answer to the client's POST.
+
+        `first` is the coordinator's answer, `headers` its headers as the client receives them. aiohttp.ClientError if
+        the connection breaks during `first`.
+        """
         try:
             return await self._past_planning(first, headers)
         finally:
@@ -147,8 +156,10 @@ class HeldStatement:
         return await self._apply_rules(answer)
 
     def _start_judging(self) -> None:
-        """Reads the rules concurrently with the next answer, which may take a while. Before the analysis, Trino reports
-        no rules."""
+        """Read the rules concurrently with the next answer, which may take a while.
+
+        Before the analysis, Trino reports no rules.
+        """
         if self._judge is None or self._verdict is not RuleDecision.UNKNOWN:
             return
         if self._judging is not None and self._judging.done():
@@ -176,7 +187,7 @@ class HeldStatement:
         return replace(answer, decision=self._verdict)
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
-        """The last answer of an unchanged query from the queue; it has no rows."""
+        """Return the last answer of an unchanged query from the queue; it has no rows."""
         answer, _ = await _first(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
@@ -191,7 +202,7 @@ class HeldStatement:
 
 
 async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[TrinoResponse, _Results | None]:
-    """The answer to a POST, complete. aiohttp.ClientError if the connection breaks."""
+    """Return the answer to a POST, complete. aiohttp.ClientError if the connection breaks."""
     async with response:
         body = await response.read()
     results = _results(response, body)
@@ -200,7 +211,9 @@ async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) ->
 
 
 async def _read(response: aiohttp.ClientResponse) -> tuple[bytes, _Results | None]:
-    """The body, and its content: None if it is not an ordinary answer, or too long for an answer without rows."""
+    """Return the body, and its content: None if it is not an ordinary answer, or too long for an answer without
+    rows.
+    """
     async with response:
         body, whole = await read_at_most(response.content, INSPECTED_BYTES)
         if not whole:
@@ -218,7 +231,9 @@ def _results(response: aiohttp.ClientResponse, body: bytes) -> _Results | None:
 
 
 def _has_begun(results: _Results) -> bool:
-    """Whether there are rows, or splits have been completed: then Trino has found the plan's metadata and files."""
+    """Return whether there are rows, or splits have been completed: then Trino has found the plan's metadata and
+    files.
+    """
     stats = results.stats
     rows = bytes(results.data).strip() not in (b"null", b"[]")
     return rows or stats.completed_splits > 0 or stats.processed_rows > 0 or stats.state in ("FINISHING", "FINISHED")

@@ -46,7 +46,10 @@ class _State:
 
 
 class PlanWithdrawal:
-    """Belongs to one event loop. `lease` calls the catalog: without seconds it renews, with 0 it withdraws."""
+    """Belongs to one event loop.
+
+    `lease` calls the catalog: without seconds it renews, with 0 it withdraws.
+    """
 
     def __init__(self, lease: Lease, idle_s: float = IDLE_S) -> None:
         self._lease = lease
@@ -57,7 +60,11 @@ class PlanWithdrawal:
         self._task: asyncio.Task[None] | None = None
 
     def note(self, plan: PlanSnapshotRef, requested_s: float) -> None:
-        """The catalog has returned this plan. `requested_s`: the monotonic time of the request."""
+        """The catalog has returned this plan.
+
+        Args:
+            requested_s: The monotonic time of the request.
+        """
         if len(self._plans) >= _KNOWN_MAX:
             return
         state = self._plans.setdefault(plan, _State())
@@ -69,8 +76,13 @@ class PlanWithdrawal:
             self._task = asyncio.create_task(self._sweep())
 
     async def take(self, plans: Iterable[PlanSnapshotRef]) -> None:
-        """A statement is going to read these plans. ClientError if a withdrawn plan cannot be renewed. On an error or a
-        cancellation, no plan is taken."""
+        """A statement is going to read these plans.
+
+        On an error or a cancellation, no plan is taken.
+
+        Raises:
+            ClientError: If a withdrawn plan cannot be renewed.
+        """
         plans = list(plans)
         renewals: defaultdict[Name, list[int]] = defaultdict(list)
         withdrawals = []
@@ -104,11 +116,11 @@ class PlanWithdrawal:
             self._plans.pop(plan, None)
 
     async def flush(self) -> None:
-        """Withdraws all plans that no statement needs."""
+        """Withdraw all plans that no statement needs."""
         await self._withdraw(math.inf)
 
     async def _sweep(self) -> None:
-        """Runs as long as there are plans."""
+        """Run as long as there are plans."""
         while self._plans:
             await asyncio.sleep(self._idle_s / 2)
             now_s = time.monotonic()
@@ -120,7 +132,7 @@ class PlanWithdrawal:
             }
 
     async def _withdraw(self, before_s: float) -> None:
-        """Withdraws the plans that no statement has needed since `before_s`."""
+        """Withdraw the plans that no statement has needed since `before_s`."""
         idle: defaultdict[Name, list[int]] = defaultdict(list)
         for (name, plan_id), state in self._plans.items():
             if not state.statements and state.idle_since_s <= before_s:
@@ -148,7 +160,7 @@ class PlanWithdrawal:
                     del self._plans[plan]
 
     async def close(self) -> None:
-        """Withdraws all plans."""
+        """Withdraw all plans."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

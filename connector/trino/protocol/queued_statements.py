@@ -30,22 +30,28 @@ class _Waits:
 
 
 class QueuedStatements:
-    """Belongs to one event loop. The server renews a lease with less than half of `lease_s` left. A renewal every
-    quarter of `lease_s` keeps each lease at least a quarter from its end."""
+    """Belongs to one event loop.
+
+    The server renews a lease with less than half of `lease_s` left. A renewal every quarter of `lease_s` keeps each
+    lease at least a quarter from its end.
+    """
 
     def __init__(self, lease_s: float) -> None:
         self._every_s = min(lease_s / 4, _EVERY_S_MAX)
         self._waits: MemoryCache[str, _Waits] = MemoryCache(_BYTES)
 
     def add(self, target: str, plans: Sequence[PlanSnapshotRef], made_s: float) -> None:
-        """Remembers a statement that reads `plans` and continues at `target`, if `target` is in the queue. `made_s`:
-        the monotonic time at which the plans were requested."""
+        """Remember a statement that reads `plans` and continue at `target`, if `target` is in the queue.
+
+        Args:
+            made_s: The monotonic time at which the plans were requested.
+        """
         query = _queued(target)
         if query is not None and plans:
             self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
     def plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
-        """The plans to renew before a client's request for `target` is forwarded."""
+        """Return the plans to renew before a client's request for `target` is forwarded."""
         query = _queued(target) if len(self._waits) else None
         waits = self._waits.get(query) if query is not None else None
         if waits is None or time.monotonic() - waits.renewed_s < self._every_s:
@@ -55,6 +61,6 @@ class QueuedStatements:
 
 
 def _queued(target: str) -> str | None:
-    """The query id in a path of the queue; None for other paths."""
+    """Return the query id in a path of the queue; None for other paths."""
     parts = target.split("/", 5)
     return parts[4] if len(parts) == 6 and parts[:4] == _QUEUED else None

@@ -63,7 +63,7 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
 
 
 def prepared_characters(headers: CIMultiDictProxy[str]) -> int:
-    """How much `session_of` decodes."""
+    """Return how much `session_of` decodes."""
     return sum(map(len, headers.getall(_PREPARED, [])))
 
 
@@ -72,13 +72,13 @@ def is_hinted_off(statement: str) -> bool:
 
 
 def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
-    """Sets the text of the prepared statement `name`; the others are unchanged."""
+    """Set the text of the prepared statement `name`; the others are unchanged."""
     kept = [f"{quote_plus(other)}={quote_plus(source)}" for other, source in _prepared(headers) if other != name]
     headers[_PREPARED] = ",".join([*kept, f"{quote_plus(name)}={quote_plus(text)}"])
 
 
 def _prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
-    """Parses `name=text,…`; both sides are URL-encoded."""
+    """Parse `name=text,…`; both sides are URL-encoded."""
     prepared = []
     for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):
         name, equals, text = item.strip().partition("=")

@@ -88,7 +88,11 @@ Run = Callable[[StatementJob], Awaitable[StatementAnswer]]
 
 @dataclass(frozen=True)
 class Requested:
-    """A statement on a table of Seamark. `catalog`, `schema`: as Trino names them."""
+    """A statement on a table of Seamark.
+
+    Attributes:
+        catalog, schema: As Trino names them.
+    """
 
     statement: TableStatement
     catalog: str
@@ -101,7 +105,10 @@ class Requested:
 
 
 class NotAllowed(Exception):
-    """The statement does not start. `error`: in Trino's form."""
+    """The statement does not start.
+
+    `error`: in Trino's form.
+    """
 
     def __init__(self, error: Json) -> None:
         super().__init__(error.get("message", ""))
@@ -116,7 +123,10 @@ class _Statement:
 
 
 class TableStatements:
-    """Belongs to one event loop. At most `at_once` jobs run together."""
+    """Belongs to one event loop.
+
+    At most `at_once` jobs run together.
+    """
 
     def __init__(
         self,
@@ -136,14 +146,18 @@ class TableStatements:
         self._statements: OrderedDict[str, _Statement] = OrderedDict()
 
     def may_be(self, body: bytes) -> bool:
-        """Whether the body may be such a statement; cheap."""
+        """Return whether the body may be such a statement; cheap."""
         return self._at_once > 0 and _ALTERS.search(body) is not None
 
     def _find(
         self, body: bytes, headers: CIMultiDictProxy[str], *, trust_time_zone: bool
     ) -> tuple[Requested, Session] | None:
-        """The statement, if it is one on a table of Seamark, and its session; None for all that Trino receives.
-        BadRequest for one with a mistake."""
+        """Return the statement, if it is one on a table of Seamark, and its session; None for all that Trino
+        receives.
+
+        Raises:
+            BadRequest: For one with a mistake.
+        """
         try:
             statement = parse_statement(body.decode())
         except UnicodeDecodeError:
@@ -171,8 +185,12 @@ class TableStatements:
         *,
         trust_time_zone: bool,
     ) -> Json | None:
-        """The first answer to a statement; None for one that Trino receives. `base`: the URL by which the client
-        reaches the proxy. `judge`: None if Trino has no access rules."""
+        """Return the first answer to a statement; None for one that Trino receives.
+
+        Args:
+            base: The URL by which the client reaches the proxy.
+            judge: None if Trino has no access rules.
+        """
         try:
             found = self._find(body, headers, trust_time_zone=trust_time_zone)
         except BadRequest as error:
@@ -199,8 +217,9 @@ class TableStatements:
         return self._answer(number, base)
 
     async def answer(self, method: str, number: str, base: str) -> web.Response:
-        """To a request for a statement: the next answer to a GET, after a second or the end of the job; a DELETE kills
-        the job."""
+        """To a request for a statement: the next answer to a GET, after a second or the end of the job; a DELETE
+        kills the job.
+        """
         known = self._statements.get(number)
         if method not in ("GET", "DELETE"):
             return web.Response(status=405, headers={"Allow": "GET, DELETE"})
@@ -216,7 +235,7 @@ class TableStatements:
         return json_response(self._answer(number, base))
 
     async def close(self) -> None:
-        """Kills all jobs."""
+        """Kill all jobs."""
         tasks = [known.task for known in self._statements.values()]
         self._statements.clear()
         for task in tasks:
@@ -276,7 +295,11 @@ class TableStatements:
 
 
 async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
-    """A cancelled job is killed. `authorities`: PEM file for the server's certificate."""
+    """Return a cancelled job is killed.
+
+    Args:
+        authorities: PEM file for the server's certificate.
+    """
     more = {"OMP_NUM_THREADS": "1", **({} if authorities is None else {"SEAMARK_CA": authorities})}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -323,7 +346,11 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
 
 
 async def _run_at_trino(statement: str, send: Send) -> str:
-    """The id of the query, at its end. NotAllowed with Trino's error."""
+    """Return the id of the query, at its end.
+
+    Raises:
+        NotAllowed: With Trino's error.
+    """
     response = await send("POST", "/v1/statement", statement.encode())
     while True:
         async with response:
@@ -343,7 +370,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
 
 
 def failed(error: Json, base: str) -> Json:
-    """The only answer to a statement that does not start."""
+    """Return the only answer to a statement that does not start."""
     number = secrets.token_hex(16)
     return {
         "id": number,
@@ -359,7 +386,11 @@ def json_response(answer: Json) -> web.Response:
 
 
 def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
-    """By which the client reaches the proxy. `headers`: those that the coordinator receives."""
+    """By which the client reaches the proxy.
+
+    Args:
+        headers: Those that the coordinator receives.
+    """
     prefix = headers.get("X-Forwarded-Prefix", "").removesuffix(coordinator.prefix)
     return f"{headers['X-Forwarded-Proto']}://{headers['X-Forwarded-Host']}{prefix}"
 
@@ -391,7 +422,7 @@ def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
 
 
 def _stats(state: str, began_s: float) -> Json:
-    """All fields, because some clients require them."""
+    """Return all fields, because some clients require them."""
     elapsed_ms = int(1000 * (time.monotonic() - began_s))
     zero = dict.fromkeys((*_COUNTS, *_TIMES, *_SIZES), 0)
     return {"state": state, "queued": False, "scheduled": True, **zero, "elapsedTimeMillis": elapsed_ms}

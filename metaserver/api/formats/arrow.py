@@ -24,7 +24,11 @@ _OFFSET_MAX = 2**31 - 1
 
 
 def wants_arrow(headers: Mapping[str, str]) -> bool:
-    """Whether to answer with an Arrow IPC stream instead of JSON. NotAcceptable for other types (RFC 9110)."""
+    """Return whether to answer with an Arrow IPC stream instead of JSON.
+
+    Raises:
+        NotAcceptable: For other types (RFC 9110).
+    """
     accepted = headers.get("Accept", "*/*")
     best, arrow = 0.0, False
     for part in accepted.split(","):
@@ -49,7 +53,10 @@ def _weight(parameters: Sequence[str]) -> float:
 
 
 def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> bytes:
-    """A stream with one record batch. Column names have _ instead of -."""
+    """Return a stream with one record batch.
+
+    Column names have _ instead of -.
+    """
     fields = [pa.field(name.replace("-", "_"), array.type) for name, array in columns.items()]
     schema = pa.schema(fields, metadata=dict(metadata))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
@@ -61,7 +68,9 @@ def stream(columns: Mapping[str, pa.Array], metadata: Mapping[str, str]) -> byte
 
 
 def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
-    """int64[rows] with MISSING as null, as `kind` (default int64): a type of 32 or 64 bits with integer storage."""
+    """Return int64[rows] with MISSING as null, as `kind` (default int64): a type of 32 or 64 bits with integer
+    storage.
+    """
     arrow = kind or pa.int64()
     present = values != MISSING
     if pa.types.is_boolean(arrow):
@@ -71,7 +80,11 @@ def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
-    """A string array. TooLarge when the strings do not fit one array."""
+    """Return a string array.
+
+    Raises:
+        TooLarge: When the strings do not fit one array.
+    """
     if strings.ends[-1] > _OFFSET_MAX:
         raise TooLarge("The strings of the page are larger than 2 GiB; use a smaller limit")
     buffers = [
@@ -91,7 +104,9 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """The type of an Iceberg type's bounds, which may be shorter than its values; null for types without an order."""
+    """Return the type of an Iceberg type's bounds, which may be shorter than its values; null for types without an
+    order.
+    """
     if base_name(kind) in ("uuid", "fixed"):
         return pa.binary()
     try:
@@ -101,12 +116,12 @@ def arrow_type(kind: str) -> pa.DataType:
 
 
 def is_integer(kind: pa.DataType) -> bool:
-    """Whether the storage of the type is an integer of 32 or 64 bits: numbers, dates and times."""
+    """Return whether the storage of the type is an integer of 32 or 64 bits: numbers, dates and times."""
     return bool(pa.types.is_integer(kind) or pa.types.is_temporal(kind))
 
 
 def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.Array:
-    """The bounds of `Stats.bounds` as an array of the column's type."""
+    """Return the bounds of `Stats.bounds` as an array of the column's type."""
     arrow = arrow_type(kind)
     if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
@@ -123,7 +138,7 @@ def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.A
 
 
 def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
-    """Converts big-endian plus 2**127 to little-endian."""
+    """Convert big-endian plus 2**127 to little-endian."""
     present = values.present != 0
     matrix = np.zeros((len(present), 2), dtype=np.uint64)
     matrix[present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
@@ -132,5 +147,5 @@ def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
 
 
 def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
-    """None if no value is null."""
+    """Return None if no value is null."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

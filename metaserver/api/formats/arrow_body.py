@@ -23,7 +23,12 @@ _LENGTH, _COMPRESSION = 0, 3
 
 
 def read_stream(body: bytes, what: str, *, rows_max: int) -> pa.Table:
-    """Decodes the whole stream. BadRequest for invalid data; TooLarge for more than `rows_max` rows."""
+    """Decode the whole stream.
+
+    Raises:
+        BadRequest: For invalid data.
+        TooLarge: For more than `rows_max` rows.
+    """
     source = pa.py_buffer(body)
     try:
         rows = 0
@@ -39,7 +44,7 @@ def read_stream(body: bytes, what: str, *, rows_max: int) -> pa.Table:
 
 
 def _rows_of(message: memoryview, what: str) -> int:
-    """The rows that a message states; 0 for other messages than record batches."""
+    """Return the rows that a message states; 0 for other messages than record batches."""
     root = _U32.unpack_from(message)[0]
     at = _field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
@@ -63,7 +68,7 @@ def _table(message: memoryview, table: int, number: int) -> int:
 
 
 def _field(message: memoryview, table: int, number: int) -> int:
-    """The position of a field in a flatbuffer's table; 0 when it is absent."""
+    """Return the position of a field in a flatbuffer's table; 0 when it is absent."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:
         raise ValueError("the table of a message is outside the message")

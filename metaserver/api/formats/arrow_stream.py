@@ -63,13 +63,13 @@ class RecordBatchWriter:
         return made
 
     def _sizes(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
-        """The sizes of the column's buffers; 0 for a validity bitmap that is not needed."""
+        """Return the sizes of the column's buffers; 0 for a validity bitmap that is not needed."""
         if isinstance(part, IntegerColumn):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
         return [0 if buffer is None else buffer.size for buffer in _buffers(part)]
 
     def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
-        """Writes the columns and returns the number of nulls of each."""
+        """Write the columns and return the number of nulls of each."""
         nulls = []
         spans = iter(offsets)
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
@@ -90,7 +90,7 @@ class RecordBatchWriter:
 
 
 def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
-    """The buffers in a stream; an array of type null has none."""
+    """Return the buffers in a stream; an array of type null has none."""
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
@@ -106,7 +106,7 @@ def _schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str, str]
 
 
 def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
-    """The encapsulated message of a record batch, without its body."""
+    """Return the encapsulated message of a record batch, without its body."""
     nodes_end = _NODES + 4 + 16 * len(nulls)
     tables = _TABLES.pack(
         _MESSAGE,

@@ -73,27 +73,34 @@ PARTITION_COLUMNS: dict[str, dict[str, Any]] = {
 
 
 class Listing(Protocol):
-    """Items numbered from 0. The order depends only on the snapshot."""
+    """Items numbered from 0.
+
+    The order depends only on the snapshot.
+    """
 
     @property
     def total(self) -> int: ...
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes | bytearray:
-        """An Arrow IPC stream of the items from `start` to `end`, exclusive: the named columns, with _ instead of -,
-        and `about` as metadata of the schema."""
+        """Return an Arrow IPC stream of the items from `start` to `end`, exclusive: the named columns, with _
+        instead of -, and `about` as metadata of the schema.
+        """
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        """The same columns as JSON values, one list a column."""
+        """Return the same columns as JSON values, one list a column."""
 
 
 def items(listing: Listing, names: Sequence[str], start: int, end: int) -> list[dict[str, Any]]:
-    """The items from `start` to `end`, exclusive, as JSON objects."""
+    """Return the items from `start` to `end`, exclusive, as JSON objects."""
     columns = listing.lists(names, start, end)
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
 
 
 class FileListing:
-    """Data files, then delete files. `scan` covers the whole snapshot and gives the delete files of each data file."""
+    """Data files, then delete files.
+
+    `scan` covers the whole snapshot and gives the delete files of each data file.
+    """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles, scan: ScanPlan | None) -> None:
         self._metadata = metadata
@@ -241,7 +248,10 @@ _COUNTS = {
 
 
 class PartitionListing:
-    """Partitions with at least one file, and the sums over their files. Partitions with data files come first."""
+    """Partitions with at least one file, and the sums over their files.
+
+    Partitions with data files come first.
+    """
 
     def __init__(self, metadata: TableMetadata, data: FoundFiles, deletes: FoundFiles) -> None:
         self._metadata = metadata
@@ -268,7 +278,7 @@ class PartitionListing:
         return [[item[name] for item in self._items[start:end]] for name in names]
 
     def _add_files(self, within_files: FoundFiles, names: tuple[str, str], only: int | None = None) -> None:
-        """Adds the files, or those of one `content`, to the columns `names` of records and of files."""
+        """Add the files, or those of one `content`, to the columns `names` of records and of files."""
         within = group_by_partition(within_files)
         counted = (
             np.ones(within_files.files, dtype=np.int64)
@@ -294,7 +304,7 @@ class PartitionListing:
         return item
 
     def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
-        """Sets the latest known snapshot that added one of the files."""
+        """Set the latest known snapshot that added one of the files."""
         ids, which = np.unique(files.snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(
@@ -311,7 +321,7 @@ class PartitionListing:
 
 
 def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
-    """Values by name in the order of the table's spec, as JSON single values of the current field types."""
+    """Return values by name in the order of the table's spec, as JSON single values of the current field types."""
     stored = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
     made: dict[str, object] = {}
@@ -326,7 +336,7 @@ def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[s
 
 
 def bound_json(kind: str, value: Value) -> object:
-    """None for bytes that are no value of the type, such as truncated bounds of UUIDs."""
+    """Return None for bytes that are no value of the type, such as truncated bounds of UUIDs."""
     try:
         return encode_json(kind, value)
     except ValueError:

@@ -53,13 +53,13 @@ class _Encoder:
         return _HEADERS if self._packer is None else {**_HEADERS, "Content-Encoding": "gzip"}
 
     def take(self) -> list[bytes]:
-        """Returns and clears the buffer."""
+        """Return and clear the buffer."""
         taken, self._pieces = self._pieces, []
         self.size_bytes = 0
         return taken
 
     def finish(self) -> list[bytes]:
-        """The remaining pieces."""
+        """Return the remaining pieces."""
         if self._packer is not None:
             self._pieces.append(self._packer.flush())
         return self.take()
@@ -69,10 +69,12 @@ Run = Callable[[Callable[[], bytes | None]], Awaitable[bytes | None]]
 
 
 async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None = None) -> web.StreamResponse:
-    """Sends the pieces as one JSON answer; the event loop runs other tasks after each `SLICE_S` of work. `run`: makes
-    pieces that take longer, one at a time, outside of the event loop.
+    """Send the pieces as one JSON answer; the event loop runs other tasks after each `SLICE_S` of work.
 
     An error within the first `STREAM_FROM_BYTES` becomes an error answer.
+
+    Args:
+        run: Makes pieces that take longer, one at a time, outside of the event loop.
     """
     encoder = _Encoder(gzip=accepts_gzip(request.headers))
     monotonic = request.app[COMPONENTS].clock.monotonic
@@ -99,7 +101,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
 async def _stream(
     request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
-    """Sends the buffer, then each further piece when it is generated."""
+    """Send the buffer, then each further piece when it is generated."""
     response = await _begin(request, encoder)
     with _cut_off(request):
         await _write(response, encoder.take())
@@ -112,7 +114,7 @@ async def _stream(
 
 
 async def _write(response: web.StreamResponse, pieces: list[bytes]) -> None:
-    """Lets the event loop run other tasks between two pieces."""
+    """Let the event loop run other tasks between two pieces."""
     for piece in pieces:
         await response.write(piece)
         await asyncio.sleep(0)
@@ -127,7 +129,7 @@ async def _begin(request: web.Request, encoder: _Encoder, size: int | None = Non
 
 @contextlib.contextmanager
 def _cut_off(request: web.Request) -> Iterator[None]:
-    """Aborts the connection on an error, so that no client takes a partial answer for a complete one."""
+    """Abort the connection on an error, so that no client takes a partial answer for a complete one."""
     try:
         yield
     except BaseException:

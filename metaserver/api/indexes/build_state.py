@@ -131,7 +131,10 @@ def progress_of(build: Build) -> dict[str, Any]:
 
 
 async def record_progress(call: Call, build: Build) -> None:
-    """Records the progress on the timeline. Of concurrent updates, the last may not be the furthest."""
+    """Record the progress on the timeline.
+
+    Of concurrent updates, the last may not be the furthest.
+    """
     try:
         await move(call, build.instant, InstantState.INFLIGHT, progress_of(build))
     except CommitConflict:
@@ -163,7 +166,10 @@ async def _in_flight(call: Call, table: TableIndexes) -> list[Instant]:
 
 
 async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
-    """Rolls back builds of this table that were abandoned long ago. Their index files stay registered."""
+    """Roll back builds of this table that were abandoned long ago.
+
+    Their index files stay registered.
+    """
     silent_since_ms = call.components.clock.now_ms() - ABANDONED_MS
     for instant in await _in_flight(call, table):
         if instant.summary["active-ms"] < silent_since_ms:

@@ -90,8 +90,10 @@ class FinishBuildRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Token(msgspec.Struct, frozen=True, array_like=True):
-    """Files of a view keep their positions while files are indexed, so that pages neither skip nor repeat files. The
-    listing continues with row `row` of snapshot number `at`."""
+    """Files of a view keep their positions while files are indexed, so that pages neither skip nor repeat files.
+
+    The listing continues with row `row` of snapshot number `at`.
+    """
 
     build: str
     snapshots: tuple[int, ...]
@@ -244,7 +246,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
 
 
 def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
-    """The answer's items for these positions in a view."""
+    """Return the answer's items for these positions in a view."""
     named = np.concatenate([np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))])
     none = files_at(TableView((), ()), named[:0])
     return items(FileListing(metadata, files_at(files.view, named[rows]), none, None), _FILE_FIELDS, 0, len(rows))
@@ -302,7 +304,11 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
 
 
 async def _checked(call: Call, build: Build, file_body: WrittenIndexFile) -> RegisteredIndexFile:
-    """The registry's record of the index file, read from the file itself. BadRequest if it does not fit the build."""
+    """Return the registry's record of the index file, read from the file itself.
+
+    Raises:
+        BadRequest: If it does not fit the build.
+    """
     file = await read_index_file(
         call.app[READER],
         file_body.location,

@@ -232,7 +232,7 @@ async def _described(
     definitions: Mapping[str, IndexDefinition],
     files: Sequence[ObjectInfo],
 ) -> tuple[list[_FolderFile], dict[str, str]]:
-    """The files of the table's indexes and, by location, the reasons why the others were left out."""
+    """Return the files of the table's indexes and, by location, the reasons why the others were left out."""
     at_once = asyncio.Semaphore(_READ_AT_ONCE)
 
     async def described(info: ObjectInfo) -> IndexFileSummary | str:
@@ -264,7 +264,8 @@ async def _described(
 async def _needed(
     call: Call, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
 ) -> list[_FolderFile]:
-    """The candidates, in their order, that describe a data file that no live file and no earlier candidate describes.
+    """Return the candidates, in their order, that describe a data file that no live file and no earlier candidate
+    describes.
 
     Data files are compared by half of their identity; when two are equal in it, one of them is indexed again.
     """

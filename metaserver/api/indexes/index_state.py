@@ -44,7 +44,10 @@ _log = structlog.get_logger("seamark.indexes")
 
 @dataclass(frozen=True)
 class TableIndexes:
-    """A table and its registered index files. `entry` is the pointer at the time of the read."""
+    """A table and its registered index files.
+
+    `entry` is the pointer at the time of the read.
+    """
 
     entry: Entry
     metadata: TableMetadata
@@ -53,7 +56,10 @@ class TableIndexes:
 
 @dataclass(frozen=True)
 class SnapshotFiles:
-    """The files of a snapshot. `records` int64[rows], negative when unknown."""
+    """The files of a snapshot.
+
+    `records` int64[rows], negative when unknown.
+    """
 
     view: TableView
     ids: FileIds
@@ -80,14 +86,14 @@ async def load(call: Call) -> TableIndexes:
 
 
 async def view_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> TableView:
-    """The view of a snapshot; empty when the table has none."""
+    """Return the view of a snapshot; empty when the table has none."""
     if snapshot_id is None:
         return TableView((), ())
     return await call.components.planner.view(metadata, ScanRequest(snapshot_id=snapshot_id))
 
 
 async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None) -> SnapshotFiles:
-    """The files of a snapshot; none when the table has none."""
+    """Return the files of a snapshot; none when the table has none."""
     view = await view_of(call, metadata, snapshot_id)
 
     def read() -> SnapshotFiles:
@@ -97,7 +103,9 @@ async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None)
 
 
 def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
-    """The current snapshot, then the other snapshots of branches and tags, newest first; at most SNAPSHOTS_MAX."""
+    """Return the current snapshot, then the other snapshots of branches and tags, newest first; at most
+    SNAPSHOTS_MAX.
+    """
     named = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
     others = [
         snapshot for snapshot in (metadata.snapshot(snapshot_id) for snapshot_id in named) if snapshot is not None
@@ -108,7 +116,7 @@ def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
 
 
 async def new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
-    """The new files of each snapshot, in order, so that each file occurs once."""
+    """Return the new files of each snapshot, in order, so that each file occurs once."""
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
         files = await files_of(call, metadata, snapshot_id)
@@ -120,7 +128,7 @@ async def new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: 
 
 
 async def covered(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """bool[rows]: the files that these index files describe."""
+    """Return bool[rows]: the files that these index files describe."""
     described = await asyncio.gather(*(_described(call, file) for file in live))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
@@ -129,7 +137,7 @@ async def covered(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexF
 
 
 async def audited_ms(call: Call, table: TableIndexes) -> dict[str, int]:
-    """The time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
+    """Return the time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
     for instant in await call.components.store.instants(where, _AUDITS_MAX):
@@ -138,7 +146,7 @@ async def audited_ms(call: Call, table: TableIndexes) -> dict[str, int]:
 
 
 async def missing(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
-    """bool[rows]: new files that these index files do not describe and could describe."""
+    """Return bool[rows]: new files that these index files do not describe and could describe."""
     return ~await covered(call, new.files, live) & new.files.ids.identified & new.fresh
 
 

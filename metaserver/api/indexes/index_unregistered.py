@@ -80,7 +80,10 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
 
 
 async def _unreferenced(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
-    """bool[n]: in no snapshot; None when the search would take too long. Newest first: it has most of the files."""
+    """Return bool[n]: in no snapshot; None when the search would take too long.
+
+    Newest first: it has most of the files.
+    """
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:
         return None

@@ -261,7 +261,7 @@ async def drop_index(call: Call) -> None:
 
 
 def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
-    """The definition, if any, with the changes of the body."""
+    """Return the definition, if any, with the changes of the body."""
     before = defined.by_name.get(name)
     kind = body.kind if body.kind is not None else before.kind if before else None
     if kind is None or (before is None and body.columns is None):
@@ -285,7 +285,11 @@ def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata
 
 
 async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
-    """Commits the updates that `changed` computes, again after each conflict. CommitConflict after many."""
+    """Commit the updates that `changed` computes, again after each conflict.
+
+    Raises:
+        CommitConflict: After many.
+    """
     tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES + 1):
         metadata = (await tables.load(call.namespace, call.name)).metadata
@@ -384,7 +388,7 @@ async def _index(call: Call, table: TableIndexes, state: _TableState, definition
 
 
 def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition) -> dict[str, Any]:
-    """A bucket index covers the files of every partition spec with this bucket."""
+    """Return a bucket index covers the files of every partition spec with this bucket."""
     term = definition.terms[0]
     specs = [
         spec.spec_id
@@ -426,7 +430,7 @@ def _defined(definition: IndexDefinition) -> dict[str, Any]:
 
 
 def _broken(name: str, problem: str) -> dict[str, Any]:
-    """A broken index; all other fields are null."""
+    """Return a broken index; all other fields are null."""
     return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
 
 
@@ -451,7 +455,12 @@ def _missing(name: str, known: Iterable[str]) -> NotFound:
 
 
 def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
-    """An index that can be built. NotFound; BadRequest for an invalid property and for a bucket index."""
+    """Return an index that can be built.
+
+    Raises:
+        NotFound: If it does not exist.
+        BadRequest: For an invalid property and for a bucket index.
+    """
     defined = read_definitions(metadata)
     if name in defined.problems:
         raise BadRequest(f"The definition of the index {name} is invalid: {defined.problems[name]}; define it again")

@@ -150,7 +150,10 @@ class _Selection:
 
 @dataclass
 class _CandidateFile:
-    """A candidate file. `bits` None: any row, or all rows if `exact`."""
+    """A candidate file.
+
+    `bits` None: any row, or all rows if `exact`.
+    """
 
     entry_id: int
     records: int
@@ -166,7 +169,10 @@ class _CandidateFile:
 
 @dataclass(frozen=True)
 class _AnswerFile:
-    """A file of the answer. `rows` in the requested format; None: any row."""
+    """A file of the answer.
+
+    `rows` in the requested format; None: any row.
+    """
 
     entry_id: int
     records: int
@@ -223,7 +229,10 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
 
 
 def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
-    """BadRequest. Runs in a thread: a predicate may list hundreds of thousands of values."""
+    """BadRequest.
+
+    Runs in a thread: a predicate may list hundreds of thousands of values.
+    """
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)
     checksum = _checksum(body, metadata)
@@ -248,7 +257,11 @@ def _checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
 
 
 def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> tuple[int | None, int]:
-    """(snapshot, the last file of the previous page as an entry id; -1 for none). BadRequest."""
+    """Return (snapshot, the last file of the previous page as an entry id; -1 for none).
+
+    Raises:
+        BadRequest: If the request is invalid.
+    """
     if body.page_token is None:
         return snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of), -1
     return read_token(body.page_token, checksum, metadata)
@@ -281,7 +294,7 @@ class _Page:
         self.last: int | None = None
 
     async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
-        """Adds the files after `after`."""
+        """Add the files after `after`."""
         matcher = PredicateMatcher(
             await self._indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
@@ -334,8 +347,10 @@ class _Page:
         return files
 
     async def _remove_deleted(self, files: list[_CandidateFile]) -> None:
-        """Removes deleted rows from files with deletes. A large file is the only file of its batch and is done in
-        parts."""
+        """Remove deleted rows from files with deletes.
+
+        A large file is the only file of its batch and is done in parts.
+        """
         deleted = await asyncio.to_thread(_evaluable, files)
         step = CANDIDATES_MAX // 64
         for start in range(0, max((words_of(file.records) for file in deleted), default=0), step):
@@ -345,13 +360,17 @@ class _Page:
             await asyncio.to_thread(_apply, deleted, part, rows, deletion)
 
     def _candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
-        """The rows in these words of each file's bits, and for each row the position of its file."""
+        """Return the rows in these words of each file's bits, and for each row the position of its file."""
         rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
         return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
 
     def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
-        """The files that may have a row. TooLarge for a list of positions beyond PAGE_BYTES."""
+        """Return the files that may have a row.
+
+        Raises:
+            TooLarge: For a list of positions beyond PAGE_BYTES.
+        """
         answers = []
         for file in files:
             open_to_any = file.bits is None and not file.exact
@@ -433,8 +452,10 @@ class _Page:
 
 
 def _evaluable(files: list[_CandidateFile]) -> list[_CandidateFile]:
-    """The files whose deletes are evaluated, with a copy of their bits. In other files with deletes all rows are
-    undecided."""
+    """Return the files whose deletes are evaluated, with a copy of their bits.
+
+    In other files with deletes all rows are undecided.
+    """
     deleted = []
     for file in files:
         if not file.delete_files or file.records < 0:

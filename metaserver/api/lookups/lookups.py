@@ -212,7 +212,12 @@ def _read(body: bytes) -> tuple[LookupKeysRequest, list[Any]]:
 
 
 def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefinition, tuple[Term, ...]]:
-    """The index, and its terms in the order of the values in keys. BadRequest, NotFound."""
+    """Return the index, and its terms in the order of the values in keys.
+
+    Raises:
+        BadRequest: If the request is invalid.
+        NotFound: If it does not exist.
+    """
     by_name = read_definitions(metadata).by_name
     usable = [index for index in by_name.values() if KINDS[index.kind].answers_keys and index.enabled]
     names = ", ".join(f"{index.name} on {index.text}" for index in usable[:20]) or "none"
@@ -247,7 +252,7 @@ def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
 
 
 def _ordered(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
-    """The definition's terms in the order of the given terms."""
+    """Return the definition's terms in the order of the given terms."""
     own = {(term.column_id, term.transform): term for term in definition.terms}
     return tuple(own[term.column_id, term.transform] for term in terms)
 
@@ -268,7 +273,7 @@ async def _keys(call: Call, terms: Sequence[Term], given: Any, body_bytes: int) 
 
 
 async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
-    """Sends a large answer in slices, so that no copy takes long."""
+    """Send a large answer in slices, so that no copy takes long."""
     for piece in pieces:
         view = memoryview(piece)
         for start in range(0, len(view), _PIECE_BYTES):
@@ -307,7 +312,9 @@ class _LookupAnswer:
         return np.flatnonzero(absent)
 
     def _files(self) -> tuple[Longs, list[str], list[list[Any]]]:
-        """(number of each file of the view among those with a row, paths, [spec ids, partitions] if requested)."""
+        """Return (number of each file of the view among those with a row, paths, [spec ids, partitions] if
+        requested).
+        """
         view = self.scan.view
         hit = np.zeros(view.file_count, dtype=np.bool_)
         hit[self.located.data_file] = True
@@ -339,7 +346,7 @@ class _LookupAnswer:
         return pieces
 
     def arrow(self) -> list[memoryview]:
-        """One batch after another; all share a dictionary of paths and one of partitions."""
+        """Return one batch after another; all share a dictionary of paths and one of partitions."""
         located = self.located
         numbers, paths, more = self._files()
         about = {**msgspec.to_builtins(self._about()), "missing": len(self._missing())}
@@ -372,7 +379,7 @@ class _LookupAnswer:
 
 
 def paths_at(view: TableView, positions: Any) -> list[str]:
-    """The paths of data files at these positions in the view, ascending."""
+    """Return the paths of data files at these positions in the view, ascending."""
     texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]
 

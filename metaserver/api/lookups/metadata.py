@@ -76,7 +76,11 @@ _PAGING = (
 
 @dataclass(frozen=True)
 class _Page:
-    """`start`: the number of the first item, from 0. `checksum`: the part of tokens that identifies the request."""
+    """`start`: the number of the first item, from 0.
+
+    Attributes:
+        checksum: The part of tokens that identifies the request.
+    """
 
     snapshot_id: int | None
     start: int
@@ -85,7 +89,7 @@ class _Page:
     arrow: bool
 
     def token(self, total: int) -> str | None:
-        """The token of the next page."""
+        """Return the token of the next page."""
         if self.start + self.limit >= total:
             return None
         return write_token(self.checksum, self.snapshot_id, self.start + self.limit)
@@ -203,7 +207,11 @@ async def list_partitions(call: Call) -> web.Response:
 
 
 def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
-    """The column by its current name, otherwise by an earlier one. BadRequest for an unknown name and for a struct."""
+    """Return the column by its current name, otherwise by an earlier one.
+
+    Raises:
+        BadRequest: For an unknown name and for a struct.
+    """
     newest_first = sorted(metadata.schemas, key=lambda schema: schema.id, reverse=True)
     for schema in (metadata.current_schema, *newest_first):
         column = schema.column_named(name)
@@ -265,7 +273,7 @@ async def _view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
 
 
 def _delete_view(view: TableView) -> TableView:
-    """A view in which the delete files take the place of the data files."""
+    """Return a view in which the delete files take the place of the data files."""
     return TableView(view.delete_manifests, view.delete_blocks)
 
 

@@ -40,7 +40,10 @@ def usage_of(call: Call) -> ColumnUsage | None:
 
 
 def count_read(call: Call, read: ColumnRead | None) -> None:
-    """Count a read, if reads are counted. None is no read."""
+    """Count a read, if reads are counted.
+
+    None is no read.
+    """
     usage = None if read is None else usage_of(call)
     if usage is not None and read is not None:
         usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)

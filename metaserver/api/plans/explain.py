@@ -224,9 +224,17 @@ async def explain_scan(
     beside: Sequence[str] = (),
     kept_max: float = 1.0,
 ) -> bytes:
-    """The `ExplainResponse` of one scan, encoded. `read`: what the filter of `wanted` was read from. `beside` and
-    `kept_max`: see `unpruned_reasons`. Forbidden and NotFound for a table of `joins`; BadRequest for a filter or a join
-    that cannot be bound."""
+    """Return the `ExplainResponse` of one scan, encoded.
+
+    Args:
+        read: What the filter of `wanted` was read from.
+        beside, kept_max: See `unpruned_reasons`.
+
+    Raises:
+        Forbidden: For a table of `joins`.
+        NotFound: For a table of `joins`.
+        BadRequest: For a filter or a join that cannot be bound.
+    """
     bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
     bound_scan = await call.in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
@@ -341,7 +349,7 @@ def _stage(stage: Stage) -> ExplainedStage:
 
 
 def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
-    """The distinct columns in the order of the predicates."""
+    """Yield the distinct columns in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
             yield from _columns(child, seen)
@@ -351,7 +359,7 @@ def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]
 
 
 def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
-    """The residuals and their numbers of files, most files first, and whether the list is complete."""
+    """Return the residuals and their numbers of files, most files first, and whether the list is complete."""
     within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])
     counts: dict[bytes, int] = {}

@@ -21,14 +21,19 @@ _Key = tuple[str, str]
 
 
 class PendingPlans:
-    """Belongs to one worker; no result depends on it. Equal requests have the same plan id, so each principal has its
-    own plans, and cancels only these; the planner computes equal plans once."""
+    """Belongs to one worker; no result depends on it.
+
+    Equal requests have the same plan id, so each principal has its own plans, and cancels only these; the planner
+    computes equal plans once.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[_Key, asyncio.Task[ScanPlan]] = {}
 
     def is_full(self, principal_name: str) -> bool:
-        """Whether `principal_name` has reached the limit: with logins, a principal has at most half of the places."""
+        """Return whether `principal_name` has reached the limit: with logins, a principal has at most half of the
+        places.
+        """
         owners = [owner for (owner, _), task in self._tasks.items() if not task.done()]
         share = PENDING_LIMIT if principal_name == ANONYMOUS_NAME else PENDING_LIMIT // 2
         return len(owners) >= PENDING_LIMIT or owners.count(principal_name) >= share

@@ -62,7 +62,9 @@ PLAN_ID_CHARACTERS_MAX = 4000
 
 
 class PointerCache:
-    """A cache of table pointers that is valid until the next commit. Belongs to one event loop.
+    """A cache of table pointers that is valid until the next commit.
+
+    Belongs to one event loop.
 
     Any worker, replica or command may move a pointer at any time, and the next request must see it. Each request
     therefore queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
@@ -122,7 +124,10 @@ TOKENS: web.AppKey[Tokens] = web.AppKey("tokens", Tokens)
 
 @Route("POST", f"{_TABLE}/plan", "planTableScan", body_size=BodySize.MEDIUM, streams=True).takes_bytes()
 async def plan_table_scan(call: Call, body: bytes) -> Answer:
-    """Plan a scan. Identity and pointer are checked for each request; only what depends on nothing else is cached."""
+    """Plan a scan.
+
+    Identity and pointer are checked for each request; only what depends on nothing else is cached.
+    """
     app, namespace, name = call.app, call.namespace, call.names[0]
     if is_plan_name(name):  # its lease may end at any time; most clients plan scans of these tables
         answer, _, _ = await _plan(call, await app[COMPONENTS].catalog.plan_tables.read(namespace, name), body)
@@ -259,7 +264,7 @@ def _name_of_table(call: Call) -> str:
 
 
 def _has_not_expired(metadata: TableMetadata, request: PinnedRequest) -> bool:
-    """Whether the metadata still has all that the request needs.
+    """Return whether the metadata still has all that the request needs.
 
     The first snapshot of an incremental scan may have expired, because it is not read. Those after it must exist: rows
     are numbered by the position of their manifest among the manifests of all snapshots of the range.

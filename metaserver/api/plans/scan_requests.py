@@ -118,7 +118,9 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
 
 
 def _has_all_columns(selected: frozenset[str], schema: Schema) -> bool:
-    """Whether all columns of primitive types are selected, by their full names; Java adds the structs around them."""
+    """Return whether all columns of primitive types are selected, by their full names; Java adds the structs around
+    them.
+    """
     try:
         columns = schema.index.by_id.values()
     except BadRequest:  # an irregular schema that an engine stored

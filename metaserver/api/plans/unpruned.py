@@ -27,9 +27,14 @@ def unpruned_reasons(
     beside: Sequence[str] = (),
     kept_max: float = 1.0,
 ) -> tuple[str, ...]:
-    """Empty if files are left out. `files`: how many there are, and how many of them the plan keeps. `outcomes`: of the
-    joins, with nested joins after their join. `beside`: reasons why other joins were not requested. `kept_max`: the
-    fraction of the files above which engines do without the plan."""
+    """Return empty if files are left out.
+
+    Args:
+        files: How many there are, and how many of them the plan keeps.
+        outcomes: Of the joins, with nested joins after their join.
+        beside: Reasons why other joins were not requested.
+        kept_max: The fraction of the files above which engines do without the plan.
+    """
     considered, kept = files
     if kept < considered:
         is_unused = kept > kept_max * considered

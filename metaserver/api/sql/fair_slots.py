@@ -29,7 +29,10 @@ class _Waiting:
 
 
 class FairSlots:
-    """`limit` slots, and half of them for each holder. The holder None, a caller without a login, has no share."""
+    """`limit` slots, and half of them for each holder.
+
+    The holder None, a caller without a login, has no share.
+    """
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what

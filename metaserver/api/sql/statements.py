@@ -96,8 +96,13 @@ class RunningStatements:
 
     @asynccontextmanager
     async def slot(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
-        """A slot for a statement; the event is set when it is cancelled. RetryLater and TooManyRequests as for
-        `FairSlots`; BadRequest for an id in use, and for a statement that is cancelled while it waits."""
+        """A slot for a statement; the event is set when it is cancelled.
+
+        Raises:
+            RetryLater: As for `FairSlots`.
+            TooManyRequests: As for `FairSlots`.
+            BadRequest: For an id in use, and for a statement that is cancelled while it waits.
+        """
         key, holder = (who, statement_id), None if who == ANONYMOUS.name else who
         if key in self._cancelled:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
@@ -307,8 +312,12 @@ class _Exchange:
         return response
 
     async def _frame(self) -> tuple[bytes, bytes]:
-        """The next frame. ClientGone when the client has closed the connection, BadRequest when the statement is
-        cancelled, Unauthenticated or Forbidden when the caller has lost its login or right."""
+        """Return the next frame.
+
+        Raises:
+            ClientGone: When the client has closed the connection, BadRequest when the statement is cancelled,
+                Unauthenticated or Forbidden when the caller has lost its login or right.
+        """
         frame = asyncio.create_task(self._worker.frame())
         cancelled = asyncio.create_task(self._cancelled.wait())
         try:

@@ -56,7 +56,9 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 
 
 def worker_variables() -> dict[str, str]:
-    """What a worker gets of the server's environment: no keys of AWS's provider chain, nor of a cloud's machine."""
+    """Return what a worker gets of the server's environment: no keys of AWS's provider chain, nor of a cloud's
+    machine.
+    """
     given = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
     if "SEAMARK_CA" in os.environ:
         given["SEAMARK_CA"] = os.environ["SEAMARK_CA"]
@@ -64,7 +66,10 @@ def worker_variables() -> dict[str, str]:
 
 
 class StatementWorker:
-    """A process for one statement. `close` ends it."""
+    """A process for one statement.
+
+    `close` ends it.
+    """
 
     def __init__(
         self, workers: StatementWorkers, pid: int, source: asyncio.WriteTransport, frames: asyncio.StreamReader,
@@ -78,8 +83,10 @@ class StatementWorker:
         self._input.write(msgspec.json.encode(request) + b"\n")
 
     async def frame(self) -> tuple[bytes, bytes]:
-        """The next frame: kind and content. The error that the worker reports; BadRequest if it was ended, which its
-        limits do."""
+        """Return the next frame: kind and content.
+
+        The error that the worker reports; BadRequest if it was ended, which its limits do.
+        """
         try:
             kind, length = FRAME.unpack(await self._frames.readexactly(FRAME.size))
             if length > FRAME_BYTES_MAX:
@@ -102,7 +109,10 @@ class StatementWorker:
 
 
 class StatementWorkers:
-    """Starts workers, which run `module`. `memory_bytes` and `time_s` limit each."""
+    """Starts workers, which run `module`.
+
+    `memory_bytes` and `time_s` limit each.
+    """
 
     def __init__(self, module: str, *, memory_bytes: int, time_s: float) -> None:
         self._module = module
@@ -112,7 +122,11 @@ class StatementWorkers:
         self._turn = asyncio.Lock()
 
     async def start(self) -> StatementWorker:
-        """A worker without a statement. RetryLater if none can be started."""
+        """Return a worker without a statement.
+
+        Raises:
+            RetryLater: If none can be started.
+        """
         loop = asyncio.get_running_loop()
         async with self._turn:
             control = await self._connected()
@@ -143,7 +157,7 @@ class StatementWorkers:
                 self._control.send(CONTROL.pack(KILL, pid), socket.MSG_DONTWAIT)
 
     async def close(self) -> None:
-        """Ends the parent and all workers."""
+        """End the parent and all workers."""
         control, self._control = self._control, None
         parent, self._parent = self._parent, None
         if control is not None:
@@ -152,7 +166,7 @@ class StatementWorkers:
             await parent.wait()
 
     async def _connected(self) -> socket.socket:
-        """The socket of a parent that lives."""
+        """Return the socket of a parent that lives."""
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()

@@ -50,10 +50,16 @@ async def claim(
     fresh: bool = False,
     returns: bool = False,
 ) -> ClaimLocations:
-    """The operation with which the table or view `entry` with this metadata claims its locations.
+    """Return the operation with which the table or view `entry` with this metadata claims its locations.
 
-    Must be called before any file is written to them. `fresh`: the UUID is new. `returns`: the UUID may be that of a
-    dropped entry. BadRequest for a location that overlaps a location of another entry.
+    Must be called before any file is written to them.
+
+    Args:
+        fresh: The UUID is new.
+        returns: The UUID may be that of a dropped entry.
+
+    Raises:
+        BadRequest: For a location that overlaps a location of another entry.
     """
     candidates = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
     common = caller.confined_to is None
@@ -102,7 +108,7 @@ async def _own_keys(parts: CatalogContext, uuid: str) -> set[str]:
 
 
 def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
-    """Whether `metadata` may have locations that `base` does not have."""
+    """Return whether `metadata` may have locations that `base` does not have."""
     if base is None or metadata.location != base.location:
         return True
     return any(metadata.properties.get(name) != base.properties.get(name) for name in PATH_PROPERTIES)
@@ -121,7 +127,10 @@ async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fres
 async def check_unclaimed(
     parts: CatalogContext, location: str, what: str, named: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
-    """BadRequest if the location overlaps a location of another entry than `uuid`. The transaction checks again."""
+    """BadRequest if the location overlaps a location of another entry than `uuid`.
+
+    The transaction checks again.
+    """
     if await _is_taken(parts, location, named, uuid):
         raise ClaimedLocation(key="", shown=location, what=what).taken()
 
@@ -136,8 +145,10 @@ async def _is_taken(parts: CatalogContext, location: str, named: tuple[Namespace
 
 
 async def check_outside(parts: CatalogContext, location: str, what: str) -> None:
-    """BadRequest if the location is equal to, or inside, a location of a table, view or function. It may contain such
-    locations."""
+    """BadRequest if the location is equal to, or inside, a location of a table, view or function.
+
+    It may contain such locations.
+    """
     keys = [parts.warehouse.key(parse_location(location))]
     await check_known(parts, keys, "", around=False)
     if await parts.store.claims_overlapping(keys, "", 0):
@@ -159,8 +170,10 @@ async def check_staged(parts: CatalogContext, location: str, namespace: Namespac
 
 
 async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
-    """Forbidden when the location is not claimed by `uuid`. The table's writers can overwrite metadata files, so that
-    the database decides which files a client may open."""
+    """Forbidden when the location is not claimed by `uuid`.
+
+    The table's writers can overwrite metadata files, so that the database decides which files a client may open.
+    """
     claims = await _own_keys(parts, uuid)
     if not claims and await fill(parts):  # created by a concurrent server of a version without claims
         claims = await _own_keys(parts, uuid)
@@ -172,7 +185,7 @@ async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
 
 
 async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """The locations that `uuid` has claimed, regardless of its metadata."""
+    """Return the locations that `uuid` has claimed, regardless of its metadata."""
     claims = {
         claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
     }
@@ -192,11 +205,15 @@ async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetada
 async def foreign_file_check(
     parts: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """A function that reports whether a file is in a location of another entry than `uuid`, among those that overlap
-    `folders`; such a file must not be deleted with `uuid`'s files. Shared folders contain files of several entries,
-    those that `uuid` shares also its own. With `exclusive`, all files in them count as foreign, and so do files in
-    locations that an admin has allowed another entry to name files in.
-    RetryLater while some locations are unknown."""
+    """Return a function that reports whether a file is in a location of another entry than `uuid`, among those that
+    overlap `folders`; such a file must not be deleted with `uuid`'s files.
+
+    Shared folders contain files of several entries, those that `uuid` shares also its own. With `exclusive`, all files
+    in them count as foreign, and so do files in locations that an admin has allowed another entry to name files in.
+
+    Raises:
+        RetryLater: While some locations are unknown.
+    """
     if parts.unclaimed.unread:
         await fill(parts)
         if parts.unclaimed.unread:
@@ -216,9 +233,11 @@ async def foreign_file_check(
 
 
 async def fill(parts: CatalogContext) -> int:
-    """Creates claims for entries from before claims existed; returns their number. An entry with unreadable metadata
-    gets no claims, because a guess could claim another entry's location or miss its own; `parts.unclaimed` lists
-    these."""
+    """Create claims for entries from before claims existed; returns their number.
+
+    An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or miss its
+    own; `parts.unclaimed` lists these.
+    """
     state = parts.unclaimed
     state.tried_s, filled, unread, after = parts.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
@@ -245,7 +264,7 @@ async def fill(parts: CatalogContext) -> int:
 
 
 async def fill_rest(parts: CatalogContext) -> int:
-    """A round of housekeeping: calls `fill` if entries without claims are left."""
+    """Return a round of housekeeping: calls `fill` if entries without claims are left."""
     return await fill(parts) if parts.unclaimed.unread or parts.unclaimed.lost else 0
 
 
@@ -281,7 +300,9 @@ def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: b
 
 
 async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
-    """The locations of an entry: None if storage does not answer; empty if the metadata is missing or damaged."""
+    """Return the locations of an entry: None if storage does not answer; empty if the metadata is missing or
+    damaged.
+    """
     try:
         if entry.kind is EntryKind.TABLE:
             table = await parts.documents.table(entry.metadata_location)
@@ -300,9 +321,12 @@ async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
 
 
 async def has_files(parts: CatalogContext, entry: Entry) -> bool:
-    """Whether a file is left in a location that the entry has claimed. True if the storage fails.
+    """Return whether a file is left in a location that the entry has claimed.
 
-    The locations are those that the database has: the table's writers can overwrite its metadata file."""
+    True if the storage fails.
+
+    The locations are those that the database has: the table's writers can overwrite its metadata file.
+    """
     guessed = {_key(parts.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}
     for claimed_location in await parts.store.claims(entry.uuid):
         if claimed_location.allowed:
@@ -321,7 +345,7 @@ async def has_files(parts: CatalogContext, entry: Entry) -> bool:
 
 
 def _folder(entry: Entry) -> str:
-    """A guess: metadata files are usually in the folder `metadata` of the location."""
+    """Return a guess: metadata files are usually in the folder `metadata` of the location."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 
@@ -336,7 +360,7 @@ async def _unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> Cla
 
 
 def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
-    """The locations with their keys, without those that are inside an earlier location."""
+    """Return the locations with their keys, without those that are inside an earlier location."""
     kept: list[ClaimedLocation] = []
     for candidate in candidates:
         key = _key(warehouse, candidate.key)
@@ -353,7 +377,7 @@ def _key(warehouse: Warehouse, location: str) -> str:
 
 
 def with_folders(key: str) -> list[str]:
-    """The key of a location, and the keys of the folders that contain it."""
+    """Return the key of a location, and the keys of the folders that contain it."""
     keys, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         keys.append(key[:at])

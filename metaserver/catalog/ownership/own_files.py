@@ -42,7 +42,11 @@ def allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
 async def allow(
     parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
 ) -> list[AllowLocations]:
-    """The operation that records a new list of allowed locations. Forbidden unless the caller may write all of it."""
+    """Return the operation that records a new list of allowed locations.
+
+    Raises:
+        Forbidden: Unless the caller may write all of it.
+    """
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
         return []
     return [await replace_allowed_locations(parts, caller, uuid, properties)]
@@ -61,14 +65,16 @@ async def replace_allowed_locations(
 
 
 async def own_locations(parts: CatalogContext, uuid: str) -> OwnLocations:
-    """The locations in the database, independent of the table's metadata."""
+    """Return the locations in the database, independent of the table's metadata."""
     claims = await parts.store.claims(uuid)
     return OwnLocations(parts.warehouse, {claim.location for claim in claims})
 
 
 async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
-    """The paths in locations that other tables claim and where this table may name no files. The server does not read
-    them for this table."""
+    """Return the paths in locations that other tables claim and where this table may name no files.
+
+    The server does not read them for this table.
+    """
     locations = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
     found: set[str] = set()
     paths = list(paths)
@@ -84,7 +90,7 @@ async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set
 
 
 def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
-    """The paths by the key of their folder, without those that the server cannot read."""
+    """Return the paths by the key of their folder, without those that the server cannot read."""
     named: dict[str, set[str]] = {}
     for path in paths:
         named.setdefault(path.rpartition("/")[0], set()).add(path)
@@ -157,8 +163,10 @@ async def check_added(
 def _new_locations(
     parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
-    """The name and value of each new location. The locations of `base` count only if they are claimed, because its file
-    may have been overwritten."""
+    """Yield the name and value of each new location.
+
+    The locations of `base` count only if they are claimed, because its file may have been overwritten.
+    """
     if base is None or metadata.location != base.location:
         yield "The table's location", metadata.location
     for name in PATH_PROPERTIES:
@@ -248,7 +256,7 @@ class _Reader:
         return [manifest.manifest_path for manifest in manifests]
 
     async def files(self, manifest: str) -> set[str]:
-        """The live files of a manifest of the parent."""
+        """Return the live files of a manifest of the parent."""
         try:
             data = await self._read(manifest, "manifest")
             return {path for path, _ in await asyncio.to_thread(_paths, data, manifest)}
@@ -256,8 +264,11 @@ class _Reader:
             return set()
 
     async def outside(self, manifest: str) -> set[str]:
-        """The manifest's files outside the table's locations. BadRequest for delete files that refer to such files, and
-        for files behind a symbolic link."""
+        """Return the manifest's files outside the table's locations.
+
+        Raises:
+            BadRequest: For delete files that refer to such files, and for files behind a symbolic link.
+        """
         data = await self._read(manifest, "manifest")
 
         def find() -> tuple[list[str], set[str]]:
@@ -284,7 +295,11 @@ class _Reader:
 
 
 def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
-    """(path, the data file that it refers to) of each live entry. Corrupt, with the manifest's location."""
+    """Return (path, the data file that it refers to) of each live entry.
+
+    Raises:
+        Corrupt: With the manifest's location.
+    """
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()
     paths = _texts(decoded.texts["file_path"], heap)

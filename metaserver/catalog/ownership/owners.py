@@ -22,7 +22,7 @@ _RUNS_AS = ("run-as", "run_as", "runas", "definer", "security-user", "execute-as
 
 
 def determines_rights(key: str) -> bool:
-    """Whether the view property determines whose rights the view runs with."""
+    """Return whether the view property determines whose rights the view runs with."""
     folded = fold_name(key)
     if any(part in folded for part in _RUNS_AS):
         return True
@@ -30,7 +30,7 @@ def determines_rights(key: str) -> bool:
 
 
 def borrows_rights(metadata: ViewMetadata) -> bool:
-    """Whether the view runs with the rights of a user that its properties name."""
+    """Return whether the view runs with the rights of a user that its properties name."""
     return any(determines_rights(key) for key in metadata.properties)
 
 
@@ -47,18 +47,23 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
 
 
 def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
-    """The digest of a view's content and of the location of its metadata file. It is stored in the database, because
-    the view's writers can overwrite the file, to change the owner, or the text of a view with another owner."""
+    """Return the digest of a view's content and of the location of its metadata file.
+
+    It is stored in the database, because the view's writers can overwrite the file, to change the owner, or the text of
+    a view with another owner.
+    """
     return hashlib.sha256(location.encode() + b"\n" + encode_view(metadata)).hexdigest()
 
 
 def owned_properties(
     caller: Caller, properties: Mapping[str, str], before: Mapping[str, str], *, rewritten: bool
 ) -> dict[str, str]:
-    """The properties that a view gets when `properties` are requested. `before` are its current properties;
-    `rewritten`: its text changes.
+    """Return the properties that a view gets when `properties` are requested.
 
-    Forbidden when the caller names another user whose rights the view would run with.
+    `before` are its current properties; `rewritten`: its text changes.
+
+    Raises:
+        Forbidden: When the caller names another user whose rights the view would run with.
     """
     result = dict(properties)
     if caller.names_owners:

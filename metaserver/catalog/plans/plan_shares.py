@@ -33,7 +33,7 @@ class PlanShares:
         self._sweep_at = _SWEEP_MIN
 
     def exhausted(self, who: str, now_s: float, leases: int = 1) -> str | None:
-        """The limit that `leases` further leases would exceed; None if there is room."""
+        """Return the limit that `leases` further leases would exceed; None if there is room."""
         holder = _holder(who)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
@@ -42,12 +42,16 @@ class PlanShares:
         return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
 
     def unknown(self, who: str, plans: Iterable[int], now_s: float) -> int:
-        """The number of plans that would be further leases of the principal."""
+        """Return the number of plans that would be further leases of the principal."""
         holder = _holder(who) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
     def grant(self, who: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
-        """Adds a lease of the plan, or extends it. `size_bytes`: the size of the files that are written for it."""
+        """Add a lease of the plan, or extends it.
+
+        Args:
+            size_bytes: The size of the files that are written for it.
+        """
         holder = _holder(who)
         size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
         if holder is None:
@@ -57,7 +61,7 @@ class PlanShares:
         self._move(holder, plan, now_s, max(until_s, before_s), before + size)
 
     def withdraw(self, who: str, plans: Iterable[int], now_s: float) -> None:
-        """Ends the leases of these plans; their files stay for the grace period."""
+        """End the leases of these plans; their files stay for the grace period."""
         holder = _holder(who)
         for plan in plans:
             if holder is not None and (holder, plan) in self._granted:
@@ -84,5 +88,5 @@ class PlanShares:
 
 
 def _holder(who: str) -> str | None:
-    """The principal whose share is charged; None without a login."""
+    """Return the principal whose share is charged; None without a login."""
     return None if who == ANONYMOUS_NAME else who

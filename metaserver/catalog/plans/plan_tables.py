@@ -65,15 +65,23 @@ class LoadedPlan(msgspec.Struct, frozen=True):
 
 
 class Holder(NamedTuple):
-    """Who may reach a plan. `audience`: requests with this value of `X-Seamark-Plans`. `id`: the adapter among them
-    that asked; identical plans are shared by one holder only, so that the holder can withdraw them."""
+    """Who may reach a plan.
+
+    Attributes:
+        audience: Requests with this value of `X-Seamark-Plans`.
+        id: The adapter among them that asked; identical plans are shared by one holder only, so that the holder can
+            withdraw them.
+    """
 
     audience: str
     id: str
 
 
 def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | None = None) -> str | None:
-    """The name of the plan for `question`, the bound filter, on a snapshot of the table. None if it is too long."""
+    """Return the name of the plan for `question`, the bound filter, on a snapshot of the table.
+
+    None if it is too long.
+    """
     table = (*entry.namespace, entry.name, entry.uuid, entry.metadata_location)
     identity = encode_json((table, entry.index_version, snapshot_id, question, *(holder or ())))
     name = f"{entry.name}{PLAN_MARK}{hashlib.sha256(identity).hexdigest()[:_DIGEST_CHARACTERS]}".lower()
@@ -81,13 +89,15 @@ def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | No
 
 
 def shown_id_of(plan_id: str) -> int:
-    """The snapshot id of a plan of an audience."""
+    """Return the snapshot id of a plan of an audience."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
 def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
-    """The snapshot that shows a plan to its audience. `planned` has the plan's manifest list and the original id.
+    """Return the snapshot that shows a plan to its audience.
+
+    `planned` has the plan's manifest list and the original id.
 
     The schema is that of the filter: a later schema may use its names for other columns. The parent is the original
     snapshot, where engines find statistics. The timestamp is just before that of the original, so that an engine that
@@ -103,7 +113,7 @@ def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> 
 
 
 def digest_of(name: str) -> str:
-    """The digest in the name of a plan, which its files have in their names."""
+    """Return the digest in the name of a plan, which its files have in their names."""
     return name.rpartition(PLAN_MARK)[2]
 
 
@@ -122,7 +132,7 @@ class PlanTables:
         self._logged_s: dict[str, float] = {}
 
     async def has_room(self, who: str) -> bool:
-        """Whether another plan may be created: every reader can request plans, and each plan has files."""
+        """Return whether another plan may be created: every reader can request plans, and each plan has files."""
         now_s = self._parts.clock.monotonic()
         exhausted = self._shares.exhausted(who, now_s)
         if exhausted is None:
@@ -149,8 +159,11 @@ class PlanTables:
             )
 
     async def named(self, namespace: NamespacePath, name: str) -> tuple[PlanTable, Entry]:
-        """The plan with this name, and the pointer of its table. NoSuchTable, with the usual message, when its lease
-        has ended or another table has the table's name now."""
+        """Return the plan with this name, and the pointer of its table.
+
+        Raises:
+            NoSuchTable: With the usual message, when its lease has ended or another table has the table's name now.
+        """
         plan = await self._parts.store.plan_table(namespace, name) if is_plan_name(name) else None
         if plan is not None and plan.audience is None and plan.expires_ms > self._parts.clock.now_ms():
             entry = await self._parts.store.entry(EntryKind.TABLE, namespace, plan.of_name)
@@ -159,7 +172,11 @@ class PlanTables:
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedPlan:
-        """Like `named`. NotFound when a metadata file is missing in storage."""
+        """Like `named`.
+
+        Raises:
+            NotFound: When a metadata file is missing in storage.
+        """
         plan, entry = await self.named(namespace, name)
         documents = self._parts.documents
         table = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
@@ -175,7 +192,7 @@ class PlanTables:
         return LoadedTable(msgspec.structs.replace(entry, metadata_location=plan.plan.location), metadata)
 
     async def shown(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
-        """The plan snapshots of the table that an audience sees now."""
+        """Return the plan snapshots of the table that an audience sees now."""
         limit = self._parts.settings.plan_snapshots_limit
         now_ms = self._parts.clock.now_ms()
         return await self._parts.store.plan_snapshots(entry.namespace, entry.name, entry.uuid, audience, now_ms, limit)
@@ -183,8 +200,13 @@ class PlanTables:
     async def lease(
         self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int, who: str
     ) -> int:
-        """Renews plans of the table or view for `who`; a lease of 0 s withdraws them. Returns the number of plans that
-        exist. TooManyRequests if one principal may not have this many leases."""
+        """Renew plans of the table or view for `who`; a lease of 0 s withdraws them.
+
+        Returns the number of plans that exist.
+
+        Raises:
+            TooManyRequests: If one principal may not have this many leases.
+        """
         expires_ms = self._parts.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
         if lease_s and not self._may_lease(who, ids):
@@ -211,9 +233,11 @@ class PlanTables:
     async def share(
         self, namespace: NamespacePath, name: str, lease_s: int, who: str, audience: str | None = None
     ) -> PlanTable | None:
-        """The existing plan with this name and audience. Its lease is renewed for `who` if less than half of `lease_s`
-        is left, so most requests that share a plan write nothing. None if there is no such plan, or if the lease would
-        exceed the principal's limit."""
+        """Return the existing plan with this name and audience.
+
+        Its lease is renewed for `who` if less than half of `lease_s` is left, so most requests that share a plan write
+        nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
+        """
         now_ms = self._parts.clock.now_ms()
         plan = await self._parts.store.plan_table(namespace, name)
         if plan is None or plan.audience != audience:
@@ -238,10 +262,16 @@ class PlanTables:
         lease_s: int,
         who: str,
     ) -> PlanTable:
-        """Stores the files and registers the plan. If another request has registered the name, deletes these files and
-        returns the other plan. The files count against the shares of `who` (`plan_shares.py`).
+        """Store the files and register the plan.
 
-        `files`: the plan's files, the metadata file last. A plan view has no table's `metadata`."""
+        If another request has registered the name, deletes these files and returns the other plan. The files count
+        against the shares of `who` (`plan_shares.py`).
+
+        A plan view has no table's `metadata`.
+
+        Args:
+            files: The plan's files, the metadata file last.
+        """
         now_s, size = self._parts.clock.monotonic(), sum(len(data) for _, data in files)
         self._shares.grant(who, shown_id_of(plan.id), now_s, now_s + lease_s, size)
         try:
@@ -282,7 +312,10 @@ class PlanTables:
                 await self._parts.store.transact([drop])
 
     async def clean(self) -> int:
-        """Housekeeping. Returns the number of plans whose files were deleted."""
+        """Housekeeping.
+
+        Returns the number of plans whose files were deleted.
+        """
         store, passed = self._parts.store, await look_at_clock(self._parts.store, self._parts.clock)
         before_ms = passed.ago(self._parts.settings.plan_table_grace_s * 1000)
         while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:

@@ -45,12 +45,17 @@ _HOLDER = "seamark.plan-holder"
 
 
 class ReplacedReference(msgspec.Struct, frozen=True):
-    """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text. `namespace` and
-    `name` are the table or view that the text must name.
+    """Characters [start, end) of a view's text: the name of a table or view, qualified as in the text.
 
-    `plan`: the name of a plan table or plan view of it. `version`: the id of a plan snapshot of it. `alias`: whether to
-    add the name as an alias, because the text has none. `columns`: for a view whose plan view an audience resolves, the
-    columns that are read from the view itself to check access."""
+    `namespace` and `name` are the table or view that the text must name.
+
+    Attributes:
+        plan: The name of a plan table or plan view of it.
+        version: The id of a plan snapshot of it.
+        alias: Whether to add the name as an alias, because the text has none.
+        columns: For a view whose plan view an audience resolves, the columns that are read from the view itself to
+            check access.
+    """
 
     start: int
     end: int
@@ -75,8 +80,11 @@ class PlanViews:
         self._plans = plans
 
     async def named(self, namespace: NamespacePath, name: str, audience: str | None = None) -> PlanTable:
-        """The plan with this name and audience. NoSuchView, with the usual message, when its lease has ended or the
-        view has changed."""
+        """Return the plan with this name and audience.
+
+        Raises:
+            NoSuchView: With the usual message, when its lease has ended or the view has changed.
+        """
         return (await self._resolve(namespace, name, audience))[0]
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
@@ -106,9 +114,14 @@ class PlanViews:
         who: str,
         reader: Reader | None = None,
     ) -> PlanTable | None:
-        """None when there are too many plans or the view's name is too long. BadRequest for a view without a text in
-        Trino's dialect, and for a reference whose text is not the name of its plan's table or view. With a `reader`,
-        the name resolves only for the reader's audience and returns rows only to that user."""
+        """Return None when there are too many plans or the view's name is too long.
+
+        With a `reader`, the name resolves only for the reader's audience and returns rows only to that user.
+
+        Raises:
+            BadRequest: For a view without a text in Trino's dialect, and for a reference whose text is not the name of
+                its plan's table or view.
+        """
         entry, metadata = view.entry, _over_plans(view, references, condition, reader)
         version = metadata.current_version
         audience = None if reader is None else reader.holder.audience
@@ -151,7 +164,7 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
 def _over_plans(
     view: LoadedView, references: list[ReplacedReference], condition: str, reader: Reader | None
 ) -> ViewMetadata:
-    """The view's metadata with one version, one schema and one representation."""
+    """Return the view's metadata with one version, one schema and one representation."""
     metadata, version = view.metadata, view.metadata.current_version
     original = next(
         (
@@ -187,14 +200,18 @@ def _over_plans(
 
 
 def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
-    """A query that never runs: the engine checks access to the view, and applies its rules, when it analyses it."""
+    """Return a query that never runs: the engine checks access to the view, and applies its rules, when it analyses
+    it.
+    """
     columns = ", ".join(map(_quoted, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
 def _only_for(user: str) -> str:
-    """An error for another user that reads a row. A plan view runs with its owner's rights, but Trino's `current_user`
-    is the user of the statement in any view."""
+    """Return an error for another user that reads a row.
+
+    A plan view runs with its owner's rights, but Trino's `current_user` is the user of the statement in any view.
+    """
     quoted = user.replace("'", "''")
     return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
@@ -218,8 +235,10 @@ def _replaced(text: str, references: list[ReplacedReference], default: Namespace
 
 
 def _names(match: re.Match[str], reference: ReplacedReference, default: NamespacePath) -> bool:
-    """Whether the text names the table or view of the reference, compared like Trino does. Catalog names are not
-    checked."""
+    """Return whether the text names the table or view of the reference, compared like Trino does.
+
+    Catalog names are not checked.
+    """
     before = [_plain(part) for part in _PARTS.findall(match[1])]
     schema = before[-1] if before else ".".join(default)
     named = (schema.lower(), _plain(match[2]).lower())

@@ -47,7 +47,11 @@ _PROBABLE = 0.05
 @dataclass(frozen=True)
 class ColumnSample:
     """`files_left` and `rows_left`: of the files that the conditions on the column leave, by partition values and
-    bounds. `columns`: the column in some of these files."""
+    bounds.
+
+    Attributes:
+        columns: The column in some of these files.
+    """
 
     column: DimensionColumn
     files_left: int
@@ -55,7 +59,11 @@ class ColumnSample:
     columns: tuple[FileColumn, ...]
 
     def matches(self, condition: Expression) -> list[int]:
-        """Return the number of matching rows in each sampled file. `condition`: on this column alone."""
+        """Return the number of matching rows in each sampled file.
+
+        Args:
+            condition: On this column alone.
+        """
         masks = ((rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
 
@@ -165,7 +173,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
 
 
 def _files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
-    """The files that the conditions leave, by partition values and bounds."""
+    """Return the files that the conditions leave, by partition values and bounds."""
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
@@ -175,7 +183,7 @@ def _files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
 
 
 def _chosen(files: Sequence[ListedFile]) -> list[ListedFile]:
-    """Some files, drawn so that no period in their order matters, and the same for the same files."""
+    """Return some files, drawn so that no period in their order matters, and the same for the same files."""
     drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
     chosen, rows = [], 0
     for number in sorted(drawn):
@@ -187,7 +195,9 @@ def _chosen(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
-    """Whether so many hits, or more, and so many, or fewer, are both probable if each has the probability `share`."""
+    """Return whether so many hits, or more, and so many, or fewer, are both probable if each has the probability
+    `share`.
+    """
     chances = [_binomial(number, count, share) for number in range(count + 1)]
     return sum(chances[hits:]) >= _PROBABLE and sum(chances[: hits + 1]) >= _PROBABLE
 

@@ -77,7 +77,11 @@ class LayoutEstimate(NamedTuple):
 
 
 class LayoutEstimates(NamedTuple):
-    """`layouts`: fewest files first. `unknown`: columns for which nothing can be estimated, and why."""
+    """`layouts`: fewest files first.
+
+    Attributes:
+        unknown: Columns for which nothing can be estimated, and why.
+    """
 
     layouts: list[LayoutEstimate]
     unknown: dict[str, str]
@@ -142,7 +146,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
 
 
 def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """The columns by which the policy of the table clusters it; empty without a valid policy."""
+    """Return the columns by which the policy of the table clusters it; empty without a valid policy."""
     try:
         layout = ClusteringLayout.of(properties)
     except BadRequest:
@@ -151,7 +155,7 @@ def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _partitions(found: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
-    """How many partitions will have so many files and layers."""
+    """Return how many partitions will have so many files and layers."""
     target_bytes = max(1, count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     grouped = group_by_partition(found)
     sizes = np.bincount(
@@ -169,14 +173,14 @@ def _partitions(found: FoundFiles, properties: Mapping[str, str]) -> Counter[_Pa
 
 
 def _share_of_bytes(scan: ScanPlan, found: FoundFiles) -> float:
-    """The part of the bytes that the plan keeps of the files that partitions keep."""
+    """Return the part of the bytes that the plan keeps of the files that partitions keep."""
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(found.longs("file_size_in_bytes").clip(0).sum())))
 
 
 def _best_clustering(
     singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
 ) -> LayoutEstimate | None:
-    """Columns are added, the most selective first, while each leaves clearly fewer files."""
+    """Return columns are added, the most selective first, while each leaves clearly fewer files."""
     if len(singles) < 2:
         return None
     best = singles[0]
@@ -190,7 +194,10 @@ def _best_clustering(
 
 
 def _kept(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
-    """Files of all partitions. Each column has equally many slices in each layer, and a file is a cell."""
+    """Return files of all partitions.
+
+    Each column has equally many slices in each layer, and a file is a cell.
+    """
     total = 0
     for (all_files, layers), count in partitions.items():
         files = math.ceil(all_files / layers)
@@ -202,7 +209,7 @@ def _kept(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> i
 
 
 def _slices(shares: Shares, count: int) -> int:
-    """How many of `count` equal shares of the rows the intervals touch."""
+    """Return how many of `count` equal shares of the rows the intervals touch."""
     touched: set[int] = set()
     for low, high in shares:
         first = min(count - 1, int(low * count))
@@ -231,7 +238,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
 
 
 def _intervals(part: Bound) -> list[Interval] | None:
-    """None for a part that no order of the rows helps."""
+    """Return None for a part that no order of the rows helps."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
@@ -275,7 +282,7 @@ def _row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """A text says why the shares are not known; None for a condition without values, or too much to compute."""
+    """Return a text says why the shares are not known; None for a condition without values, or too much to compute."""
     part = parts[0]
     if not intervals or not found.files or len(intervals) * found.files > _WORK_MAX:
         return None
@@ -297,7 +304,7 @@ def _row_shares(
 
 
 def _sampled_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
-    """The share of the rows of the sample in each interval; equal shares for long lists of values."""
+    """Return the share of the rows of the sample in each interval; equal shares for long lists of values."""
     part = parts[0]
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
         values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
@@ -375,7 +382,11 @@ class _Axis(NamedTuple):
         return start, max(start, end)
 
     def _at(self, key: Key, *, after: bool) -> float:
-        """The position of a key. `after`: of the end of its rows."""
+        """Return the position of a key.
+
+        Args:
+            after: Of the end of its rows.
+        """
         position = _number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
@@ -391,7 +402,7 @@ def _common(first: bytes, last: bytes) -> bytes:
 
 
 def _number(text: bytes, common: bytes) -> float:
-    """A string as a number of the same order, as far as its first bytes after `common` decide."""
+    """Return a string as a number of the same order, as far as its first bytes after `common` decide."""
     if not text.startswith(common):
         return 0.0 if text < common else float(1 << (8 * _DIGITS))
     return float(int.from_bytes(text[len(common) : len(common) + _DIGITS].ljust(_DIGITS, b"\0"), "big"))

@@ -88,7 +88,10 @@ FULL = TaskForm()
 
 
 class ScanTaskWriter:
-    """Writes the tasks of one answer. `tasks` must be exhausted before `delete_files` is called."""
+    """Writes the tasks of one answer.
+
+    `tasks` must be exhausted before `delete_files` is called.
+    """
 
     def __init__(
         self,
@@ -118,7 +121,8 @@ class ScanTaskWriter:
 
     @computed_once
     def files_max(self) -> int | None:
-        """The maximum number of files of one answer, for any partitions, so that exact residuals fit; at least one.
+        """Return the maximum number of files of one answer, for any partitions, so that exact residuals fit; at
+        least one.
 
         None if residuals do not limit it, because they are short or may be weakened.
         """

@@ -189,7 +189,11 @@ def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | Non
 
 
 def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
-    """Return a key of these partition fields for each row, equal for equal values. `fields`: positions in the tuple."""
+    """Return a key of these partition fields for each row, equal for equal values.
+
+    Args:
+        fields: Positions in the tuple.
+    """
     if not fields:
         return [b""] * len(rows)
     parts: list[Part] = []
@@ -341,7 +345,11 @@ PYICEBERG = ClientDialect(
 
 
 def dialect_of(user_agent: str, client_version: str = "") -> ClientDialect:
-    """Return the dialect of a client. `client_version`: X-Client-Version, which Iceberg's Java client sends."""
+    """Return the dialect of a client.
+
+    Args:
+        client_version: X-Client-Version, which Iceberg's Java client sends.
+    """
     if user_agent.startswith("PyIceberg/"):
         return PYICEBERG
     is_java = user_agent.startswith("Apache-HttpClient/") or client_version.startswith("Apache Iceberg")
@@ -383,7 +391,7 @@ class PartitionTexts:
         """Without schemas and specs, which other metadata of the table share."""
 
     def matches(self, metadata: TableMetadata) -> bool:
-        """Whether the texts are the same for other metadata."""
+        """Return whether the texts are the same for other metadata."""
         return (
             self._schema_id == metadata.current_schema_id
             and self._schemas == metadata.schemas
@@ -496,7 +504,10 @@ def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
 
 
 def _float_text(target: str, value: float) -> str:
-    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity. It has no NaN."""
+    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity.
+
+    It has no NaN.
+    """
     if math.isnan(value):
         raise NotAcceptable(
             "A file's partition value is NaN, which JSON cannot represent. Plan this table on the client: "

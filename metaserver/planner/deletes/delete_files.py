@@ -32,7 +32,7 @@ AT_ONCE = 16
 
 
 def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFile]:
-    """The delete files at these delete rows of the view, by row."""
+    """Return the delete files at these delete rows of the view, by row."""
     equality_ids: dict[str, list[list[int] | None]] = {}
     delete_files = {}
     for row in rows:
@@ -61,7 +61,10 @@ def _number(block: Block, name: str, row: int) -> int:
 
 
 class DeleteFiles:
-    """Reads and caches delete files. Belongs to one event loop."""
+    """Reads and caches delete files.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         self._objects = objects
@@ -73,7 +76,7 @@ class DeleteFiles:
     async def read_all(
         self, requests: Iterable[tuple[int, DeleteFile, Columns]], budget: Budget
     ) -> dict[int, Content | Unreadable]:
-        """The content of each delete file, or why it is unreadable, by the number in each request.
+        """Return the content of each delete file, or why it is unreadable, by the number in each request.
 
         The columns are the key columns of an equality delete. The memory of the results is charged to the budget.
         """

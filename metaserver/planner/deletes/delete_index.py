@@ -42,9 +42,11 @@ from seamark.metaserver.planner.view.view import TableView
 
 
 def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs:
-    """int64[rows], data sequence numbers of these rows of the block: an added file without one inherits the manifest's.
+    """Return int64[rows], data sequence numbers of these rows of the block: an added file without one inherits the
+    manifest's.
 
-    Corrupt, with the manifest's path, for a file without a sequence number that cannot inherit one.
+    Raises:
+        Corrupt: With the manifest's path, for a file without a sequence number that cannot inherit one.
     """
     sequences = block.longs("sequence_number")[rows]
     missing = sequences == MISSING
@@ -63,7 +65,8 @@ def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs
 
 
 def first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
-    """int64[rows], first row ids of data files: files without one are assigned ids in order, from the manifest's on.
+    """Return int64[rows], first row ids of data files: files without one are assigned ids in order, from the
+    manifest's on.
 
     None if the manifest has no first row id; the files' own ids are then ignored.
     """
@@ -85,7 +88,9 @@ Partition = tuple[object, ...]
 
 
 class DeleteIndex:
-    """Delete files by data file. Immutable.
+    """Delete files by data file.
+
+    Immutable.
 
     `specs` and `schemas` are all that the table's metadata contain: they determine which specs are unpartitioned, and
     which columns are required or were promoted.
@@ -119,9 +124,12 @@ class DeleteIndex:
         return self.deletes_for(np.array([entry_id], dtype=np.int64))[0]
 
     def deletes_for(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Delete rows for int64[n] entry ids in any order. Corrupt for a data file without a sequence number.
+        """Delete rows for int64[n] entry ids in any order.
 
         Files with the same delete files share one tuple.
+
+        Raises:
+            Corrupt: For a data file without a sequence number.
         """
         applying: list[tuple[int, ...]] = [()] * len(entry_ids)
         if not len(entry_ids) or not self._view.delete_file_count:
@@ -150,7 +158,7 @@ class DeleteIndex:
         by_partition: _Collected,
         equality: list[EqualityDelete],
     ) -> None:
-        """Adds the entries of a delete manifest to the groups in which lookups search."""
+        """Add the entries of a delete manifest to the groups in which lookups search."""
         first = self._view.delete_starts[number]
         sequences = sequence_numbers(self._view.delete_manifests[number], block, np.arange(block.rows, dtype=np.int64))
         contents = block.longs("content")
@@ -177,13 +185,13 @@ class DeleteIndex:
                 equality.append(EqualityDelete(first + row, number, row, scope, sequence - 1, ids))
 
     def _number_paths(self, paths: list[bytes | None]) -> Longs:
-        """int64[paths]: ids, assigned at the first occurrence of a path; -1 for None."""
+        """Return int64[paths]: ids, assigned at the first occurrence of a path; -1 for None."""
         known = self._paths
         ids = [-1 if path is None else known.setdefault(path, len(known)) for path in paths]
         return np.array(ids, dtype=np.int64)
 
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
-        """int64[rows]: ids of the rows' partitions, assigned at the first occurrence."""
+        """Return int64[rows]: ids of the rows' partitions, assigned at the first occurrence."""
         if not len(rows):
             return rows
         known = self._partitions.setdefault(block.spec_id, {})
@@ -197,12 +205,12 @@ class DeleteIndex:
         return np.array(ids, dtype=np.int64)
 
     def _partition_ids(self, block: Block, rows: Longs) -> Longs:
-        """int64[rows]: ids of the rows' partitions; -1 for partitions without delete files."""
+        """Return int64[rows]: ids of the rows' partitions; -1 for partitions without delete files."""
         ids = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
         return np.fromiter(ids, dtype=np.int64, count=len(rows))
 
     def _partitions_of(self, block: Block, rows: Longs) -> Iterable[Partition]:
-        """The values of the spec's fields, ordered by field id, for any order in the manifest."""
+        """Return the values of the spec's fields, ordered by field id, for any order in the manifest."""
         ids = self._fields.get(block.spec_id, ())
         return (
             zip(*(self._values(block, field_id, rows) for field_id in ids), strict=True)
@@ -211,14 +219,16 @@ class DeleteIndex:
         )
 
     def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-        """The values of `_values` below, with dates converted to the unit of timestamps if the column was promoted."""
+        """Return the values of `_values` below, with dates converted to the unit of timestamps if the column was
+        promoted.
+        """
         values = _values(block, field_id, rows)
         day = self._units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
         return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
 
     def _units_per_day(self, spec_id: int, field_id: int) -> int:
-        """The units of one day in a partition field; 1 unless the field is the identity of a date column that was
-        promoted.
+        """Return the units of one day in a partition field; 1 unless the field is the identity of a date column that
+        was promoted.
         """
         units = self._days.get((spec_id, field_id))
         if units is None:
@@ -234,7 +244,7 @@ class DeleteIndex:
         return units
 
     def _path_ids(self, block: Block, rows: Longs) -> Longs:
-        """int64[rows]: ids of the paths; -1 for paths that no delete file names."""
+        """Return int64[rows]: ids of the paths; -1 for paths that no delete file names."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         column = block.text_column("file_path")
         if column is None:
@@ -257,7 +267,7 @@ class DeleteIndex:
         return ids
 
     def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
-        """(block number, positions in `rows`, rows of the block) for each block with rows."""
+        """Yield (block number, positions in `rows`, rows of the block) for each block with rows."""
         numbers, local = self._view.split(rows)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
@@ -269,7 +279,7 @@ class DeleteIndex:
     def _add_positions(
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
-        """Adds deletion vectors, and position deletes for data files without one."""
+        """Add deletion vectors, and position deletes for data files without one."""
         vectors = self._vectors.first(paths, sequences)
         without = vectors < 0
         by_path = self._by_path.first(np.where(without, paths, -1), sequences)
@@ -305,7 +315,7 @@ class DeleteIndex:
         sequences: Longs,
         partitions: Longs,
     ) -> None:
-        """Adds equality deletes; files with equal results share them."""
+        """Add equality deletes; files with equal results share them."""
         found: dict[int, list[int]] = {}
         blocks = [(self._view.blocks[number], positions, local) for number, positions, local in self._by_block(rows)]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
@@ -331,7 +341,7 @@ class _Collected:
         self._parts.append((groups, sequences, deletes))
 
     def columns(self) -> tuple[Longs, Longs, Longs]:
-        """(groups, sequence numbers, delete rows)."""
+        """Return (groups, sequence numbers, delete rows)."""
         if not self._parts:
             return (np.empty(0, dtype=np.int64),) * 3
         groups, sequences, deletes = (np.concatenate(column) for column in zip(*self._parts, strict=True))
@@ -389,14 +399,14 @@ def _is_unpartitioned(spec: PartitionSpec) -> bool:
 
 
 def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
-    """bool[rows]: which position deletes are deletion vectors."""
+    """Return bool[rows]: which position deletes are deletion vectors."""
     formats = strings(block.text_column("file_format"), rows)
     vectors = {name for name in set(formats) if name is not None and name.lower() == b"puffin"}
     return np.array([name in vectors for name in formats], dtype=np.bool_)
 
 
 def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
-    """The single data file that each position delete refers to; None if it may refer to several.
+    """Return the single data file that each position delete refers to; None if it may refer to several.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
     """
@@ -417,7 +427,8 @@ def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> 
 
 
 def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-    """The values of one partition field, as objects that are equal if the partition values are equal; None for null.
+    """Return the values of one partition field, as objects that are equal if the partition values are equal; None
+    for null.
 
     Floats are compared by their bits (spec, "Scan Planning", note 3): NaN equals itself, and the zeros differ. Numbers
     equal the same numbers of a promoted type.

@@ -55,7 +55,10 @@ class EqualityDelete(NamedTuple):
 
 
 class EqualityDeletes:
-    """Immutable. `blocks`: the view's delete blocks. `schemas`: all schemas of the table."""
+    """Immutable.
+
+    `blocks`: the view's delete blocks. `schemas`: all schemas of the table.
+    """
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
         by_columns: dict[tuple[int, ...], list[EqualityDelete]] = {}
@@ -66,7 +69,7 @@ class EqualityDeletes:
     def applying(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
-        """(positions, delete rows) of all applicable pairs, unordered, in batches of bounded size.
+        """Yield (positions, delete rows) of all applicable pairs, unordered, in batches of bounded size.
 
         `sequences`, int64[n], are the data files' sequence numbers; each item of `scopes`, int64[n], is a scope of each
         file.
@@ -154,7 +157,9 @@ class _ColumnGroup:
                     yield pairs[0], self._deletes[pairs[1]]
 
     def _span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
-        """(first, last) leaf of each file's scope; equal if the scope is empty or all of its deletes are too old."""
+        """Return (first, last) leaf of each file's scope; equal if the scope is empty or all of its deletes are too
+        old.
+        """
         at = np.minimum(np.searchsorted(self._scopes, scopes), len(self._scopes) - 1)
         applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
         return np.where(applicable, self._firsts[at], 0), np.where(applicable, self._firsts[at + 1], 0)
@@ -174,7 +179,7 @@ class _ColumnGroup:
         return above, below, flags
 
     def _pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
-        """(row, leaf) of all pairs that may match; None if these exceed the limit and `rows` can be split."""
+        """Return (row, leaf) of all pairs that may match; None if these exceed the limit and `rows` can be split."""
         first, last = data_files.first[rows], data_files.last[rows]
         # Each file enters the tree at the level where few nodes cover its scope.
         entry = np.searchsorted(_FAN ** np.arange(1, len(self._levels)), last - first)
@@ -217,7 +222,7 @@ def _summary(level: _Level) -> _Level:
 
 
 def _spread(first: Longs, last: Longs) -> tuple[Longs, Longs]:
-    """(all numbers of the ranges [first, last), the index of the range of each)."""
+    """Return (all numbers of the ranges [first, last), the index of the range of each)."""
     counts = np.maximum(last - first, 0)
     which = np.repeat(np.arange(len(first)), counts)
     before = np.cumsum(counts) - counts
@@ -239,7 +244,7 @@ class _Column:
     def of(
         column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
     ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
-        """(column, ranks and flags of each delete file); None if no delete file has statistics of the column."""
+        """Return (column, ranks and flags of each delete file); None if no delete file has statistics of the column."""
         kind = next((kind for block, _ in pieces if (kind := block.kind(column_id)) is not None), None)
         if kind is None:
             return None
@@ -300,7 +305,7 @@ def _statistics(block: Block, column_id: int, rows: Longs, order: str, required:
 def _bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
-    """(values, whether they are known): int64, float64, or comparable objects."""
+    """Return (values, whether they are known): int64, float64, or comparable objects."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
@@ -324,7 +329,9 @@ def _reader(kind: str) -> Callable[[bytes], object]:
 
 
 def _order(kind: str) -> str:
-    """The comparison order of a type: shared by types that Iceberg promotes without changing the meaning of values."""
+    """Return the comparison order of a type: shared by types that Iceberg promotes without changing the meaning of
+    values.
+    """
     if kind.startswith("decimal"):
         return "decimal " + kind.rpartition(",")[2]
     return {"long": "int", "double": "float"}.get(kind, kind.partition("[")[0])
@@ -339,8 +346,8 @@ def _ranks(
     empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
-    """The number of values in `among` less than each value (`side` right: not greater); `nowhere` for files without
-    values.
+    """Return the number of values in `among` less than each value (`side` right: not greater); `nowhere` for files
+    without values.
     """
     ranks = np.full(len(known), unknown, dtype=np.int64)
     if values is not None and len(among):
@@ -354,14 +361,15 @@ def _distinct(parts: list[Values]) -> Values:
 
 
 def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
-    """Whether every row has a value, in every schema that has the column. A null struct has null fields, including
-    required fields.
+    """Return whether every row has a value, in every schema that has the column.
+
+    A null struct has null fields, including required fields.
     """
     paths = [path for schema in schemas if (path := _path(schema, column_id))]
     return bool(paths) and all(all(path) for path in paths)
 
 
 def _path(schema: Schema, column_id: int) -> list[bool]:
-    """Whether the column and each enclosing struct is required; empty if the schema lacks the column."""
+    """Return whether the column and each enclosing struct is required; empty if the schema lacks the column."""
     column = schema.column(column_id)
     return [] if column is None else [field.required for field in (column, *schema.ancestors(column))]

@@ -62,7 +62,9 @@ class FileIds:
         return mask
 
     def find(self, ids: Words) -> Longs:
-        """int64[n]: the position of each of the identities `ids`, uint64[n, 2]; -1 for files that the view lacks."""
+        """Return int64[n]: the position of each of the identities `ids`, uint64[n, 2]; -1 for files that the view
+        lacks.
+        """
         found = _find(self._ids, ids)
         positions = np.full(len(ids), -1, dtype=np.int64)
         present = found >= 0
@@ -70,7 +72,9 @@ class FileIds:
         return positions
 
     def described(self, ids: Words) -> Mask:
-        """bool[count]: whether the identity is one of `ids`, uint64[n, 2]; True for both of a file listed twice."""
+        """Return bool[count]: whether the identity is one of `ids`, uint64[n, 2]; True for both of a file listed
+        twice.
+        """
         mask = np.zeros(self.count, dtype=np.bool_)
         ordered = ids[np.lexsort((ids[:, 1], ids[:, 0]))]
         mask[self._order[_find(ordered, self._ids) >= 0]] = True
@@ -100,7 +104,10 @@ class IndexFileRef(Protocol):
 
 
 class Coverage:
-    """The files of a view that the index files of one definition describe. Immutable."""
+    """The files of a view that the index files of one definition describe.
+
+    Immutable.
+    """
 
     def __init__(self, ids: FileIds, files: Iterable[IndexFileRef]) -> None:
         self.uncovered: Flags = np.ones(ids.count, dtype=np.uint8)
@@ -138,14 +145,17 @@ class Coverage:
         return self._by_position
 
     def file_at(self, position: int) -> tuple[str, int] | None:
-        """(location of an index file, index of the data file in it) for a position in the view; None: uncovered."""
+        """Return (location of an index file, index of the data file in it) for a position in the view; None:
+        uncovered.
+        """
         part_of, file_of = self.by_position
         return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
 
 
 async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
-    """The coverage of each definition's index files, by definition id. The latest one is cached as long as the view
-    lives.
+    """Return the coverage of each definition's index files, by definition id.
+
+    The latest one is cached as long as the view lives.
     """
     cached = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
@@ -186,7 +196,7 @@ class _BlockIds(NamedTuple):
 
 
 def _find(ordered: Words, ids: Words) -> Longs:
-    """int64[n]: the position of each of `ids` in `ordered`, both uint64[n, 2]; -1 if absent."""
+    """Return int64[n]: the position of each of `ids` in `ordered`, both uint64[n, 2]; -1 if absent."""
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
     found = np.full(len(ids), -1, dtype=np.int64)
     at = np.searchsorted(high, ids[:, 0], side="left")
@@ -209,7 +219,7 @@ def _ids_of(view: TableView, number: int) -> _BlockIds:
 
 
 def _identify(view: TableView) -> _BlockIds:
-    """Builds the hash input of all files in one buffer: each path, followed by its size and record count."""
+    """Build the hash input of all files in one buffer: each path, followed by its size and record count."""
     files = lookup(view, EVERYTHING)
     paths = files.texts("file_path")
     counts = np.stack([files.longs("file_size_in_bytes"), files.longs("record_count")], axis=1)

@@ -54,7 +54,7 @@ class KeySetPredicate:
         return self.definition.id, id(self.dynamic_filter)
 
     def query(self) -> IndexQuery | None:
-        """None if the index prunes nothing for this many keys."""
+        """Return None if the index prunes nothing for this many keys."""
         return KINDS[self.definition.kind].query_of_keys(self.dynamic_filter.keys)
 
 
@@ -69,7 +69,7 @@ class IndexPredicate(NamedTuple):
         return self.definition.id, tuple(map(key_of_predicate, self.predicates))
 
     def query(self) -> IndexQuery | None:
-        """None if the index does not support the predicates."""
+        """Return None if the index does not support the predicates."""
         key_ranges_by_term: list[KeyRanges] = []
         for term, predicate in zip(self.definition.terms, self.predicates, strict=True):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
@@ -103,7 +103,7 @@ class IndexProjection:
         return tuple({definition.id: definition for definition in found}.values())
 
     def predicates_for(self, definition_id: str) -> list[IndexPredicate]:
-        """The distinct predicates that the index files of one definition evaluate."""
+        """Return the distinct predicates that the index files of one definition evaluate."""
         single = [
             IndexPredicate(definition, (predicate,))
             for predicate in {key_of_predicate(bound): bound for bound in predicates_of(self.expression)}.values()
@@ -115,7 +115,7 @@ class IndexProjection:
 def project(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
-    """None if no index can prune."""
+    """Return None if no index can prune."""
     by_field = {
         FIRST_FIELD_ID + number: definition
         for number, definition in enumerate(definitions)
@@ -154,7 +154,9 @@ class _Budget:
     values: int
 
     def allows(self, predicate: Bound, field: PartitionField) -> bool:
-        """Whether the field's transform may be applied to the predicate's values; if so, the budget is reduced."""
+        """Return whether the field's transform may be applied to the predicate's values; if so, the budget is
+        reduced.
+        """
         cost = 0 if field.transform == IDENTITY else len(predicate.values)
         if cost > self.values:
             return False
@@ -180,8 +182,10 @@ def _project_predicate(
 
 
 def _has_values_of(predicate: Bound, term: Term) -> bool:
-    """Whether the predicate's values are valid for the term. In an older schema the column may have another type: the
-    days of a date are not the microseconds of the timestamp that it was promoted to, and transforms overflow by type.
+    """Return whether the predicate's values are valid for the term.
+
+    In an older schema the column may have another type: the days of a date are not the microseconds of the timestamp
+    that it was promoted to, and transforms overflow by type.
     """
     if predicate.kind == term.source:
         return True
@@ -189,7 +193,7 @@ def _has_values_of(predicate: Bound, term: Term) -> bool:
 
 
 def _lowered(predicate: Bound, term: PartitionField) -> Expression:
-    """A condition on the lower-case form of every matching value."""
+    """Return a condition on the lower-case form of every matching value."""
     if predicate.op not in (Op.EQ, Op.IN, Op.STARTS_WITH):
         return TRUE
     if (predicate.kind, predicate.transform) != ("string", IDENTITY):  # values of other transforms are unrelated
@@ -200,7 +204,7 @@ def _lowered(predicate: Bound, term: PartitionField) -> Expression:
 
 
 def _supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
-    """The predicate, or TRUE if its index does not support it."""
+    """Return the predicate, or TRUE if its index does not support it."""
     return predicate if KINDS[by_field[predicate.column_id].kind].supports(predicate) else TRUE
 
 

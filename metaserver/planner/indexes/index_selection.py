@@ -48,7 +48,10 @@ class _RemoteHits(NamedTuple):
 
 
 def _result(task: asyncio.Task[T | None]) -> T | None:
-    """None for a task that is not done. An unexpected error is logged and does not fail the plan."""
+    """Return None for a task that is not done.
+
+    An unexpected error is logged and does not fail the plan.
+    """
     if not task.done() or task.cancelled():
         return None
     error = task.exception()
@@ -59,8 +62,9 @@ def _result(task: asyncio.Task[T | None]) -> T | None:
 
 
 class IndexSelection:
-    """Selects index files for plans. Belongs to one event loop. `wait_s`: how long a plan waits for index files,
-    seconds.
+    """Selects index files for plans.
+
+    Belongs to one event loop. `wait_s`: how long a plan waits for index files, seconds.
     """
 
     def __init__(self, indexes: Indexes, usage: Usage, clock: Clock, *, wait_s: float) -> None:
@@ -74,7 +78,9 @@ class IndexSelection:
         """
 
     def definitions(self, metadata: TableMetadata, entry: Entry | None) -> tuple[IndexDefinition, ...]:
-        """The definitions that plans of the table may use: the enabled definitions, if the table has any index file."""
+        """Return the definitions that plans of the table may use: the enabled definitions, if the table has any
+        index file.
+        """
         if entry is None or entry.index_version == 0:
             return ()
         # The key omits the metadata file's location, because most commits do not change definitions.
@@ -92,7 +98,10 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """None if no index can prune. Never raises."""
+        """Return None if no index can prune.
+
+        Never raises.
+        """
         projection = await self._project(bound_scan, definitions)
         if projection is None:
             return None
@@ -149,7 +158,8 @@ class IndexSelection:
     async def _opened(
         self, projection: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
     ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
-        """(opened index files that are in memory in time, results of index files that were read remotely), by location.
+        """Return (opened index files that are in memory in time, results of index files that were read remotely), by
+        location.
 
         The other files are still being fetched.
         """
@@ -184,7 +194,9 @@ class IndexSelection:
         return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
-        """The results of a large index file for all predicates of the plan; None if it cannot evaluate all of them."""
+        """Return the results of a large index file for all predicates of the plan; None if it cannot evaluate all of
+        them.
+        """
         predicates = projection.predicates_for(file.definition)
         values = sum(len(bound.values) for predicate in predicates for bound in predicate.predicates)
         if values > KINDS[file.kind].remote_values_max:
@@ -201,8 +213,9 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes. Whether it loaded
-        any.
+        """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes.
+
+        Whether it loaded any.
         """
         missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
         if sum(map(len, missing.values())) > RANGES_MAX:

@@ -37,7 +37,9 @@ from seamark.metaserver.store.model import RegisteredIndexFile
 
 @dataclass
 class Probe:
-    """Applies indexes to one plan. `coverage` is by definition id, `opened` by location.
+    """Applies indexes to one plan.
+
+    `coverage` is by definition id, `opened` by location.
 
     An index file that is not in `opened` is ignored. `damaged` collects the reasons of files on which a probe failed.
     """
@@ -71,13 +73,13 @@ class Probe:
         return not self.late and not self.damaged and not self.missing_rows
 
     def reset(self) -> None:
-        """Resets the counts before the plan runs again with more of the indexes loaded."""
+        """Reset the counts before the plan runs again with more of the indexes loaded."""
         self.counts.clear()
         self.missing_rows.clear()
         self._counted.clear()
 
     def steps(self, expired: Expired) -> Iterator[tuple[str, Callable[[Selection], None]]]:
-        """The steps that narrow a selection, with their names, the cheapest first."""
+        """Yield the steps that narrow a selection, with their names, the cheapest first."""
         used = {definition.kind for definition in self.projection.definitions}
         kinds: frozenset[str] = frozenset()
         for kind in KINDS:
@@ -97,7 +99,7 @@ class Probe:
         )
 
     def narrow(self, selection: Selection, kinds: frozenset[str], expired: Expired) -> None:
-        """Narrows by all indexes of these kinds.
+        """Narrow by all indexes of these kinds.
 
         These include the kinds of earlier steps, because the sides of a disjunction may need different kinds.
         """
@@ -144,8 +146,9 @@ class Probe:
             self.counts[definition_id] = files + before * first, removed + before - selection.count()
 
     def _kept_by(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
-        """uint8[files of the view]: 1 for files that the index does not describe, that may match, or that there was no
-        time for."""
+        """Return uint8[files of the view]: 1 for files that the index does not describe, that may match, or that
+        there was no time for.
+        """
         coverage, query = self.coverage.get(predicate.definition.id), self._query(predicate)
         if coverage is None or query is None:
             return None
@@ -199,7 +202,7 @@ class Probe:
         selection.intersect(kept)
 
     def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
-        """(key sets that bitmaps in memory look up, the narrowest first, the rest of the expression)."""
+        """Return (key sets that bitmaps in memory look up, the narrowest first, the rest of the expression)."""
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
         wanted: list[tuple[IndexDefinition, WantedKeys]] = []
@@ -227,7 +230,7 @@ class Probe:
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
     def _wanted_keys(self, predicate: Bound) -> WantedKeys | None:
-        """The codes that match a predicate, if these alone match."""
+        """Return the codes that match a predicate, if these alone match."""
         query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
@@ -241,7 +244,7 @@ class Probe:
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
     def _rows(self, expression: Expression, position: int) -> Bits | None:
-        """Rows of the file at a position in the view that may match; None for all."""
+        """Return rows of the file at a position in the view that may match; None for all."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
@@ -280,7 +283,7 @@ class Probe:
             return None
 
     def _bitmap_at(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
-        """(location of the index file that describes the file, index of the file in it, its bitmaps).
+        """Return (location of the index file that describes the file, index of the file in it, its bitmaps).
 
         None if there is none, or if its bitmaps are of another number of rows.
         """
@@ -300,7 +303,7 @@ class Probe:
         return location, file, bitmap
 
     def _bitmap_of(self, location: str, file: int) -> Bitmap | None:
-        """The bitmaps that can return the rows of this data file."""
+        """Return the bitmaps that can return the rows of this data file."""
         index, remote = self.opened.get(location), self.remote.get(location)
         if location in self.damaged:
             return None

@@ -49,7 +49,7 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """None if the index file can no longer be used."""
+        """Return None if the index file can no longer be used."""
         found = self.files.get(location)
         if found is None:
             return None
@@ -59,7 +59,10 @@ class BitmapIndex:
 
 
 class IndexResolver:
-    """Resolves index files. Belongs to one event loop."""
+    """Resolves index files.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, indexes: Indexes) -> None:
         self._indexes = indexes
@@ -67,8 +70,10 @@ class IndexResolver:
     async def records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
-        """Index files in which to look up keys. `hashes`: the halves of the keys' hashes if these are few enough for
-        remote reads, otherwise None.
+        """Index files in which to look up keys.
+
+        Args:
+            hashes: The halves of the keys' hashes if these are few enough for remote reads, otherwise None.
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
@@ -99,7 +104,7 @@ class IndexResolver:
         return BitmapIndex(definition, coverage, files, {file.location: file for file in listed})
 
     async def load(self, index: BitmapIndex, positions: Iterable[int]) -> None:
-        """Loads the rows of the data files at these positions in the view.
+        """Load the rows of the data files at these positions in the view.
 
         Waits for index files that cannot be read by range; removes from `files` those that cannot be used.
         """
@@ -122,7 +127,10 @@ class IndexResolver:
             index.files[location] = ready
 
     async def verify_sources(self, entry: Entry, damaged: Mapping[str, str]) -> None:
-        """Schedules a check of damaged index files. Never raises."""
+        """Schedule a check of damaged index files.
+
+        Never raises.
+        """
         if damaged:
             listed = await self._indexes.registry.files(entry)
             files = [file for file in listed.files if file.location in damaged]

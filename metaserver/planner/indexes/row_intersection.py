@@ -53,7 +53,7 @@ class Conjunct:
         """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
-        """None if the index file cannot be used, or if the conjunct selects all of its keys."""
+        """Return None if the index file cannot be used, or if the conjunct selects all of its keys."""
         index = opened.get(location)
         if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
             return None
@@ -70,13 +70,19 @@ class Conjunct:
         return any(part is not None for part in self.parts)
 
     def of(self, position: int) -> tuple[_Part, int] | None:
-        """The index file that describes the file at this position in the view, and the index of the file in it."""
+        """Return the index file that describes the file at this position in the view, and the index of the file in
+        it.
+        """
         number = self._part_of[position]
         part = None if number < 0 else self.parts[number]
         return None if part is None else (part, self._file_of[position])
 
     def column(self, part: _Part, file: int) -> Column | None:
-        """The column of a file, as `Bitmap.column`. ValueError if it is damaged or of another number of rows."""
+        """Return the column of a file, as `Bitmap.column`.
+
+        Raises:
+            ValueError: If it is damaged or of another number of rows.
+        """
         if part.bitmap.section(file).rows != part.records[file]:
             raise ValueError(
                 f"file {file} has {part.records[file]} rows, but its bitmap has {part.bitmap.section(file).rows}"
@@ -93,8 +99,10 @@ class Conjunct:
 
 
 def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], Bits | None]) -> bool:
-    """Whether some row of the file at this position in the view may satisfy all conjuncts. `others`: the rows that
-    satisfy the rest of the expression, None for all.
+    """Return whether some row of the file at this position in the view may satisfy all conjuncts.
+
+    Args:
+        others: The rows that satisfy the rest of the expression, None for all.
     """
     columns: list[Column] = []
     used: list[tuple[Conjunct, _Part]] = []

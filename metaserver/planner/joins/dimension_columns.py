@@ -39,7 +39,10 @@ class DimensionColumn(NamedTuple):
 
 
 class FileColumn:
-    """One column of one data file. Immutable."""
+    """One column of one data file.
+
+    Immutable.
+    """
 
     def __init__(
         self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
@@ -69,7 +72,10 @@ class FileColumn:
 
     @staticmethod
     def _of_dictionary(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """A column of strings, each value stored once. It may have keys that no row has."""
+        """Return a column of strings, each value stored once.
+
+        It may have keys that no row has.
+        """
         keys = keys_of(array.chunk(0).dictionary, kind)
         distinct, ranks = ranked(keys)
         indices = pa.chunked_array([chunk.indices for chunk in array.chunks]).combine_chunks()
@@ -89,10 +95,13 @@ class FileColumn:
 
     @staticmethod
     def absent(schemas: Sequence[Schema], column_ref: DimensionColumn, rows: int, path: str) -> FileColumn:
-        """The column in a file written before the column was added: its initial default, or null. `schemas`: newest
-        first.
+        """Return the column in a file written before the column was added: its initial default, or null.
 
-        Unreadable if the default belongs to a field of a struct, which may itself be null, or is not a valid key.
+        Args:
+            schemas: Newest first.
+
+        Raises:
+            Unreadable: If the default belongs to a field of a struct, which may itself be null, or is not a valid key.
         """
         column = next((candidate for schema in schemas if (candidate := schema.column(column_ref.column_id))), None)
         if column is None or column.initial_default is None:
@@ -113,7 +122,7 @@ class FileColumn:
         return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
 
     def within(self, ranges: KeyRanges) -> Mask:
-        """bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
+        """Return bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
         selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
             *(positions.tolist() for positions in Bounds(ranges, self._form).intervals(self._opened)), strict=True
@@ -127,15 +136,15 @@ class FileColumn:
         return mask
 
     def among(self, keys: KeySet) -> Mask:
-        """bool[rows]: the rows with one of the keys."""
+        """Return bool[rows]: the rows with one of the keys."""
         return self._rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
 
     def where(self, matching: Callable[[Distinct], Mask]) -> Mask:
-        """bool[rows]: the rows whose keys match, bool[keys]."""
+        """Return bool[rows]: the rows whose keys match, bool[keys]."""
         return self._rows_with(matching(distinct_of(self._opened)))
 
     def keys_of_rows(self, rows: Mask | None) -> Distinct:
-        """The distinct keys of these rows; None means all rows."""
+        """Return the distinct keys of these rows; None means all rows."""
         present = self._present if rows is None else rows if self._present is None else rows & self._present
         distinct = distinct_of(self._opened)
         if present is None or present.all():
@@ -159,7 +168,7 @@ Columns = Mapping[DimensionColumn, FileColumn]
 
 
 def filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
-    """The columns that `rows_where` reads."""
+    """Yield the columns that `rows_where` reads."""
     for predicate in predicates_of(bound):
         if (plain := _plain(predicate)) is not None:
             yield from (DimensionColumn(bound.column_id, bound.kind) for bound in predicates_of(plain))
@@ -167,7 +176,7 @@ def filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]
 
 
 def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
-    """bool[rows]: the rows that may match the expression and every dynamic filter; None for all."""
+    """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all."""
     mask = _rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
@@ -176,7 +185,7 @@ def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], colu
 
 
 def both_of(one: Mask | None, other: Mask | None) -> Mask | None:
-    """The rows that are in both; None is all rows."""
+    """Return the rows that are in both; None is all rows."""
     return other if one is None else one if other is None else one & other
 
 
@@ -205,7 +214,7 @@ def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
 
 
 def _plain(predicate: Bound) -> Expression | None:
-    """A condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
+    """Return a condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
     ranges = source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
         return None
@@ -213,7 +222,7 @@ def _plain(predicate: Bound) -> Expression | None:
 
 
 def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
-    """The union of the keys of all parts."""
+    """Return the union of the keys of all parts."""
     listed = list(parts)
     return listed[0] if len(listed) == 1 else union_of(listed, CODES if has_codes(kind) else BYTES)
 

@@ -123,7 +123,10 @@ class DimensionRequest:
 
 
 class Dimensions:
-    """Reads and caches key sets. Belongs to one event loop."""
+    """Reads and caches key sets.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, planner: Planner, objects: ObjectStore, clock: Clock, limits: Limits) -> None:
         self._planner = planner
@@ -139,9 +142,12 @@ class Dimensions:
         self._concurrency = asyncio.Semaphore(_TABLES_CONCURRENT)
 
     async def keys(self, request: DimensionRequest, until_s: float) -> tuple[KeySet, ...]:
-        """The keys of each column, without null. Waits until `until_s`, in monotonic seconds.
+        """Return the keys of each column, without null.
 
-        DimensionSkipped if there are none, or if they are not known in time.
+        Waits until `until_s`, in monotonic seconds.
+
+        Raises:
+            DimensionSkipped: If there are none, or if they are not known in time.
         """
         key = request.key
         cached = self._keys.get(key)
@@ -242,7 +248,11 @@ def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
 def file_columns(
     rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
-    """Read columns of a data file, in a thread. Unreadable if the file cannot be read within the budget of `rows`."""
+    """Read columns of a data file, in a thread.
+
+    Raises:
+        Unreadable: If the file cannot be read within the budget of `rows`.
+    """
     if file.format != "parquet":
         raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
     schemas = _newest_first(metadata)
@@ -267,7 +277,7 @@ def file_columns(
 
 
 def _newest_first(metadata: TableMetadata) -> list[Schema]:
-    """All schemas, the current one first, then by descending id."""
+    """Return all schemas, the current one first, then by descending id."""
     return sorted(
         metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id), reverse=True
     )
@@ -276,7 +286,7 @@ def _newest_first(metadata: TableMetadata) -> list[Schema]:
 def _default_and_names(
     metadata: TableMetadata, mapping: NameMapping | None, column_ref: DimensionColumn
 ) -> tuple[str, Hashable]:
-    """The column's value in files that lack it, and its names in files without field ids.
+    """Return the column's value in files that lack it, and its names in files without field ids.
 
     They are part of cache keys, because tables registered from one metadata file share files and column ids, and may
     define different defaults for a new column; a name mapping can change.

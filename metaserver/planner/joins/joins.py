@@ -41,7 +41,10 @@ IN_LOOP_VALUES = 200
 
 
 class Pair(NamedTuple):
-    """A column of the table that equals a column of the other table. `kind`s are canonical types."""
+    """A column of the table that equals a column of the other table.
+
+    `kind`s are canonical types.
+    """
 
     column_id: int
     name: str
@@ -52,7 +55,12 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Join:
-    """A join with another table. `table`: its name in the request. `filter`: bound to the other table's columns."""
+    """A join with another table.
+
+    Attributes:
+        table: Its name in the request.
+        filter: Bound to the other table's columns.
+    """
 
     table: tuple[str, ...]
     metadata: TableMetadata
@@ -76,8 +84,10 @@ class Join:
 
 
 class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
-    """The result of a join. `keys`: the number of keys, for several columns the smallest; None if the join was
-    skipped.
+    """The result of a join.
+
+    Attributes:
+        keys: The number of keys, for several columns the smallest; None if the join was skipped.
     """
 
     table: tuple[str, ...]
@@ -101,7 +111,10 @@ class JoinFilters(NamedTuple):
 
 
 async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: float) -> JoinFilters:
-    """The dynamic filters of a table's joins. Waits until `until_s`, in monotonic seconds."""
+    """Return the dynamic filters of a table's joins.
+
+    Waits until `until_s`, in monotonic seconds.
+    """
     results = await gathered([partial(_filters_of, dimensions, join, until_s) for join in joins])
     found = list(zip(joins, results, strict=True))
     parts = []
@@ -121,8 +134,9 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: f
 
 
 def _condition_of(alternatives: Sequence[tuple[Join, JoinFilters]]) -> Expression:
-    """The condition that one of the alternatives requires of a row; TRUE for dynamic filters, which are
-    evaluated by themselves."""
+    """Return the condition that one of the alternatives requires of a row; TRUE for dynamic filters, which are
+    evaluated by themselves.
+    """
     if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
         return TRUE
     found = []
@@ -181,7 +195,9 @@ def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
 
 
 def is_comparable(kind: str, other: str) -> bool:
-    """Whether equal values of the two types have equal keys, after `KeySet.of_kind` converts them to one type."""
+    """Return whether equal values of the two types have equal keys, after `KeySet.of_kind` converts them to one
+    type.
+    """
     names = base_name(kind), base_name(other)
     if not all(is_primitive(primitive) and has_keys(primitive) for primitive in (kind, other)) or {
         "unknown",
@@ -194,6 +210,6 @@ def is_comparable(kind: str, other: str) -> bool:
 
 
 def kind_of(kind: object) -> str:
-    """The canonical name of a primitive type."""
+    """Return the canonical name of a primitive type."""
     assert isinstance(kind, str)
     return canonical_primitive(kind)

@@ -25,7 +25,10 @@ from seamark.metaserver.planner.joins.dimension_columns import Columns, Dimensio
 
 
 class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True, forbid_unknown_fields=True):
-    """`column LIKE pattern ESCAPE escape`, or NOT LIKE. Null matches neither."""
+    """`column LIKE pattern ESCAPE escape`, or NOT LIKE.
+
+    Null matches neither.
+    """
 
     column: str
     pattern: Annotated[str, msgspec.Meta(max_length=PATTERN_MAX)]
@@ -36,7 +39,11 @@ class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=T
 
     @property
     def regex(self) -> str:
-        """For RE2. ValueError if the escape character precedes another character than itself, % and _."""
+        """For RE2.
+
+        Raises:
+            ValueError: If the escape character precedes another character than itself, % and _.
+        """
         parts, characters = [], iter(self.pattern)
         for character in characters:
             if character == self.escape:
@@ -63,7 +70,7 @@ def like_columns(likes: Sequence[AnyLike]) -> list[DimensionColumn]:
 
 
 def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
-    """bool[rows]: the rows that may match all of `likes`; None for all."""
+    """Return bool[rows]: the rows that may match all of `likes`; None for all."""
     mask: Mask | None = None
     for either in likes:
         matching = np.logical_or.reduce(
@@ -74,7 +81,7 @@ def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
 
 
 def _matching(predicate: LikePredicate, keys: Distinct) -> Mask:
-    """bool[keys]: the keys that may match."""
+    """Return bool[keys]: the keys that may match."""
     assert keys.starts is not None
     assert keys.heap is not None
     if not len(keys):

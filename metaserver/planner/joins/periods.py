@@ -25,7 +25,7 @@ _WHOLE = ("int", "long")
 
 
 def has_periods(transform: str, kind: str, other: str) -> bool:
-    """Whether values of type `other` may identify the period of a column of type `kind`."""
+    """Return whether values of type `other` may identify the period of a column of type `kind`."""
     if not accepts(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
         return False
     if other in _WHOLE:
@@ -36,8 +36,11 @@ def has_periods(transform: str, kind: str, other: str) -> bool:
 
 
 def period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
-    """The condition that the transform of the column is the period of one of the keys. ValueError for too many keys,
-    and for times beyond the years 1 to 9999."""
+    """Return the condition that the transform of the column is the period of one of the keys.
+
+    Raises:
+        ValueError: For too many keys, and for times beyond the years 1 to 9999.
+    """
     if len(keys) > KEYS_MAX:
         raise ValueError(f"it has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}")
     found = set()
@@ -60,8 +63,9 @@ def period_condition(column_id: int, name: str, kind: str, transform: str, keys:
 
 
 def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
-    """At most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals: the widest gaps between them
-    stay out."""
+    """At most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals: the widest gaps between
+    them stay out.
+    """
     if not ordinals:
         return []
     gaps = [(following - one, number) for number, (one, following) in enumerate(pairwise(ordinals), 1)]
@@ -71,7 +75,7 @@ def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _ordinal(value: int, kind: str, transform: str) -> int | None:
-    """The number of the period that begins at the value, or of the year; None if none begins there."""
+    """Return the number of the period that begins at the value, or of the year; None if none begins there."""
     if kind in _WHOLE:
         if not 1 <= value <= _LAST_YEAR:  # a year that rows may have
             raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")

@@ -24,7 +24,8 @@ Key = int | float | bytes
 class Axis(NamedTuple):
     """The values of a column that are a bound of some file, ascending, with a position from 0 to 1 each.
 
-    `by_value`: whether positions are proportional to the values; otherwise they are proportional to the ranks.
+    Attributes:
+        by_value: Whether positions are proportional to the values; otherwise they are proportional to the ranks.
     """
 
     keys: Any
@@ -37,7 +38,7 @@ class Axis(NamedTuple):
         return key
 
     def ranks_at(self, count: int) -> Longs:
-        """The distinct ranks of the values at, or next below, `count` evenly spaced positions."""
+        """Return the distinct ranks of the values at, or next below, `count` evenly spaced positions."""
         if not len(self.positions):
             return np.empty(0, dtype=np.int64)
         at = np.searchsorted(self.positions, np.linspace(0.0, 1.0, count), side="right") - 1
@@ -45,20 +46,27 @@ class Axis(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """`lower`, `upper`, int64[bounded]: ranks on the axis. `files`: all data files, with those without both bounds."""
+    """`lower`, `upper`, int64[bounded]: ranks on the axis.
+
+    Attributes:
+        files: All data files, with those without both bounds.
+    """
 
     files: int
     lower: Longs
     upper: Longs
 
     def depth(self, ranks: Longs) -> Longs:
-        """int64[ranks]: the number of files whose range contains each value."""
+        """Return int64[ranks]: the number of files whose range contains each value."""
         started = np.searchsorted(np.sort(self.lower), ranks, side="right")
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
     def mean_depth(self, axis: Axis) -> float | None:
-        """The number of files whose range contains a value that is drawn evenly from the range of a file, as the mean
-        over the files. None without files."""
+        """Return the number of files whose range contains a value that is drawn evenly from the range of a file, as
+        the mean over the files.
+
+        None without files.
+        """
         if not len(self.lower):
             return None
         between = np.diff(axis.positions)
@@ -74,8 +82,11 @@ class Ranges(NamedTuple):
 
 
 class Bar(NamedTuple):
-    """Files that follow one another by their ranges. `low`, `high`: positions of the lowest lower and the highest upper
-    bound; `median`: of the median upper bound."""
+    """Files that follow one another by their ranges.
+
+    Attributes:
+        low, high: Positions of the lowest lower and the highest upper bound; `median`: of the median upper bound.
+    """
 
     files: int
     low: float
@@ -92,7 +103,10 @@ class SizeClass(NamedTuple):
 
 
 def read_layouts(found: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
-    """The ranges in each of some snapshots on one axis. `column` has a type with bounds."""
+    """Return the ranges in each of some snapshots on one axis.
+
+    `column` has a type with bounds.
+    """
     sides = [_keys(files.stats(column)) for files in found]
     axis, ranks = _axis([keys for pair in sides for keys in pair], by_rank)
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
@@ -114,7 +128,7 @@ def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
 
 
 def size_classes(found: FoundFiles) -> list[SizeClass]:
-    """The classes that have files, ascending."""
+    """Return the classes that have files, ascending."""
     sizes = found.longs("file_size_in_bytes").clip(0)
     classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
     numbers, which = np.unique(classes, return_inverse=True)
@@ -128,7 +142,7 @@ def size_classes(found: FoundFiles) -> list[SizeClass]:
 
 
 def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
-    """(lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
+    """Return (lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
     lower, upper = stats.bounds("lower"), stats.bounds("upper")
     if isinstance(lower, Strings) or isinstance(upper, Strings):
         assert isinstance(lower, Strings)
@@ -144,7 +158,7 @@ def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
 
 
 def _axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
-    """The axis of all keys, and the ranks of the keys of each side."""
+    """Return the axis of all keys, and the ranks of the keys of each side."""
     if any(isinstance(side, list) for side in sides):
         texts: list[Key] = sorted({key for side in sides for key in side})
         number_of = {key: number for number, key in enumerate(texts)}

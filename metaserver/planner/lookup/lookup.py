@@ -66,7 +66,7 @@ class Segment(NamedTuple):
     rows: Longs | None
 
     def local(self) -> Longs:
-        """int64[files], rows of the block."""
+        """Return int64[files], rows of the block."""
         return np.arange(self.first, self.first + self.files) if self.rows is None else self.rows
 
 
@@ -79,7 +79,10 @@ class RequestedColumn:
 
 
 class FoundFiles:
-    """Files of a view, in its order. `segments` and `picks` are in the format of `_lookup.pyx`; no segment is empty."""
+    """Files of a view, in its order.
+
+    `segments` and `picks` are in the format of `_lookup.pyx`; no segment is empty.
+    """
 
     def __init__(self, view: TableView, segments: Longs, picks: Longs = _NO_PICKS) -> None:
         self.view = view
@@ -96,11 +99,11 @@ class FoundFiles:
         )
 
     def entry_ids(self) -> Longs:
-        """int64[files], entry ids of the view."""
+        """Return int64[files], entry ids of the view."""
         return _lookup.rows(self.view.extents, self._table, self._picks)
 
     def longs(self, name: str) -> Longs:
-        """int64[files] of an integer field of manifest entries (see `Block.longs`); MISSING for null.
+        """Return int64[files] of an integer field of manifest entries (see `Block.longs`); MISSING for null.
 
         The array is read-only, like every array of a lookup: a constant column has one value in memory.
         """
@@ -111,22 +114,26 @@ class FoundFiles:
         return self._read_strings(self._layouts.texts(self.view, name))
 
     def by_segment(self, values: Sequence[int]) -> Longs:
-        """int64[files]: the value of each segment, repeated for its files."""
+        """Return int64[files]: the value of each segment, repeated for its files."""
         return np.repeat(np.array(values, dtype=np.int64), self._table[:, 2])
 
     def sequence_numbers(self) -> Longs:
-        """int64[files], data sequence numbers; entries without one inherit the manifest's (spec, "Inheritance")."""
+        """Return int64[files], data sequence numbers; entries without one inherit the manifest's (spec,
+        "Inheritance").
+        """
         return self._inherited("sequence_number", lambda manifest: manifest.sequence_number)
 
     def snapshot_ids(self) -> Longs:
-        """int64[files]: the id of the snapshot that added the file, or the manifest's for entries without one."""
+        """Return int64[files]: the id of the snapshot that added the file, or the manifest's for entries without
+        one.
+        """
         return self._inherited("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
     def stats(self, column: RequestedColumn) -> FoundStatistics:
         return FoundStatistics(self, column)
 
     def part(self, start: int, end: int) -> FoundFiles:
-        """The files from index `start` up to, but not including, `end`."""
+        """Return the files from index `start` up to, but not including, `end`."""
         if start <= 0 and end >= self.files:
             return self
         counts = self._table[:, 2]
@@ -204,19 +211,23 @@ class FoundStatistics:
         return results
 
     def integer_counts(self, name: str) -> IntegerColumn:
-        """The column of `counts`, as a lazy column."""
+        """Return the column of `counts`, as a lazy column."""
         found = self._found
         return IntegerColumn(found, _of_form(found._layouts.counts(found.view, name, self.column.id), Form.INTEGERS))
 
     def integer_bounds(self, side: str) -> IntegerColumn | None:
-        """The column of `bounds`, as a lazy column; None unless it consists of integers that need no conversion."""
+        """Return the column of `bounds`, as a lazy column; None unless it consists of integers that need no
+        conversion.
+        """
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
         found = self._found
         return IntegerColumn(found, _of_form(found._layouts.bounds(found.view, side, self.column.id), Form.INTEGERS))
 
     def counts(self, name: str) -> Longs:
-        """int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
+        """Return int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if
+        absent.
+        """
         return self._found._read_longs(self._found._layouts.counts(self._found.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
@@ -240,14 +251,16 @@ class FoundStatistics:
         return longs
 
     def _may_have_dates(self) -> bool:
-        """Whether bounds may be dates: for date columns, and for timestamp columns that were promoted from date."""
+        """Return whether bounds may be dates: for date columns, and for timestamp columns that were promoted from
+        date.
+        """
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
         return any(segment.block.kind(column.id) == "date" for segment in self._found.segments)
 
     def _promoted(self, longs: Longs) -> Longs:
-        """Converts bounds of a date column to the unit of the type that it was promoted to (spec, "Schema
+        """Convert bounds of a date column to the unit of the type that it was promoted to (spec, "Schema
         Evolution").
         """
         if not self._may_have_dates():
@@ -268,7 +281,7 @@ class IntegerColumn:
         """Whether a value may be absent."""
 
     def write(self, values: memoryview, width: int, bits: memoryview) -> int:
-        """Fills `values` with 4 or 8 (`width`) bytes per value, and `bits` (empty unless `nullable`), in Arrow's
+        """Fill `values` with 4 or 8 (`width`) bytes per value, and `bits` (empty unless `nullable`), in Arrow's
         format.
 
         Returns the number of absent values.
@@ -282,7 +295,7 @@ class IntegerColumn:
 
 
 def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
-    """The data files in the partitions of a prefix, in the order of the view."""
+    """Return the data files in the partitions of a prefix, in the order of the view."""
     numbers = prefix.whole_blocks(view)
     if numbers is None:
         return files_at(view, prefix.select(view).entry_ids())
@@ -290,7 +303,7 @@ def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
 
 
 def files_at(view: TableView, entry_ids: Longs) -> FoundFiles:
-    """The data files of these entry ids, int64[files], ascending."""
+    """Return the data files of these entry ids, int64[files], ascending."""
     if not len(entry_ids):
         return FoundFiles(view, np.empty((0, 4), dtype=np.int64))
     ordinals, local = entry_ids >> ENTRY_BITS, entry_ids & ENTRY_MASK
@@ -329,7 +342,9 @@ def _widened(strings: Strings, longs: Longs) -> Strings:
 
 
 class _Layouts:
-    """The layouts of columns in the blocks of a view. They depend only on the view, and are cached as long as it lives.
+    """The layouts of columns in the blocks of a view.
+
+    They depend only on the view, and are cached as long as it lives.
 
     Each column has one side per form: a decimal column widened past 18 digits has two forms.
     """

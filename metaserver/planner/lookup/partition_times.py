@@ -18,8 +18,10 @@ _TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
 def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
-    """The end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some. Rows
-    without a time do not count; without others the end is far away."""
+    """Return the end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some.
+
+    Rows without a time do not count; without others the end is far away.
+    """
     oldest = _FAR_MS
     for number, of_block in _ids_by_block(view, rows):
         found = _time_column(view, number, metadata)
@@ -42,12 +44,12 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
 
 
 def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """(block number, rows in the block) of entry ids, which are in order."""
+    """Return (block number, rows in the block) of entry ids, which are in order."""
     return [(number, of_block & ENTRY_MASK) for number, of_block in _ids_by_block(view, entry_ids)]
 
 
 def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
-    """(block number, its entry ids)."""
+    """Return (block number, its entry ids)."""
     if not len(entry_ids):
         return []
     first_id = int(entry_ids[0])
@@ -60,8 +62,10 @@ def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
 
 
 def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
-    """int64[rows]: the end of the partition of each row of a block; MISSING for a partition without a time. None if the
-    block's spec has no time, or several."""
+    """Return int64[rows]: the end of the partition of each row of a block; MISSING for a partition without a time.
+
+    None if the block's spec has no time, or several.
+    """
     found = _time_column(view, number, metadata)
     if found is None:
         return None
@@ -75,7 +79,7 @@ def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: Tabl
 def _time_column(
     view: TableView, number: int, metadata: TableMetadata
 ) -> tuple[TimeColumn, PackedColumn | None] | None:
-    """The time by which a block is partitioned, and its values; None in their place if all are null."""
+    """Return the time by which a block is partitioned, and its values; None in their place if all are null."""
     block = view.blocks[number]
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
@@ -87,8 +91,9 @@ def _time_column(
 
 
 class _TimesOfView:
-    """The time by which each spec partitions, for the metadata of the latest plan; nearly always the
-    next plan uses the same."""
+    """The time by which each spec partitions, for the metadata of the latest plan; nearly always the next plan uses
+    the same.
+    """
 
     def __init__(self) -> None:
         self._known: tuple[tuple[Schema, ...], int, tuple[PartitionSpec, ...], dict[int, TimeColumn | None]] | None
@@ -101,7 +106,7 @@ class _TimesOfView:
         return _TIMES_BYTES if known is None else _TIMES_BYTES + _TIME_BYTES * len(known[3])
 
     def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
-        """None if the spec partitions by no time, or by several."""
+        """Return None if the spec partitions by no time, or by several."""
         known = self._known
         if (
             known is None

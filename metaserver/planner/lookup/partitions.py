@@ -36,7 +36,10 @@ class FilesByPartition(NamedTuple):
     partitions: tuple[PartitionTuple, ...]
 
     def sums(self, values: Longs) -> list[int]:
-        """The sum of one value per file, for each partition; exact. Negative values count as 0."""
+        """Return the sum of one value per file, for each partition; exact.
+
+        Negative values count as 0.
+        """
         totals = np.zeros(len(self.partitions), dtype=np.int64)
         np.add.at(totals, self.numbers, np.maximum(values, 0))
         return [int(total) for total in totals]
@@ -72,7 +75,8 @@ def _partition(segment: Segment, row: int) -> PartitionTuple:
 
 
 def _groups(segment: Segment) -> tuple[Longs, Longs]:
-    """(a row of the block for each of its partitions, int64[files]: the index in the first of each file's partition).
+    """Return (a row of the block for each of its partitions, int64[files]: the index in the first of each file's
+    partition).
 
     Partitions are in the order of their first files.
     """
@@ -93,7 +97,7 @@ def _groups(segment: Segment) -> tuple[Longs, Longs]:
 
 
 def _ordinals(column: PackedColumn, rows: Longs) -> Longs:
-    """int64[rows] that are equal if and only if the column's values are."""
+    """Return int64[rows] that are equal if and only if the column's values are."""
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}
         return np.array([ids.setdefault(text, len(ids)) for text in strings(column, rows)], dtype=np.int64)

@@ -56,7 +56,11 @@ _ORDINAL = {
 
 
 class _Raw(NamedTuple):
-    """A value of the request. `path`: it is from a path, in the format of file locations."""
+    """A value of the request.
+
+    Attributes:
+        path: It is from a path, in the format of file locations.
+    """
 
     value: object
     path: bool
@@ -69,7 +73,8 @@ class Prefix:
     by_spec: Mapping[int, Expression] | None = None
 
     def whole_blocks(self, view: TableView) -> Longs | None:
-        """int64[n], ascending: the blocks whose files all match, if no other block contains a match; otherwise None.
+        """Return int64[n], ascending: the blocks whose files all match, if no other block contains a match;
+        otherwise None.
 
         This is the common case of manifests written by partition, where each block has one value. It needs a lookup but
         no kernel. None also if the answer is unknown.
@@ -91,7 +96,7 @@ class Prefix:
         return matching[0] if len(matching) == 1 else np.sort(np.concatenate(matching)) if matching else _NO_BLOCKS
 
     def select(self, view: TableView) -> Selection:
-        """The data files of the view in these partitions, for any contents of its blocks."""
+        """Return the data files of the view in these partitions, for any contents of its blocks."""
         selection = Selection.everything(view)
         if self.by_spec is None:
             return selection
@@ -139,7 +144,7 @@ class _BlockValues:
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
     def blocks_with(self, predicate: Bound) -> Longs | None:
-        """int64[n], ascending; None if some block may contain the value among others."""
+        """Return int64[n], ascending; None if some block may contain the value among others."""
         if not self.complete:
             return None
         if predicate.op is Op.IS_NULL:
@@ -209,7 +214,9 @@ def _read_prefix(text: str, table: _TableFields) -> Prefix:
 
 
 class _Field(NamedTuple):
-    """A partition field in one spec. `kind` is None if no schema defines the type of its values.
+    """A partition field in one spec.
+
+    `kind` is None if no schema defines the type of its values.
 
     `base` is the type without its parameters; `written` is the type with which values are parsed.
     """
@@ -239,7 +246,10 @@ _CACHED_TEXT_MAX = 200
 
 
 class PrefixCache:
-    """Prefixes, and partition fields, by table version, within `budget_bytes`. Specs and schemas are the metadata's."""
+    """Prefixes, and partition fields, by table version, within `budget_bytes`.
+
+    Specs and schemas are the metadata's.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self._cache: MemoryCache[tuple[int, int, int, str | None], tuple[_TableFields, Prefix]] = MemoryCache(
@@ -307,7 +317,7 @@ def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expr
 
 
 def _field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
-    """The spec's field with this name, otherwise its field with the id that the name has in another spec."""
+    """Return the spec's field with this name, otherwise its field with the id that the name has in another spec."""
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
         ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}
@@ -323,7 +333,7 @@ def _field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | 
 
 
 def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
-    """The current type of a partition field's values; None if no schema defines it."""
+    """Return the current type of a partition field's values; None if no schema defines it."""
     if len(field.sources) != 1:
         return None
     source = field.sources[0]
@@ -356,7 +366,11 @@ def _predicate(field: _Field, raw: _Raw) -> Expression:
 
 
 def _value(field: _Field, raw: _Raw) -> Value | None:
-    """None for a value that no value of the type equals. ValueError for an invalid value."""
+    """Return None for a value that no value of the type equals.
+
+    Raises:
+        ValueError: For an invalid value.
+    """
     raw_value = raw.value
     if isinstance(raw_value, str):
         if field.transform in _ORDINAL:
@@ -406,7 +420,7 @@ def _leaves(expression: Expression) -> tuple[Bound, ...]:
 
 
 def _matches(block: Block, row: int, predicates: tuple[Bound, ...]) -> bool:
-    """Compares one row where kernels cannot: for a field that the block lacks, or a date promoted to a timestamp."""
+    """Compare one row where kernels cannot: for a field that the block lacks, or a date promoted to a timestamp."""
     stored = dict(zip(block.partition_fields, block.partition(row), strict=True))
     values: dict[int, tuple[str, Any]] = {field_id: (kind, value) for (field_id, kind), value in stored.items()}
     for predicate in predicates:

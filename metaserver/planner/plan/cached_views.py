@@ -74,8 +74,10 @@ class CachedView:
 
 
 class _Held:
-    """What the views of one principal take. Blocks that several of them have count once, with their size at the last
-    use of one of these views."""
+    """What the views of one principal take.
+
+    Blocks that several of them have count once, with their size at the last use of one of these views.
+    """
 
     __slots__ = ("_blocks", "size_bytes", "views")
 
@@ -120,8 +122,10 @@ class _Held:
 
 
 class CachedViews:
-    """A view references its blocks. When the memory of live blocks, views and plans exceeds the budget, the least
-    recently used view is evicted. What answers and lookups derive counts from the next plan on.
+    """A view references its blocks.
+
+    When the memory of live blocks, views and plans exceeds the budget, the least recently used view is evicted. What
+    answers and lookups derive counts from the next plan on.
 
     A principal that plans many tables does not evict all views of others: while its views have more than half of the
     budget, the least recently used of them is evicted. Its last view is not, as it may be of one large table.
@@ -251,7 +255,10 @@ class CachedViews:
             del self._held[evicted.holder]
 
     def check_invariants(self) -> None:
-        """AssertionError if the total does not match the cached views and their blocks. For tests."""
+        """AssertionError if the total does not match the cached views and their blocks.
+
+        For tests.
+        """
         assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
         alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
@@ -271,8 +278,12 @@ _PLANNED_TABLES_MAX = 1024
 
 
 class PlannedTable(msgspec.Struct, frozen=True):
-    """`key`: of the newest view. `prepared`: it was made in advance, and no plan has used it since. `due_s`: no
-    view is made before that time, in monotonic seconds."""
+    """`key`: of the newest view.
+
+    Attributes:
+        prepared: It was made in advance, and no plan has used it since.
+        due_s: No view is made before that time, in monotonic seconds.
+    """
 
     key: ViewKey
     planned_s: float
@@ -281,7 +292,10 @@ class PlannedTable(msgspec.Struct, frozen=True):
 
 
 class PlannedTables:
-    """By UUID. Belongs to one event loop."""
+    """By UUID.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

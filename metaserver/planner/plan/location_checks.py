@@ -120,7 +120,11 @@ class _Folders:
     __slots__ = ("blocks", "names")
 
     def __init__(self, view: TableView, of_base: _Folders | None) -> None:
-        """Read the folders of the blocks that the base lacks. `of_base`: those of the view's base."""
+        """Read the folders of the blocks that the base lacks.
+
+        Args:
+            of_base: Those of the view's base.
+        """
         numbers: dict[bytes | None, int] = {} if of_base is None else {name: n for n, name in enumerate(of_base.names)}
         read = []
         for number in view.blocks_to_compute(of_base):

@@ -21,7 +21,10 @@ _TABLES_MAX = 1024
 
 
 class SnapshotManifests:
-    """The manifests of a snapshot, or of the appends of an incremental scan. `decoded`: their list, if it is one."""
+    """The manifests of a snapshot, or of the appends of an incremental scan.
+
+    `decoded`: their list, if it is one.
+    """
 
     __slots__ = ("_summaries", "all", "data", "decoded")
 
@@ -51,7 +54,10 @@ class SnapshotManifests:
 
 
 class ManifestLists:
-    """Belongs to one event loop. Concurrent requests for the same list share one read."""
+    """Belongs to one event loop.
+
+    Concurrent requests for the same list share one read.
+    """
 
     def __init__(self, blocks: Blocks, budget_bytes: int) -> None:
         """Start with an empty cache of lists, which plans use that need only some of their manifests."""

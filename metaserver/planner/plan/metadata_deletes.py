@@ -63,7 +63,7 @@ def _is_simple(predicate: Bound) -> bool:
 
 
 def _match_wholly(scan: ScanPlan) -> bool:
-    """Whether all rows of all files match, by partition values; Spark has no statistics in the answer.
+    """Return whether all rows of all files match, by partition values; Spark has no statistics in the answer.
 
     Files whose residual is false are not in the answer.
     """

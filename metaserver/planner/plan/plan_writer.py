@@ -92,7 +92,11 @@ class PlanFiles(NamedTuple):
 
 
 def kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
-    """Which entries of each manifest of the scan's snapshot are kept. `hidden`: as in `KeptManifests`."""
+    """Return which entries of each manifest of the scan's snapshot are kept.
+
+    Args:
+        hidden: As in `KeptManifests`.
+    """
     view = scan.view
     numbers, local = view.split(scan.entry_ids)
     whole, parts = [], []
@@ -110,7 +114,9 @@ def kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False)
 
 
 def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
-    """Whether the manifest list, possibly of an older format version, has all fields that a new list requires."""
+    """Return whether the manifest list, possibly of an older format version, has all fields that a new list
+    requires.
+    """
     required: tuple[int | None, ...] = (manifest.added_snapshot_id, manifest.manifest_length or None)
     if format_version > 1:
         required += manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count
@@ -119,7 +125,9 @@ def _has_required_fields(manifest: ManifestFile, format_version: int) -> bool:
 
 
 class PlanWriter:
-    """Writes plan tables. Belongs to one event loop.
+    """Writes plan tables.
+
+    Belongs to one event loop.
 
     Caches decoded manifests within `budget_bytes`, because lookups of single rows of a table repeat. `limit_bytes` is
     the limit of one manifest.

@@ -81,9 +81,13 @@ _EXPRESSION_BYTES_PER_CHARACTER = 8
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """`live_bytes`: memory of blocks, including mapped files. `added_bytes`: memory of views and plans in addition.
-    `lists_bytes`: memory of manifest lists. `decoded`: manifests decoded since the start. `prepared`: views made in
-    advance, since the start.
+    """`live_bytes`: memory of blocks, including mapped files.
+
+    Attributes:
+        added_bytes: Memory of views and plans in addition.
+        lists_bytes: Memory of manifest lists.
+        decoded: Manifests decoded since the start.
+        prepared: Views made in advance, since the start.
     """
 
     views: int
@@ -429,7 +433,10 @@ class Planner:
         return lambda: monotonic() >= until_s
 
     def check_invariants(self) -> None:
-        """AssertionError if the account of memory is wrong. For tests."""
+        """AssertionError if the account of memory is wrong.
+
+        For tests.
+        """
         self._views.check_invariants()
 
 
@@ -444,7 +451,7 @@ def _is_small(view: TableView) -> bool:
 
 
 def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
-    """Whether a plan takes at most a few milliseconds, so that a thread costs more than it saves."""
+    """Return whether a plan takes at most a few milliseconds, so that a thread costs more than it saves."""
     if bound_scan.is_long:
         return False
     comparisons = 0
@@ -457,7 +464,7 @@ def _is_quick(view: TableView, bound_scan: BoundScan) -> bool:
 
 
 def _has_same_schemas(cached_plan: ScanPlan, metadata: TableMetadata) -> bool:
-    """Whether a cached plan was made with the same schemas and specs.
+    """Return whether a cached plan was made with the same schemas and specs.
 
     Tables registered from one metadata file share snapshots, and may evolve differently afterwards.
     """

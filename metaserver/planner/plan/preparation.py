@@ -34,7 +34,10 @@ _log = structlog.get_logger("seamark.planner")
 
 
 class Preparation:
-    """Belongs to one event loop. `load` reads a metadata file. `limit_bytes`: of the new manifests of a commit."""
+    """Belongs to one event loop.
+
+    `load` reads a metadata file. `limit_bytes`: of the new manifests of a commit.
+    """
 
     def __init__(
         self,

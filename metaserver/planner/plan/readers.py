@@ -34,7 +34,7 @@ _APPLIED_BY = "`seamark run compact` applies them"
 
 
 def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
-    """Whether such a reader may leave out files of the snapshot that have rows of its query."""
+    """Return whether such a reader may leave out files of the snapshot that have rows of its query."""
     if any(block.has_unusable_bounds or may_have_nan(block) for block in view.blocks):
         return True
     specs = {block.spec_id for block in view.blocks}
@@ -45,7 +45,7 @@ def is_misleading(view: TableView, metadata: TableMetadata) -> bool:
 
 
 def may_have_nan(block: Block) -> bool:
-    """Whether a column with bounds may have NaN in a file of the manifest."""
+    """Return whether a column with bounds may have NaN in a file of the manifest."""
     entries = (block.entry(column_id) for column_id in block.columns)
     return any(
         entry.kind in FLOATS and entry.no_nans != _ALL_ROWS and (entry.lower is not None or entry.upper is not None)
@@ -89,7 +89,10 @@ def without_partition_fields(metadata: TableMetadata) -> TableMetadata:
 
 
 def misread_deletes(view: TableView, metadata: TableMetadata) -> str:
-    """Return why such a reader would apply the snapshot's equality deletes wrongly. Empty if it applies them well."""
+    """Return why such a reader would apply the snapshot's equality deletes wrongly.
+
+    Empty if it applies them well.
+    """
     sources = {
         spec.spec_id: {source for field in spec.fields for source in field.sources} for spec in metadata.partition_specs
     }

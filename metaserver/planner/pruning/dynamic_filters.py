@@ -30,7 +30,10 @@ LISTED_MAX = 5_000
 
 @dataclass(frozen=True, eq=False)
 class DynamicFilter:
-    """`keys` are of type `kind`, the column's type. `name` is the column's full name."""
+    """`keys` are of type `kind`, the column's type.
+
+    `name` is the column's full name.
+    """
 
     column_id: int
     name: str
@@ -64,7 +67,7 @@ class DynamicFilter:
         return all_of(self._predicate(Op.GT_EQ, low), self._predicate(Op.LT_EQ, high))
 
     def in_partitions(self, spec: PartitionSpec) -> Expression:
-        """The condition on partition values that every matching row satisfies."""
+        """Return the condition on partition values that every matching row satisfies."""
         return inclusive(self.spanned, spec) if spec.fields_of(self.column_id) else TRUE
 
     def _predicate(self, op: Op, *values: Value) -> Bound:
@@ -79,12 +82,14 @@ class DynamicFilter:
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:
-    """(filters with few keys as an expression, the other filters), both in an order independent of the input's."""
+    """Return (filters with few keys as an expression, the other filters), both in an order independent of the
+    input's.
+    """
     ordered = sorted(dynamic_filters, key=lambda dynamic_filter: dynamic_filter.text)
     few = [dynamic_filter.spanned for dynamic_filter in ordered if len(dynamic_filter.keys) <= FEW]
     return all_of(*few), tuple(dynamic_filter for dynamic_filter in ordered if len(dynamic_filter.keys) > FEW)
 
 
 def narrowest_first(dynamic_filters: Sequence[DynamicFilter]) -> tuple[DynamicFilter, ...]:
-    """The filters, those with the fewest keys first."""
+    """Return the filters, those with the fewest keys first."""
     return tuple(sorted(dynamic_filters, key=lambda dynamic_filter: len(dynamic_filter.keys)))

@@ -98,7 +98,7 @@ def run_comparison(selection: Selection, side: BoundColumn, op: int, key: Key, *
 
 
 def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn, bound: Bound) -> None:
-    """Keeps files whose range, lower to upper, contains one of the integers that `bound` lists."""
+    """Keep files whose range, lower to upper, contain one of the integers that `bound` lists."""
     keys = np.array(sorted({int(key_of(Form.INTEGERS, bound.kind, value)) for value in bound.values}), dtype=np.int64)
     _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, selection.state, selection.mask, keys)
 
@@ -128,8 +128,9 @@ def _text(value: Value) -> bytes:
 
 
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
-    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`). Files of
-    other specs are kept.
+    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`).
+
+    Files of other specs are kept.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
@@ -219,7 +220,7 @@ def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bou
 
 
 def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -> None:
-    """Keeps files whose value is null, or files whose value is not null."""
+    """Keep files whose value is null, or files whose value is not null."""
     if not column.has_nulls:
         if nulls:
             selection.clear()
@@ -233,8 +234,9 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
 
 
 def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Partition values of float and double: rare, so numpy evaluates them block by block. NaN is greater than every
-    number, as in Java; the two zeros are equal.
+    """Partition values of float and double: rare, so numpy evaluates them block by block.
+
+    NaN is greater than every number, as in Java; the two zeros are equal.
     """
     for number in np.flatnonzero(selection.state).tolist():
         packed = column.packed[number]
@@ -278,7 +280,7 @@ _NEGATIVE = frozenset({Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH})
 
 
 def narrow_by_stats(selection: Selection, expression: Expression, expired: Expired) -> None:
-    """Narrows by record counts, bounds, null counts and NaN counts, for bound predicates on columns."""
+    """Narrow by record counts, bounds, null counts and NaN counts, for bound predicates on columns."""
     uncounted = _narrow_by_record_count(selection)
     narrow(selection, expression, _stats_leaf, expired)
     if uncounted is not None:
@@ -286,8 +288,9 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
 
 
 def _narrow_by_record_count(selection: Selection) -> Selection | None:
-    """Removes files without rows. Returns the files with an unknown record count (-1 in imported Avro files), which are
-    kept.
+    """Remove files without rows.
+
+    Returns the files with an unknown record count (-1 in imported Avro files), which are kept.
     """
     uncounted: Selection | None = None
     for number in selection.view.blocks_with_empty_files:
@@ -353,7 +356,7 @@ def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
 
 
 def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, test: CountTest) -> None:
-    """Removes the files for which `test` is true; `flags` states for which rows of a block: none (0), all (1), some
+    """Remove the files for which `test` is true; `flags` states for which rows of a block: none (0), all (1), some
     (2).
     """
     if flags is None:
@@ -399,7 +402,9 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
 
 def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
     """Conditions under which the bounds of UUIDs may be in another order than a reader's: exactly one bound has the
-    first bit set, or exists. Values between two such bounds in one order may be outside them in the other order.
+    first bit set, or exists.
+
+    Values between two such bounds in one order may be outside them in the other order.
     """
 
     def across(selection: Selection, lower: int, upper: int) -> None:
@@ -519,18 +524,18 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
 
 
 def packed_key(key: int | bytes, kind: str) -> int | bytes:
-    """An index key as column statistics encode it."""
+    """Return an index key as column statistics encode it."""
     return key if isinstance(key, bytes) else key - _bias(kind)
 
 
 def _bias(kind: str) -> int:
-    """The offset of integer codes from their values (`keys.py`)."""
+    """Return the offset of integer codes from their values (`keys.py`)."""
     return 0 if kind == "boolean" else 1 << 63
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
-    """Whether the first is the least and the last the greatest also in the order of signed halves, in which some
-    writers compute bounds.
+    """Return whether the first is the least and the last the greatest also in the order of signed halves, in which
+    some writers compute bounds.
     """
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
@@ -541,7 +546,7 @@ def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Val
 
 
 def keep_appended(selection: Selection, snapshot_ids: set[int]) -> None:
-    """Keeps the entries that one of the snapshots added; an entry without a snapshot id inherits its manifest's."""
+    """Keep the entries that one of the snapshots added; an entry without a snapshot id inherits its manifest's."""
     view = selection.view
     appended_ids = np.array(sorted(snapshot_ids), dtype=np.int64)
     for number in np.flatnonzero(selection.state).tolist():

@@ -35,7 +35,10 @@ _OF_ABSENT = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
 
 
 class ManifestSummaries:
-    """The partition summaries of some manifests. Threads may share it."""
+    """The partition summaries of some manifests.
+
+    Threads may share it.
+    """
 
     def __init__(self, manifests: Sequence[ManifestFile]) -> None:
         self._manifests = manifests
@@ -70,7 +73,7 @@ class ManifestSummaries:
         return self._numbers
 
     def _may_hold(self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys) -> Flags:
-        """bool[manifests of the spec]."""
+        """Return bool[manifests of the spec]."""
         if isinstance(expression, (And, Or)):
             first, *others = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
             for other in others:

@@ -32,7 +32,7 @@ class ComparisonSemantics(Enum):
 
 
 def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
-    """The keys of type `kind` that match a predicate on a term of that type or a comparable type.
+    """Return the keys of type `kind` that match a predicate on a term of that type or a comparable type.
 
     None if ranges cannot express it: comparisons of UUIDs, whose order differs between clients, and values that keys of
     this type cannot represent (a decimal column that was widened since).
@@ -67,8 +67,9 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
 
 
 def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
-    """Whether a zero among the values also represents the other zero. For equality it does if any client treats them as
-    equal; for inequality only if every client does.
+    """Return whether a zero among the values also represents the other zero.
+
+    For equality it does if any client treats them as equal; for inequality only if every client does.
     """
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 
@@ -101,7 +102,7 @@ def _prefix(value: Value) -> KeyRange:
 
 
 def _complement(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
-    """The gaps between the ranges, which are ascending and disjoint."""
+    """Return the gaps between the ranges, which are ascending and disjoint."""
     gaps: list[KeyRange] = []
     low: Key | None = None
     low_open = False

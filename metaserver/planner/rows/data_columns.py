@@ -88,7 +88,10 @@ class _Ranges:
 
 
 class DataRows:
-    """Reads columns of rows of data files. `read` must run in a thread, not on the event loop."""
+    """Reads columns of rows of data files.
+
+    `read` must run in a thread, not on the event loop.
+    """
 
     def __init__(
         self,
@@ -98,8 +101,12 @@ class DataRows:
         limit_bytes: int,
         decoded_bytes: int,
     ) -> None:
-        """`mapping`: the table's. `limit_bytes`: what one request may fetch. `decoded_bytes`: what it may hold in
-        memory."""
+        """`mapping`: the table's.
+
+        Args:
+            limit_bytes: What one request may fetch.
+            decoded_bytes: What it may hold in memory.
+        """
         self._objects, self._loop, self._mapping = objects, loop, mapping
         self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
         self.decoded = decoded_budget(decoded_bytes)
@@ -110,7 +117,8 @@ class DataRows:
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
         """The columns at these rows of the file, int64[n] ascending.
 
-        Unreadable if the file differs from its manifest entry, lacks a column, or exceeds the remaining budget.
+        Raises:
+            Unreadable: If the file differs from its manifest entry, lacks a column, or exceeds the remaining budget.
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
@@ -127,7 +135,11 @@ class DataRows:
     def read_all(
         self, path: str, size: int, records: int, column_ids: Sequence[int]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """All rows of the columns that the file has. Unreadable as in `read`, except for a missing column."""
+        """All rows of the columns that the file has.
+
+        Raises:
+            Unreadable: As in `read`, except for a missing column.
+        """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
             column_paths = self._column_paths(file, column_ids)

@@ -28,10 +28,12 @@ _SHOWN = 80
 
 
 def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
-    """(columns, bool[rows]: the rows that can exist, None for all).
+    """Return (columns, bool[rows]: the rows that can exist, None for all).
 
     Each row is a list of values in the order of the terms, an object with their names or, for one term, its value.
-    BadRequest with the number of the invalid key.
+
+    Raises:
+        BadRequest: With the number of the invalid key.
     """
     possibleble = np.ones(len(rows), dtype=np.bool_)
     values = _transposed(terms, rows)
@@ -40,9 +42,13 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
 
 
 def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:
-    """(the column of each term in one piece, the bytes that shared values take with a copy for each row). A request of
-    a megabyte can share one value among its million rows, in any number of batches. BadRequest with the name of a
-    column that is missing, there several times, or cannot be one piece."""
+    """Return (the column of each term in one piece, the bytes that shared values take with a copy for each row).
+
+    A request of a megabyte can share one value among its million rows, in any number of batches.
+
+    Raises:
+        BadRequest: With the name of a column that is missing, there several times, or cannot be one piece.
+    """
     texts = [term.text for term in terms]
     missing = [text for text in texts if text not in table.column_names]
     if missing:
@@ -66,7 +72,11 @@ def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], i
 
 
 def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Keys]:
-    """Keys from the columns of the terms. BadRequest with the name of a column of another type."""
+    """Return keys from the columns of the terms.
+
+    Raises:
+        BadRequest: With the name of a column of another type.
+    """
     columns = []
     for term, array in zip(terms, arrays, strict=True):
         try:
@@ -106,7 +116,7 @@ def _transposed(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
 
 
 def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
-    """Clears `possible` for values that no row can have."""
+    """Clear `possible` for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):
         low, high = limits
@@ -134,7 +144,7 @@ def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
 
 
 def _key(term: Term, value: Any, number: int) -> Key | None:
-    """None if no row can have the value."""
+    """Return None if no row can have the value."""
     try:
         literal: Literal = parse_literal(term.kind, value)
     except BadRequest as error:

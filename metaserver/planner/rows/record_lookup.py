@@ -69,7 +69,10 @@ class LocatedRows:
 
 
 class Locator:
-    """Locates rows by key. Belongs to one event loop."""
+    """Locates rows by key.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, resolver: IndexResolver, deleted: RowDeletes, usage: Usage, clock: Clock) -> None:
         self._resolver = resolver
@@ -80,10 +83,15 @@ class Locator:
     async def locate(
         self, scan: ScanPlan, definition: IndexDefinition, columns: Sequence[Keys], asked: Mask | None, entry: Entry
     ) -> LocatedRows:
-        """Locates the rows of keys in a scan of a whole snapshot.
+        """Locate the rows of keys in a scan of a whole snapshot.
 
-        `columns`: the keys, one column for each term of the record index. `asked`, bool[keys]: the keys that can exist,
-        None for all. TooLarge if the keys have more than ROWS_MAX rows.
+        `asked`, bool[keys]: the keys that can exist, None for all.
+
+        Args:
+            columns: The keys, one column for each term of the record index.
+
+        Raises:
+            TooLarge: If the keys have more than ROWS_MAX rows.
         """
         view = scan.view
         keys = _LookupKeys(columns, asked)
@@ -115,7 +123,7 @@ class Locator:
 def _combined(
     parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
-    """(the located rows, the number of files that the index rules out)."""
+    """Return (the located rows, the number of files that the index rules out)."""
     query, data_file, position, undecided = (np.concatenate(column) for column in zip(*parts, strict=True))
     hit = uncovered != 0
     hit[data_file] = True
@@ -124,7 +132,7 @@ def _combined(
 
 
 def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
-    """The keys of terms that are columns, by column id."""
+    """Return the keys of terms that are columns, by column id."""
     terms = zip(definition.terms, columns, strict=True)
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
 
@@ -156,13 +164,13 @@ class _LookupKeys:
         self.is_quick = self.count <= _QUICK_KEYS and heap_bytes <= _QUICK_BYTES
 
     async def few(self) -> tuple[Hashes, Hashes] | None:
-        """The halves of all hashes if the keys fit one batch and are few, otherwise None."""
+        """Return the halves of all hashes if the keys fit one batch and are few, otherwise None."""
         if self.count > REMOTE_KEYS_MAX:
             return None
         return (self.part(0) if self.is_quick else await asyncio.to_thread(self.part, 0))[1:]
 
     def part(self, start: int) -> tuple[Longs, Hashes, Hashes]:
-        """(indexes of keys, the halves of their hashes) of one batch, from `start` on."""
+        """Return (indexes of keys, the halves of their hashes) of one batch, from `start` on."""
         if self._hashes is None:
             self._hashes = hash_halves(self._columns)
         numbers = np.arange(start, min(start + _KEYS_AT_ONCE, self.count))
@@ -185,11 +193,11 @@ class _Search:
         self.uncovered = index.coverage.uncovered.copy()
 
     def run(self, start: int) -> _Rows:
-        """(query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
+        """Return (query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
         return self._merged([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
-        """The same, with several index files in parallel: a lookup mostly waits for memory, without the GIL."""
+        """Return the same, with several index files in parallel: a lookup mostly waits for memory, without the GIL."""
         part = await asyncio.to_thread(self._keys.part, start)
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)

@@ -58,14 +58,20 @@ _Groups = list[tuple[int, Longs]]
 
 
 class RowDeletion(NamedTuple):
-    """bool[n] each. A row that is both, because not everything could be read, is deleted."""
+    """bool[n] each.
+
+    A row that is both, because not everything could be read, is deleted.
+    """
 
     deleted: Mask
     undecided: Mask
 
 
 class RowDeletes:
-    """Evaluates deletes of rows. Belongs to one event loop."""
+    """Evaluates deletes of rows.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
         """`decoded_bytes`: memory limit of one decoded delete file, and of decoded data files for one request."""
@@ -74,7 +80,11 @@ class RowDeletes:
         self._files = DeleteFiles(objects, decoded_bytes)
 
     def evaluator_of(self, scan: ScanPlan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
-        """The evaluator of one request. `known`: columns whose values the caller knows for the rows, by column id."""
+        """Return the evaluator of one request.
+
+        Args:
+            known: Columns whose values the caller knows for the rows, by column id.
+        """
         mapping = name_mapping_of(scan.metadata.properties)
         loop = asyncio.get_running_loop()
         data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes)
@@ -82,8 +92,9 @@ class RowDeletes:
 
 
 class DeleteEvaluator:
-    """Evaluates rows in batches, within the limits of one request. `problems`: the first reasons for undecided rows, by
-    file.
+    """Evaluates rows in batches, within the limits of one request.
+
+    `problems`: the first reasons for undecided rows, by file.
     """
 
     def __init__(self, scan: ScanPlan, files: DeleteFiles, data: DataRows, known: Mapping[int, Keys]) -> None:
@@ -101,8 +112,10 @@ class DeleteEvaluator:
         self.problems: dict[str, str] = {}
 
     async def evaluate(self, data_files: Longs, positions: Longs, keys: Longs | None = None) -> RowDeletion:
-        """The deletion of rows, each given by the position of its data file in the view, its position in the file and,
-        with known columns, its index in those, int64[n] each. Calls must not overlap.
+        """Return the deletion of rows, each given by the position of its data file in the view, its position in the
+        file and, with known columns, its index in those, int64[n] each.
+
+        Calls must not overlap.
         """
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
         if not len(data_files) or not self.view.delete_file_count:
@@ -123,7 +136,7 @@ class DeleteEvaluator:
     def _deletes_of(
         self, data_files: Longs
     ) -> tuple[_Groups, list[tuple[int, ...]], list[tuple[int, DeleteFile, Columns]]]:
-        """(rows by data file, deletes that apply to each file, deletes that are not read yet)."""
+        """Return (rows by data file, deletes that apply to each file, deletes that are not read yet)."""
         order = np.argsort(data_files, kind="stable")
         ends = [*(np.flatnonzero(np.diff(data_files[order])) + 1).tolist(), len(data_files)]
         groups = [(int(data_files[order[start]]), order[start:end]) for start, end in pairwise((0, *ends))]
@@ -146,9 +159,7 @@ class DeleteEvaluator:
         return groups, applying, unread
 
     def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
-        """Hashes of these columns in these rows, and hashes with both zeros merged; None if the values are not
-        known.
-        """
+        """Hash of these columns in these rows, and hash with both zeros merged; None if the values are not known."""
         if not all(column_id in self._known for column_id, _ in columns):
             return None
         if columns not in self._hashes:
@@ -162,7 +173,7 @@ class DeleteEvaluator:
 
 
 def columns_of(metadata: TableMetadata, file: DeleteFile) -> Columns | Unreadable:
-    """The key columns of an equality delete, with their types."""
+    """Return the key columns of an equality delete, with their types."""
     if file.content != EQUALITY:
         return ()
     try:
@@ -260,7 +271,7 @@ def _at(pair: _Pair, at: Longs) -> _Pair:
 
 
 def _among(values: Longs, ascending: Longs) -> npt.NDArray[np.bool_]:
-    """bool[n]: which values are among the ascending values."""
+    """Return bool[n]: which values are among the ascending values."""
     if not len(ascending):
         return np.zeros(len(values), dtype=np.bool_)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)

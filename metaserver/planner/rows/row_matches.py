@@ -31,7 +31,10 @@ _ROWS_MAX = 1 << 32
 
 
 class MatchingRows(NamedTuple):
-    """The rows that may match, None for all rows. If `exact`, just these match."""
+    """The rows that may match, None for all rows.
+
+    If `exact`, just these match.
+    """
 
     bits: Bits | None
     exact: bool
@@ -39,9 +42,13 @@ class MatchingRows(NamedTuple):
 
 @dataclass
 class PredicateMatcher:
-    """Evaluates one expression on any number of files. `indexes`: by column id and transform of their term.
+    """Evaluates one expression on any number of files.
 
-    `from_sql`: the expression was parsed from SQL. `damaged` collects index files on which an evaluation failed.
+    `damaged` collects index files on which an evaluation failed.
+
+    Attributes:
+        indexes: By column id and transform of their term.
+        from_sql: The expression was parsed from SQL.
     """
 
     indexes: Mapping[tuple[int, str], BitmapIndex]
@@ -51,7 +58,7 @@ class PredicateMatcher:
     _ranges: dict[PredicateKey, KeyRanges | None] = field(default_factory=dict)
 
     def of(self, expression: Expression, position: int, records: int) -> MatchingRows:
-        """The matching rows of the file at this position in the view, which has `records` rows.
+        """Return the matching rows of the file at this position in the view, which has `records` rows.
 
         The expression is bound: the residual for the file's partition.
         """
@@ -123,7 +130,7 @@ class PredicateMatcher:
 
 
 def without(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
-    """The bits without these distinct rows."""
+    """Return the bits without these distinct rows."""
     cleared = bits.copy()
     np.bitwise_and.at(cleared, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
     return cleared

@@ -148,7 +148,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def text(self) -> str:
-        """The bound filter and the dynamic filters as text, for cache keys.
+        """Return the bound filter and the dynamic filters as text, for cache keys.
 
         Not the expression itself: 0.0 and -0.0 are equal as values, but their plans differ.
         """
@@ -167,7 +167,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def view_key(self) -> ViewKey:
-        """The key of the view that the scan reads, which all scans of the same snapshots share."""
+        """Return the key of the view that the scan reads, which all scans of the same snapshots share."""
         if self.snapshot is None:
             return ("",)
         if self.options.is_incremental:
@@ -180,7 +180,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def projected(self) -> dict[int, ProjectedExpression]:
-        """The filter projected onto the partition fields of each spec, by spec id."""
+        """Return the filter projected onto the partition fields of each spec, by spec id."""
         return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
 
     @computed_once
@@ -240,7 +240,8 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
 
 
 def names_are_ambiguous(metadata: TableMetadata) -> bool:
-    """Whether a filter on the current snapshot may use a name that its own schema gives to another column, or lacks.
+    """Return whether a filter on the current snapshot may use a name that its own schema gives to another column, or
+    lacks.
 
     `bind_for_java` cannot resolve such a name.
     """
@@ -306,7 +307,7 @@ def _family(kind: str) -> str:
 
 
 def _selects_partitions(bound: Expression, metadata: TableMetadata) -> bool:
-    """Whether partition values decide the expression for all rows in every spec (Java:
+    """Return whether partition values decide the expression for all rows in every spec (Java:
     ExpressionUtil.selectsPartitions).
     """
     return bool(predicates_of(bound)) and all(_is_exact(project(bound, spec)) for spec in metadata.partition_specs)

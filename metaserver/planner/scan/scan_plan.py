@@ -52,8 +52,11 @@ class Stage(msgspec.Struct, frozen=True, gc=False):
 
 
 class ScanPlan:
-    """A plan. `entry_ids`, int64[files], are the files to read, in the order of the manifest list (`view.py`).
-    Immutable except for caches."""
+    """A plan.
+
+    `entry_ids`, int64[files], are the files to read, in the order of the manifest list (`view.py`). Immutable except
+    for caches.
+    """
 
     def __init__(
         self,
@@ -71,7 +74,11 @@ class ScanPlan:
         indexes: tuple[IndexUse, ...] = (),
         projected: Mapping[int, ProjectedExpression] = MappingProxyType({}),
     ) -> None:
-        """Keep the inputs. `projected`: `bound` projected onto the metadata's specs, by spec id, as far as computed."""
+        """Keep the inputs.
+
+        Args:
+            projected: `bound` projected onto the metadata's specs, by spec id, as far as computed.
+        """
         self.view = view
         self.entry_ids = entry_ids
         self.schema = schema
@@ -146,8 +153,8 @@ class ScanPlan:
         return residual
 
     def may_match(self, spec_id: int, fields: tuple[tuple[int, str], ...], partition: tuple[Value | None, ...]) -> bool:
-        """Whether the partition can hold a matching row, by its values alone: False means that the residual is
-        FALSE.
+        """Return whether the partition can hold a matching row, by its values alone: False means that the residual
+        is FALSE.
         """
         spec = self.metadata.spec(spec_id)
         if spec is None:

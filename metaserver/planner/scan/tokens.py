@@ -47,13 +47,19 @@ class PlanTask(msgspec.Struct, frozen=True):
 
 
 class Tokens:
-    """Signs and verifies tokens. All replicas share the keyring."""
+    """Signs and verifies tokens.
+
+    All replicas share the keyring.
+    """
 
     def __init__(self, keyring: Keyring) -> None:
         self._keyring = keyring
 
     def plan_task(self, packed: bytes, first_row: int, end_row: int, table_uuid: str) -> str:
-        """Return a plan task as URL-safe text. `packed` is the result of `pack`, computed once for all pages."""
+        """Return a plan task as URL-safe text.
+
+        `packed` is the result of `pack`, computed once for all pages.
+        """
         return self._seal(_TASK, _ROWS.pack(first_row, end_row) + packed, table_uuid)
 
     def plan_id(self, packed: bytes, table_uuid: str) -> str:

@@ -115,7 +115,10 @@ class BoundColumn:
 
 
 class ColumnStatistics:
-    """The statistics of one column, compared as one type. Flags are as in `ColumnEntry`; None if all are 0."""
+    """The statistics of one column, compared as one type.
+
+    Flags are as in `ColumnEntry`; None if all are 0.
+    """
 
     __slots__ = (
         "_bounds",
@@ -131,7 +134,11 @@ class ColumnStatistics:
     )
 
     def __init__(self, view: TableView, column_id: int, kind: str, of_base: ColumnStatistics | None = None) -> None:
-        """Read the statistics of the blocks that the base lacks. `of_base`: those of the view's base."""
+        """Read the statistics of the blocks that the base lacks.
+
+        Args:
+            of_base: Those of the view's base.
+        """
         read = [_usable(view.blocks[number].entry(column_id), kind) for number in view.blocks_to_compute(of_base)]
         self.entries: Objects = view.with_base(objects(read), None if of_base is None else of_base.entries)
         """object[blocks]: `ColumnEntry`, or None."""
@@ -167,7 +174,9 @@ class ColumnStatistics:
 
 
 class PartitionValues:
-    """The exact values of one partition field. `known`, bool[blocks]: whether the block's spec has the field.
+    """The exact values of one partition field.
+
+    `known`, bool[blocks]: whether the block's spec has the field.
 
     `nulls`, uint8[blocks]: how many values are null: 0 none, 1 all, 2 some. `has_nulls`: whether any entry is not 0.
     """
@@ -175,7 +184,11 @@ class PartitionValues:
     __slots__ = ("has_nulls", "is_known", "known", "nulls", "packed", "sides")
 
     def __init__(self, view: TableView, field_id: int, kind: str, of_base: PartitionValues | None = None) -> None:
-        """Read the values of the blocks that the base lacks. `of_base`: those of the view's base."""
+        """Read the values of the blocks that the base lacks.
+
+        Args:
+            of_base: Those of the view's base.
+        """
         stored = [view.blocks[number].partition_column(field_id) for number in view.blocks_to_compute(of_base)]
         usable = [entry if entry is not None and comparable(entry[0], kind) else None for entry in stored]
         has_field = np.array([entry is not None for entry in usable], dtype=np.bool_)
@@ -370,7 +383,10 @@ class TableView:
         return column
 
     def assemble(self, other: TableView) -> None:
-        """Compute the columns that another view has computed. Runs in any thread."""
+        """Compute the columns that another view has computed.
+
+        Runs in any thread.
+        """
         for column_id, kind in list(other._stats):
             self.stats(column_id, kind)
         for field_id, kind in list(other._partition):
@@ -429,7 +445,8 @@ def bound_columns_of(
 ) -> tuple[BoundColumn, ...]:
     """Return the column in each of its forms: a decimal column widened past 18 digits has two.
 
-    `of_base`: the same column of the view's base.
+    Args:
+        of_base: The same column of the view's base.
     """
     read = [packed[number] for number in view.blocks_to_compute(of_base)]
     computed = np.array([-1 if column is None else column.form for column in read], dtype=np.int8)
@@ -466,7 +483,10 @@ def _head(block: Block) -> tuple[int, int, bool]:
 
 
 def _identities(values: Sequence[object]) -> Longs:
-    """Return int64[objects]. Equal numbers are the same object, as long as both are alive."""
+    """Return int64[objects].
+
+    Equal numbers are the same object, as long as both are alive.
+    """
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
@@ -500,7 +520,8 @@ def _usable(entry: ColumnEntry | None, kind: str) -> ColumnEntry | None:
 
 
 def comparable(stored: str, kind: str) -> bool:
-    """Whether the types are equal, or Iceberg promotes one to the other without changing the meaning of values.
+    """Return whether the types are equal, or Iceberg promotes one to the other without changing the meaning of
+    values.
 
     A date promoted to a timestamp (format version 3) changes its unit, so its bounds are not comparable.
     """
@@ -517,9 +538,9 @@ _WAITING_MAX = 16
 class Selection:
     """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1.
 
-    Comparisons wait until the selection is read. Then they are done together, block by block: a plan of
-    millions of files waits for memory more than for anything else, and what one comparison leaves of a block is still
-    in the processor's cache for the next. If only the rows are read, no mask is made.
+    Comparisons wait until the selection is read. Then they are done together, block by block: a plan of millions of
+    files waits for memory more than for anything else, and what one comparison leaves of a block is still in the
+    processor's cache for the next. If only the rows are read, no mask is made.
     """
 
     __slots__ = ("_mask", "_state", "_waiting", "view")
@@ -626,7 +647,10 @@ class Selection:
         self.state[number] = 2 if self.mask[first:end].any() else 0
 
     def check_invariants(self) -> None:
-        """AssertionError for an invalid state or mask byte. For tests."""
+        """AssertionError for an invalid state or mask byte.
+
+        For tests.
+        """
         assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
         for number in np.flatnonzero(self.state == 2):
             part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]

@@ -55,7 +55,10 @@ class JobRequest(msgspec.Struct, frozen=True):
 
 
 class JobAnswer(msgspec.Struct, frozen=True):
-    """The totals, or why it failed. With `progress`: that of the job, which still runs."""
+    """The totals, or why it failed.
+
+    With `progress`: that of the job, which still runs.
+    """
 
     totals: dict[str, Any] = {}
     error: str = ""
@@ -64,9 +67,15 @@ class JobAnswer(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JobLogin:
-    """How jobs reach the server and the storage. `issue` makes a token for a namespace; None: the server requires none.
-    `keys`: as `JobRequest.storage`; it may wait for a service of AWS. None: jobs use what the catalog hands out, or
-    their own keys. `certificates`: as in `JobRequest`."""
+    """How jobs reach the server and the storage.
+
+    `issue` makes a token for a namespace; None: the server requires none. None: jobs use what the catalog hands out, or
+    their own keys.
+
+    Attributes:
+        keys: As `JobRequest.storage`; it may wait for a service of AWS.
+        certificates: As in `JobRequest`.
+    """
 
     url: str
     issue: Callable[[NamespacePath], str] | None
@@ -122,8 +131,10 @@ def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:
 
 
 class LauncherChoice:
-    """A `JobRunner` that passes each job to one of its launchers by name; WORKER is one. `spark_bytes`: from this size
-    on a job runs on Spark if there is one; 0: never automatically."""
+    """A `JobRunner` that passes each job to one of its launchers by name; WORKER is one.
+
+    `spark_bytes`: from this size on a job runs on Spark if there is one; 0: never automatically.
+    """
 
     def __init__(self, launchers: Mapping[str, Launcher], *, spark_bytes: int) -> None:
         self._launchers = launchers

@@ -57,7 +57,11 @@ def submit_program() -> str | None:
 
 
 class LocalLimits(NamedTuple):
-    """The limits of a job on this machine. `process_bytes`: the memory limit of each process; 0: none."""
+    """The limits of a job on this machine.
+
+    Attributes:
+        process_bytes: The memory limit of each process; 0: none.
+    """
 
     master: str
     process_bytes: int
@@ -172,7 +176,10 @@ class SparkSubmit:
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process, progress: Path, report: Report) -> int:
-    """Return the code with which the process ends. Until then, report the progress that the driver writes."""
+    """Return the code with which the process ends.
+
+    Until then, report the progress that the driver writes.
+    """
     while True:
         with suppress(TimeoutError):
             async with asyncio.timeout(_POLL_S):

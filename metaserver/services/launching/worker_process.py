@@ -66,7 +66,11 @@ class WorkerProcess:
         memory_bytes: int,
         environment: Mapping[str, str],
     ) -> None:
-        """`module`: what the worker runs. `environment`: the variables of the worker."""
+        """`module`: what the worker runs.
+
+        Args:
+            environment: The variables of the worker.
+        """
         self._module = module
         self._login = login
         self._memory_bytes = memory_bytes

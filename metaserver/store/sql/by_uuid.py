@@ -17,7 +17,7 @@ UNNAMED = " AND ".join(f"NOT EXISTS (SELECT 1 FROM {table} WHERE uuid = $1)" for
 
 
 def hold_table(uuid: str) -> Steps[None]:
-    """Keeps the table's last name from being removed until this transaction ends."""
+    """Keep the table's last name from being removed until this transaction ends."""
     # A rename deletes and inserts the row: a statement that has waited for it finds it the second time.
     for _ in range(2):
         rows = yield Statement("SELECT 1 FROM entries WHERE uuid = $1", (uuid,), lock="KEY SHARE")
@@ -27,8 +27,11 @@ def hold_table(uuid: str) -> Steps[None]:
 
 
 def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
-    """Removes the rows of the table, of which `gone` was a name, if no name refers to it. Its locations stay claimed:
-    with `purged`, until its files are deleted (`ReleaseLocations`), otherwise as long as files are there (`retain`)."""
+    """Remove the rows of the table, of which `gone` was a name, if no name refers to it.
+
+    Its locations stay claimed: with `purged`, until its files are deleted (`ReleaseLocations`), otherwise as long as
+    files are there (`retain`).
+    """
     uuid = gone.entry.uuid
     if not purged:
         yield from retain(gone)
@@ -39,8 +42,11 @@ def forget_unnamed(gone: DroppedEntry, *, purged: bool = False) -> Steps[None]:
 
 
 def retain(gone: DroppedEntry) -> Steps[None]:
-    """Keeps the claims of an entry without a name for the namespace of its last name. A claim ends with its files:
-    otherwise a table of another namespace could get the location, and with it the files that were left there."""
+    """Keep the claims of an entry without a name for the namespace of its last name.
+
+    A claim ends with its files: otherwise a table of another namespace could get the location, and with it the files
+    that were left there.
+    """
     uuid = gone.entry.uuid
     yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")  # an entry that is registered again waits
     yield Statement(f"DELETE FROM claims WHERE uuid = $1 AND shared = 2 AND {UNNAMED}", (uuid,))  # noqa: S608

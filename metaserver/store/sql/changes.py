@@ -16,7 +16,10 @@ _BUSY_TIMEOUT_S = 0.1
 
 
 class Changes:
-    """Belongs to one event loop. Owns a connection that commits nothing."""
+    """Belongs to one event loop.
+
+    Owns a connection that commits nothing.
+    """
 
     def __init__(self, path: Path) -> None:
         self._connection = sqlite3.connect(
@@ -29,7 +32,7 @@ class Changes:
         self._cursor = self._connection.cursor()
 
     def number(self) -> int | None:
-        """A number that differs from the last when any connection has committed since; None when unavailable."""
+        """Return a number that differs from the last when any connection has committed since; None when unavailable."""
         try:
             (number,) = self._cursor.execute("PRAGMA data_version").fetchone()
         except sqlite3.Error:
@@ -41,7 +44,10 @@ class Changes:
 
 
 def watch(url: str) -> Changes | None:
-    """For the database of `open_store(url)`. None for PostgreSQL, which has no such number."""
+    """For the database of `open_store(url)`.
+
+    None for PostgreSQL, which has no such number.
+    """
     if not url.lower().startswith("sqlite:"):
         return None
     return Changes(Path("/" + unquote(urlsplit(url).path).lstrip("/")))

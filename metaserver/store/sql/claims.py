@@ -70,7 +70,7 @@ def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
 
 
 def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
-    """Claims of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
+    """Claim of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
     return (yield from _overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
@@ -106,8 +106,10 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
 
 
 def released_name(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
-    """See the port. Writers of the namespace can restore the entry, or could, so that its location gives them nothing
-    new."""
+    """See the port.
+
+    Writers of the namespace can restore the entry, or could, so that its location gives them nothing new.
+    """
     rows = yield Statement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
         "AND NOT EXISTS (SELECT 1 FROM entries WHERE uuid = $1) "
@@ -138,7 +140,7 @@ def check_restored(uuid: str) -> Steps[None]:
 
 
 def _above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
-    """Claims on `key` and on folders that contain it, of the kinds from `first` to `last`."""
+    """Claim on `key` and on folders that contain it, of the kinds from `first` to `last`."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])

@@ -30,7 +30,10 @@ from seamark.metaserver.store.sql.statement import Steps
 
 
 def transaction(operations: Sequence[operations.Operation], now_ms: int) -> Steps[list[Any]]:
-    """Applies the operations in order. The first that fails raises, and the driver rolls back."""
+    """Apply the operations in order.
+
+    The first that fails raises, and the driver rolls back.
+    """
     results: list[Any] = []
     for operation in operations:
         result = yield from _APPLY[type(operation)](operation, now_ms)

@@ -69,7 +69,7 @@ class GeneratorStore(ABC):
         self._observers: list[Callable[[Sequence[Operation]], None]] = []
 
     def observe(self, observer: Callable[[Sequence[Operation]], None]) -> None:
-        """Calls `observer` after each transaction that succeeds, in the context of its caller."""
+        """Call `observer` after each transaction that succeeds, in the context of its caller."""
         self._observers.append(observer)
 
     @property
@@ -168,7 +168,10 @@ class GeneratorStore(ABC):
         return await self._change(lambda: instants.archive(ids)) if ids else 0
 
     async def close_reads(self) -> None:
-        """Ends reads that no request waits for. The driver calls it before it closes."""
+        """End reads that no request waits for.
+
+        The driver calls it before it closes.
+        """
         if self._stale_reads is not None:
             await self._stale_reads.close()
 

@@ -188,7 +188,11 @@ name."""
 
 
 def migrate(dialect: SqlDialect) -> Steps[int]:
-    """Applies missing migrations; returns the version before. ConfigError for a newer or foreign database."""
+    """Apply missing migrations; return the version before.
+
+    Raises:
+        ConfigError: For a newer or foreign database.
+    """
     yield Statement("CREATE TABLE IF NOT EXISTS schema_version (version {int} NOT NULL)")
     rows = yield Statement("SELECT version FROM schema_version")
     if len(rows) > 1:

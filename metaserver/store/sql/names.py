@@ -52,7 +52,7 @@ _MISSING = {EntryKind.TABLE: NoSuchTable, EntryKind.VIEW: NoSuchView, EntryKind.
 
 
 def _hold_namespace(path: NamespacePath) -> Steps[None]:
-    """Keeps the namespace from being dropped until this transaction ends."""
+    """Keep the namespace from being dropped until this transaction ends."""
     rows = yield Statement("SELECT 1 FROM namespaces WHERE path = $1", (pack(path),), lock="KEY SHARE")
     if not rows:
         raise NoSuchNamespace(f"Namespace does not exist: {show(path)}")
@@ -112,7 +112,7 @@ def _taken(requested: EntryKind, existing: EntryKind, path: NamespacePath, name:
 def _put_entry(
     entry: Entry, taken: Callable[[EntryKind, EntryKind, NamespacePath, str], Exception] = _taken
 ) -> Steps[None]:
-    """Inserts the entry, or raises the error that `taken` returns for the existing kind."""
+    """Insert the entry, or raise the error that `taken` returns for the existing kind."""
     yield from _hold_namespace(entry.namespace)
     space = space_of(entry.kind)
     # The existing entry may be gone when its kind is read: then the insert is tried again.
@@ -136,7 +136,7 @@ def _put_entry(
 def _take_entry(
     kind: EntryKind, path: NamespacePath, name: str, uuid: str | None, expected_location: str | None = None
 ) -> Steps[Entry]:
-    """Removes the row if it is the expected one, and returns it."""
+    """Remove the row if it is the expected one, and return it."""
     params = [pack(path), space_of(kind), name, kind.value]
     sql = "DELETE FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"
     for column, expected in (("uuid", uuid), ("metadata_location", expected_location)):
@@ -151,7 +151,7 @@ def _take_entry(
 
 
 def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row]:
-    """(uuid, metadata_location) of an existing entry."""
+    """Return (uuid, metadata_location) of an existing entry."""
     rows = yield Statement(
         "SELECT uuid, metadata_location FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4",
         (pack(path), space_of(kind), name, kind.value),

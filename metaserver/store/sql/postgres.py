@@ -81,8 +81,14 @@ async def open_postgres(
     timeout_s: float = 30.0,
     stale_reads: StaleReads | None = None,
 ) -> AsyncIterator[PointerStore]:
-    """Migrates the schema. ConfigError if the server refuses the credentials or the database is unsuitable; RetryLater
-    if it does not answer. `timeout_s` bounds each statement and each wait for a connection."""
+    """Migrates the schema.
+
+    `timeout_s` bounds each statement and each wait for a connection.
+
+    Raises:
+        ConfigError: If the server refuses the credentials or the database is unsuitable.
+        RetryLater: If it does not answer.
+    """
     where = _describe(dsn)
     pool = await _open_pool(dsn, where, pool_min, pool_max, timeout_s)
     try:
@@ -171,7 +177,9 @@ async def _prepare(pool: Any, where: str) -> None:
 
 
 def _why(error: Exception) -> str:
-    """Why a connection was lost, in words; the error's own text may be empty, or list each address that was tried."""
+    """Return why a connection was lost, in words; the error's own text may be empty, or list each address that was
+    tried.
+    """
     for kind, words in _REASONS.items():
         if isinstance(error, kind):
             return words
@@ -179,7 +187,7 @@ def _why(error: Exception) -> str:
 
 
 async def _drive(connection: Any, steps: Steps[T]) -> T:
-    """Runs a generator to its end on this connection."""
+    """Run a generator to its end on this connection."""
     try:
         statement = next(steps)
         while True:
@@ -218,7 +226,7 @@ class _PostgresStore(GeneratorStore):
     async def _run_with_retries(
         self, run: Callable[[Any, Callable[[], Steps[T]]], Any], make_steps: Callable[[], Steps[T]]
     ) -> T:
-        """Runs it on a connection, again when that is certainly safe, and classifies failures."""
+        """Run it on a connection, again when that is certainly safe, and classifies failures."""
         for attempt in range(ATTEMPTS):
             connection = await self._acquire()
             try:
@@ -275,7 +283,7 @@ class _PostgresStore(GeneratorStore):
         return float(0.005 * 2**attempt * (1 + self._clock.random_bytes(1)[0] / 255))
 
     def _error(self, error: Exception) -> SeamarkError:
-        """The error for the caller after a failure of PostgreSQL that changed nothing."""
+        """Return the error for the caller after a failure of PostgreSQL that changed nothing."""
         if isinstance(error, (asyncpg.DataError, ValueError)):
             return BadRequest("A value does not fit the database: integers have 64 bits, text contains no NUL")
         if isinstance(error, asyncpg.ProgramLimitExceededError):
@@ -305,7 +313,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 async def _roll_back(connection: Any) -> None:
-    """Closes a connection whose transaction cannot be ended, which also ends it."""
+    """Close a connection whose transaction cannot be ended, which also ends it."""
     try:
         await connection.execute("ROLLBACK", timeout=ROLLBACK_TIMEOUT_S)
     except (asyncpg.PostgresError, *_LOST):
@@ -313,6 +321,6 @@ async def _roll_back(connection: Any) -> None:
 
 
 def _terminate(connection: Any) -> None:
-    """Closes the connection; silent if the pool has already removed a broken connection."""
+    """Close the connection; silent if the pool has already removed a broken connection."""
     with suppress(asyncpg.InterfaceError):
         connection.terminate()

@@ -248,7 +248,8 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
-    """Live and archived rows in one statement, so that a row that is archived concurrently is seen exactly once.
+    """Return live and archived rows in one statement, so that a row that is archived concurrently is seen exactly
+    once.
 
     The watermark is read before, in a separate statement: transactions in progress then are above it, and those that
     had ended are visible to the next statement.
@@ -285,7 +286,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
 
 
 def archivable(keep: int, limit: int) -> Steps[list[str]]:
-    """Ids of finished instants except each table's newest `keep`, oldest first."""
+    """Return ids of finished instants except each table's newest `keep`, oldest first."""
     rows = yield Statement(
         "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS number "
         "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "

@@ -82,7 +82,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
 
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
-    """A batch with an unknown outcome may be sent again: existing ids are not changed."""
+    """Return a batch with an unknown outcome may be sent again: existing ids are not changed."""
     for values, params in batches([AUDIT.encode(record) for record in op.records]):
         yield Statement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
@@ -166,7 +166,7 @@ def swap_secret(name: str, expected: bytes | None, value: bytes) -> Steps[bytes]
 
 
 def prune(now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> Steps[int]:
-    """Removes at most `limit` rows in total, oldest first."""
+    """Remove at most `limit` rows in total, oldest first."""
     removed = 0
     for table, key, time, before_ms in (
         ("idempotency", "key", "expires_ms", now_ms + 1),

@@ -53,7 +53,7 @@ def pack_json(value: Any) -> str:
 
 
 def space_of(kind: EntryKind) -> str:
-    """The scope in which a name is unique: tables and views share one."""
+    """Return the scope in which a name is unique: tables and views share one."""
     return "function" if kind is EntryKind.FUNCTION else "relation"
 
 

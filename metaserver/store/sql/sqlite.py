@@ -59,9 +59,12 @@ _translate = SQLITE.translator()
 
 @asynccontextmanager
 async def open_sqlite(path: Path | str, *, clock: Clock, queue_limit: int = 1024) -> AsyncIterator[PointerStore]:
-    """Creates the file if needed and migrates its schema. ConfigError for an unsuitable file.
+    """Create the file if needed and migrates its schema.
 
     On exit, queued transactions are finished first.
+
+    Raises:
+        ConfigError: For an unsuitable file.
     """
     file = Path(path)
     writer = _Writer(file, asyncio.get_running_loop(), queue_limit)
@@ -89,7 +92,7 @@ def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.C
 
 
 def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
-    """Runs a generator to its end on this connection."""
+    """Run a generator to its end on this connection."""
     try:
         statement: Statement = next(steps)
         while True:
@@ -101,7 +104,7 @@ def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
 
 
 def _error(error: Exception) -> SeamarkError:
-    """The error for the caller after a failure of SQLite that changed nothing."""
+    """Return the error for the caller after a failure of SQLite that changed nothing."""
     if isinstance(error, (OverflowError, UnicodeEncodeError)):
         return BadRequest("A value does not fit the database: integers have 64 bits, text is valid Unicode")
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -127,7 +130,10 @@ class _QueuedTransaction:
 
 
 class _Writer:
-    """The thread that owns the writing connection. `submit` is for the event loop only."""
+    """The thread that owns the writing connection.
+
+    `submit` is for the event loop only.
+    """
 
     def __init__(self, path: Path, loop: asyncio.AbstractEventLoop, queue_limit: int) -> None:
         self._path = path
@@ -198,7 +204,7 @@ class _Writer:
             connection.close()
 
     def _next_group(self) -> list[_QueuedTransaction]:
-        """Waits for a transaction and takes all others that are queued; empty at the end."""
+        """Wait for a transaction and take all others that are queued; empty at the end."""
         first = self._queue.get()
         if first is None:
             return []
@@ -216,7 +222,7 @@ class _Writer:
 
 
 def _open_for_writing(path: Path) -> sqlite3.Connection:
-    """Switches to WAL and migrates the schema."""
+    """Switch to WAL and migrates the schema."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _create_private(path)
@@ -247,7 +253,10 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _is_disk_full(folder: Path) -> bool:
-    """Whether the file system of `folder` has no room for a log. False if it cannot say."""
+    """Return whether the file system of `folder` has no room for a log.
+
+    False if it cannot say.
+    """
     try:
         return shutil.disk_usage(folder).free < _ROOM_BYTES
     except OSError:
@@ -255,8 +264,12 @@ def _is_disk_full(folder: Path) -> bool:
 
 
 def _create_private(path: Path) -> None:
-    """Creates an empty file that only its owner may read, unless it exists: SQLite would create it readable for all,
-    and gives its log the mode of the database. ConfigError for a symbolic link, which others may be able to replace."""
+    """Create an empty file that only its owner may read, unless it exists: SQLite would create it readable for all,
+    and give its log the mode of the database.
+
+    Raises:
+        ConfigError: For a symbolic link, which others may be able to replace.
+    """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     if path.is_symlink():
@@ -280,7 +293,10 @@ def _switch_to_wal(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction]) -> None:
-    """Sets each transaction's result or error. Afterwards no transaction is open."""
+    """Set each transaction's result or error.
+
+    Afterwards no transaction is open.
+    """
     committing = False
     try:
         connection.execute("BEGIN IMMEDIATE")
@@ -305,7 +321,10 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
 
 
 def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
-    """Runs one transaction in its savepoint. Raises only errors that end the whole group."""
+    """Run one transaction in its savepoint.
+
+    Raises only errors that end the whole group.
+    """
     connection.execute("SAVEPOINT one_transaction")
     try:
         queued.result = _drive(connection, queued.make_steps())

@@ -23,7 +23,10 @@ Rows = Sequence[Row]
 
 
 class Statement(NamedTuple):
-    """`lock` is a PostgreSQL row lock (the words after FOR). SQLite needs none: its writers are serialised."""
+    """`lock` is a PostgreSQL row lock (the words after FOR).
+
+    SQLite needs none: its writers are serialised.
+    """
 
     sql: str
     params: tuple[Any, ...] = ()
@@ -39,8 +42,10 @@ def placeholders(count: int, first: int = 1) -> str:
 
 
 def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Splits rows to insert into batches: the text after VALUES, and the parameters. Few batch sizes, so that the
-    databases' caches of prepared statements contain them all."""
+    """Split rows to insert into batches: the text after VALUES, and the parameters.
+
+    Few batch sizes, so that the databases' caches of prepared statements contain them all.
+    """
     at = 0
     while at < len(rows):
         size = next(size for size in (64, 8, 1) if size <= len(rows) - at)
@@ -55,7 +60,10 @@ def batches(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Any, .
 class SqlDialect:
     """The tokens in braces for one database.
 
-    `tokens` maps each to its SQL. `placeholder` is the prefix of a parameter's number. `locks`: supports row locks.
+    `tokens` maps each to its SQL. `placeholder` is the prefix of a parameter's number.
+
+    Attributes:
+        locks: Supports row locks.
     """
 
     name: str
@@ -64,7 +72,7 @@ class SqlDialect:
     locks: bool
 
     def translator(self) -> Callable[[str, str], str]:
-        """(sql, lock) → the driver's SQL, cached: the texts are few and each is sent many times."""
+        """Return (sql, lock) → the driver's SQL, cached: the texts are few and each is sent many times."""
 
         @lru_cache(maxsize=2048)
         def translate(sql: str, lock: str) -> str:
