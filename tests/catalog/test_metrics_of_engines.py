@@ -6,13 +6,16 @@ import asyncio
 import random
 import struct
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from seamark.metaserver.catalog.ownership.own_files import foreign
+from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.commit.engine_commits import engine_commits
+from seamark.metaserver.commit.engine_commits import commit_manifests, engine_commits
 from seamark.metaserver.objects.port import ObjectStore
 from tests.catalog.appender import Appender, Row, _rows, read_list, read_snapshot
 from tests.catalog.appends import DB, append, commit, create, head, load
@@ -135,9 +138,17 @@ async def test_new_manifests_are_read_once_and_before_other_commits_wait(
         objects = it.catalog.parts.objects
         assert isinstance(objects, CountedReads)
         objects.lock = it.publisher._lock_of((DB, "t"))
+        checked: list[set[str]] = []
+
+        async def note(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
+            checked.append({path.rpartition("/")[0] for path in paths})
+            return await foreign(context, uuid, paths)
+
+        monkeypatch.setattr(commit_manifests, "foreign", note)
         await it.commits.commit_table(caller, DB, "t", *commit_of_engine)
         for location in (client.manifest_list, *client.manifests):
             assert objects.reads[location] == [is_full], "read once, and with the lock only if others hold manifests"
+        assert checked == [{client.folder}], "the database says once for each folder whose files it has"
 
 
 async def test_a_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path) -> None:

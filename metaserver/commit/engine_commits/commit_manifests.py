@@ -96,7 +96,7 @@ class CommitManifests:
             return
         if await foreign(self._context, uuid, unchecked.values()):
             raise Forbidden("a file is in a location of another table")
-        allowed |= unchecked.keys()
+        allowed.update(unchecked)
 
 
 def open_published_manifests(context: CatalogContext) -> Manifests:
