@@ -21,9 +21,9 @@ class Router(web.UrlDispatcher):
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         key = request.method, request.rel_url.raw_path
-        found = self._found.get(key)
-        if found is not None:
-            return web.UrlMappingMatchInfo(*found)  # with its own copy of the variables
+        match = self._found.get(key)
+        if match is not None:
+            return web.UrlMappingMatchInfo(*match)  # with its own copy of the variables
         matched = await super().resolve(request)
         if matched.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
             if len(self._found) >= PATHS_MAX:
