@@ -75,8 +75,7 @@ def connections_max(limit: int, *, files_each: int, minimum: int) -> int:
     """Return the limit of connections.
 
     Args:
-        limit: The limit of the settings; 0: the number of connections that take half of the files that this process
-            may still open.
+        limit: The limit of the settings; 0: as many as take half of the files that this process may still open.
         files_each: Files that a connection needs.
         minimum: A warning is logged if fewer files are free.
     """

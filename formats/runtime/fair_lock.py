@@ -21,9 +21,9 @@ _in_thread = asyncio.to_thread
 
 
 class FairLock:
-    """A lock that one piece of work has at a time, and for which each holder has one place in the queue.
+    """A lock for one piece of work at a time, in whose queue each holder has one place.
 
-    A client that sends many requests waits for its own ones. The lock belongs to one event loop.
+    A client that sends many requests waits for its earlier requests. The lock belongs to one event loop.
     """
 
     def __init__(self) -> None:

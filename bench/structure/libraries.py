@@ -1,4 +1,4 @@
-"""What libraries would cost in the place of our code: `python -m bench.libraries`.
+"""What libraries would cost in the place of our code: `python -m bench.structure.libraries`.
 
 It measures those that are installed: botocore is a dependency, and `pip install theine thriftpy2` adds the others. The
 decisions are in docs/design/0044-libraries.md.
