@@ -152,7 +152,7 @@ class DiskTier:
             return stored
 
         def store(cache: Any) -> list[bool]:
-            kept = []
+            outcomes = []
             with cache.transact():
                 self._ledger.touch(cache, self._take_touched())
                 for file in missing:
@@ -161,10 +161,10 @@ class DiskTier:
                         # The row precedes the file, so that a crash leaves no file without an account.
                         tag = None if self._holder_bytes is None else file.holder
                         cache.set(file.digest[:16], charge(file.size), tag=tag)
-                    kept.append(room)
+                    outcomes.append(room)
             for number, file in enumerate(missing):
                 # A later value of the same call may have evicted an earlier one.
-                if kept[number] and (number == len(missing) - 1 or file.digest[:16] in cache):
+                if outcomes[number] and (number == len(missing) - 1 or file.digest[:16] in cache):
                     try:
                         _write(file.path, [memoryview(file.header), *file.parts])
                     except BaseException:
@@ -172,20 +172,20 @@ class DiskTier:
                             cache.delete(left.digest[:16])
                         raise
                 else:
-                    kept[number] = False
-            return kept
+                    outcomes[number] = False
+            return outcomes
 
         try:
-            kept = self._ledger.run(store)
+            outcomes = self._ledger.run(store)
         except Unavailable as error:
             self._failed(error)
-            return [bool(one) for one in stored]
+            return [bool(result) for result in stored]
         with self._lock:
-            for file, is_kept in zip(missing, kept, strict=True):
+            for file, is_kept in zip(missing, outcomes, strict=True):
                 self._mapped.pop(file.key, None)
                 self._puts += is_kept
                 self._refused += not is_kept
-        results = iter(kept)
+        results = iter(outcomes)
         return [is_stored or next(results) for is_stored in stored]
 
     def _make_room(self, cache: Any, name: bytes, need_bytes: int, holder: str) -> bool:

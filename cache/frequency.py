@@ -43,18 +43,18 @@ class FrequencySketch:
         if not self._enter(slots):
             return
         rows = self._rows
-        least = min(row[slot] for row, slot in zip(rows, slots, strict=True))
-        if least < COUNT_MAX:
-            # Only the least counters: a counter that is shared with a frequent key stays that key's.
+        minimum = min(row[slot] for row, slot in zip(rows, slots, strict=True))
+        if minimum < COUNT_MAX:
+            # Only the lowest counters: a counter that is shared with a frequent key stays that key's.
             for row, slot in zip(rows, slots, strict=True):
-                if row[slot] == least:
-                    row[slot] = least + 1
+                if row[slot] == minimum:
+                    row[slot] = minimum + 1
 
     def estimate(self, key: Hashable) -> int:
         """0 for a key that was not counted lately; at most 16."""
         slots = self._slots(key)
-        known = min(row[slot] for row, slot in zip(self._rows, slots, strict=True))
-        return known + self._is_inside(slots)
+        count = min(row[slot] for row, slot in zip(self._rows, slots, strict=True))
+        return count + self._is_inside(slots)
 
     def _slots(self, key: Hashable) -> tuple[int, int, int, int]:
         value = hash(key) & _MASK64

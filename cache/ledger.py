@@ -292,8 +292,8 @@ class Ledger:
         if any(row[1] < BLOCK_BYTES or row[2] != file_name(row[0]) for row in rows):
             raise _Corrupt("the account of the cached files names files with foreign names")
         files = set(self._files())
-        known = {name for _, _, name in rows}
-        for name in files - known:
+        recorded = {name for _, _, name in rows}
+        for name in files - recorded:
             with suppress(OSError):
                 os.unlink(self._folder / name)
         for key, _, name in rows:

@@ -119,10 +119,10 @@ class Stack(Generic[V]):
         """The values that memory or the disk has; None for the others, and nothing is fetched. One job of a thread
         opens many files, while a `get` of each key has its own job.
         """
-        found = [self._memory.get(key) for key in keys]
+        values = [self._memory.get(key) for key in keys]
         if self._disk is None or self._closed:
-            return found
-        absent = [number for number, value in enumerate(found) if value is None]
+            return values
+        absent = [number for number, value in enumerate(values) if value is None]
         parts = [absent[at : at + _OPENED_TOGETHER] for at in range(0, len(absent), _OPENED_TOGETHER)]
         opened = await asyncio.gather(
             *(self._in_thread(self._read_many, [keys[number] for number in part], open) for part in parts)
@@ -131,8 +131,8 @@ class Stack(Generic[V]):
             if read is not None:
                 value, weigh = read
                 self._memory.put(keys[number], value, weigh(value))
-                found[number] = value
-        return found
+                values[number] = value
+        return values
 
     def _read_many(
         self, keys: Sequence[str], open: Callable[[memoryview], V]

@@ -301,7 +301,7 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
 
 def limits_of(settings: Settings) -> ConnectionLimits:
     """By the settings; where they leave the number of connections open, by the files that this process may open."""
-    limit = connections_max(settings.connections_limit, files_each=1, least=settings.requests_limit)
+    limit = connections_max(settings.connections_limit, files_each=1, minimum=settings.requests_limit)
     return ConnectionLimits(
         connections=limit,
         per_address=settings.connections_per_address or max(1, limit // 2),

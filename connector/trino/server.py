@@ -65,7 +65,7 @@ def limits_of(settings: ProxySettings) -> ConnectionLimits:
     If the settings have no limit, it is derived from the number of files that the process may open: each client needs a
     second connection, to a coordinator. Behind another proxy, all clients have the same address.
     """
-    limit = connections_max(settings.connections, files_each=2, least=0)
+    limit = connections_max(settings.connections, files_each=2, minimum=0)
     share = limit if settings.trust_forwarded else max(1, limit // 2)
     return ConnectionLimits(
         connections=limit,

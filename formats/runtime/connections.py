@@ -32,7 +32,7 @@ from seamark.formats.runtime.errors import RequestTimeout, TooManyRequests
 from seamark.formats.runtime.protocol_errors import EXPECTATION_FAILED, HEADER_TOO_LARGE, explain_unreadable
 
 CONNECTIONS_MAX = 10_000
-_CONNECTIONS_LEAST = 4
+_CONNECTIONS_MIN = 4
 _NOTICE_INTERVAL_S = 10.0
 _LINGERING_S = 2.0
 """How long the rest of a body is read and discarded after an early answer, so that the client reads the answer."""
@@ -71,15 +71,20 @@ class Answers:
     unreadable: Callable[[], None]
 
 
-def connections_max(limit: int, *, files_each: int, least: int) -> int:
-    """`limit`, if it is not 0. Otherwise the number of connections, each with `files_each` files, that take half of the
-    files that this process may still open. Logs a warning if less than `least` files are free."""
+def connections_max(limit: int, *, files_each: int, minimum: int) -> int:
+    """Return the limit of connections.
+
+    Args:
+        limit: The limit of the settings; 0: as many as take half of the files that this process may still open.
+        files_each: Files that a connection needs.
+        minimum: A warning is logged if fewer files are free.
+    """
     if limit:
         return limit
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     free = CONNECTIONS_MAX * 2 * files_each if files == resource.RLIM_INFINITY else files - _open_files()
-    limit = max(_CONNECTIONS_LEAST, min(CONNECTIONS_MAX, free // (2 * files_each)))
-    if free < least:
+    limit = max(_CONNECTIONS_MIN, min(CONNECTIONS_MAX, free // (2 * files_each)))
+    if free < minimum:
         _log.warning("few files may be opened: raise the limit (ulimit -n)", files=files, connections=limit)
     return limit
 

@@ -1,4 +1,4 @@
-"""Long work on what clients sent, one piece at a time in a thread, and clients in turn.
+"""A lock for long work on what clients sent: one piece at a time, in a thread, and clients in turn.
 
 Such work is Python and shares the interpreter with the event loop: several threads of it would leave the loop little
 time, and take the threads that all other work of the server needs.
@@ -15,14 +15,16 @@ from weakref import WeakValueDictionary
 T = TypeVar("T")
 
 FREED_IN_LOOP = 10_000
-"""Objects that take a few milliseconds."""
-_FREED_AT_ONCE = 1000
+"""Freeing fewer objects takes a few milliseconds, which is not worth a thread."""
+_FREED_IN_STEP = 1000
 _in_thread = asyncio.to_thread
 
 
 class FairLock:
-    """One of all at a time, and one of each holder in the queue for it: who sends much waits for its own. Belongs to
-    one event loop."""
+    """A lock for one piece of work at a time, in whose queue each holder has one place.
+
+    A client that sends many requests waits for its earlier requests. The lock belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._all = asyncio.Lock()
@@ -30,15 +32,22 @@ class FairLock:
 
     @asynccontextmanager
     async def of(self, holder: str) -> AsyncIterator[None]:
-        """A slot of `holder`, for as long as the block runs."""
+        """Hold the lock for `holder` during the block."""
         own = self._own.setdefault(holder, asyncio.Lock())
         async with own, self._all:
             yield
 
     async def run(self, holder: str, work: Callable[[], T], *, within: str | None = None) -> T:
-        """The result of `work`, from a thread. The slot is held until the thread ends, also if the caller is cancelled
-        before: a thread cannot be stopped, and who leaves early must not have several of them. `within`: a group
-        of holders, such as those of an address; a group has one slot in the queue, too."""
+        """Run `work` in a thread, and return its result.
+
+        The lock is held until the thread ends, also if the caller is cancelled before: a thread cannot be stopped, and
+        a client that disconnects early must not have several of them.
+
+        Args:
+            holder: The client.
+            work: The work.
+            within: A group of holders, such as those of an address; a group has one place in the queue, too.
+        """
         names = dict.fromkeys((holder,) if within is None else (holder, within))
         slots = [*(self._own.setdefault(name, asyncio.Lock()) for name in names), self._all]
         taken = []
@@ -55,14 +64,16 @@ class FairLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether all slots are free. For tests."""
+        """Whether no work runs or waits. For tests."""
         return not self._all.locked() and not any(own.locked() for own in self._own.values())
 
 
 def free_later(*collections: Collection[object]) -> None:
-    """Frees the elements of large collections in a thread, some at a time: for hundreds of thousands of objects this
-    takes a tenth of a second, in which the event loop would serve no client. The thread begins after this step of
-    the loop, in which the caller drops its own references."""
+    """Free the elements of large collections in a thread, some at a time.
+
+    For hundreds of thousands of objects this takes a tenth of a second, in which the event loop would serve no client.
+    The thread begins after this step of the loop, in which the caller drops its own references.
+    """
     held = [collection for collection in collections if len(collection) > FREED_IN_LOOP]
     if held:
         loop = asyncio.get_running_loop()
@@ -73,7 +84,7 @@ def _free(held: list[Collection[object]]) -> None:
     while held:
         objects = list(held.pop())
         while objects:  # between the steps the interpreter may run other threads
-            del objects[-_FREED_AT_ONCE:]
+            del objects[-_FREED_IN_STEP:]
 
 
 def _release(slots: list[asyncio.Lock]) -> None:

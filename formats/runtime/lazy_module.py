@@ -36,8 +36,10 @@ class LazyModule:
 
 
 async def load(*modules: object) -> None:
-    """Imports those of the modules that are deferred, in a thread: a parser of SQL takes a tenth of a second, in which
-    an event loop would serve no client."""
+    """Import those of the modules that are lazy, in a thread.
+
+    A parser of SQL takes a tenth of a second, in which an event loop would serve no client.
+    """
     for module in modules:
         if isinstance(module, LazyModule) and not module._is_loaded:
             await asyncio.to_thread(importlib.import_module, module._name)
@@ -45,9 +47,16 @@ async def load(*modules: object) -> None:
 
 
 def exports(package: str, names: Mapping[str, Sequence[str]], *, extra: str | None = None) -> Callable[[str], object]:
-    """The `__getattr__` (PEP 562) of a package that offers names of other modules: module -> names. A module is
-    imported when one of its names is first used. `extra`: the extra of the distribution that installs the libraries of
-    these modules. The ModuleNotFoundError for a missing library names the command."""
+    """Return the `__getattr__` (PEP 562) of a package that offers names of other modules.
+
+    A module is imported when one of its names is first used. The ModuleNotFoundError for a missing library names the
+    command that installs it.
+
+    Args:
+        package: The name of the package.
+        names: By module, the names that it offers.
+        extra: The extra of the distribution that installs the libraries of these modules.
+    """
     modules = {name: module for module, exported in names.items() for name in exported}
 
     def get(name: str) -> object:

@@ -1,4 +1,4 @@
-"""Results that are kept: of pure functions of short texts, and of properties.
+"""Decorators that keep results of pure functions of short texts, and values of properties.
 
 `functools.lru_cache` counts entries, not bytes: clients that send names of a megabyte would fill the memory of the
 server with its keys.
@@ -12,25 +12,25 @@ from inspect import Parameter, signature
 from typing import Any, Generic, TypeVar
 
 CHARACTERS_MAX = 300
-"""Of all texts of a call together. Longer calls are computed each time."""
+"""Limit for all texts of a call together. The result of a longer call is not kept."""
 _R = TypeVar("_R")
 
 
 def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Keeps the results of the last `entries` calls. The arguments are texts, given by position."""
+    """Keep the results of the last `entries` calls. The arguments are texts, given by position."""
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
-        kept = lru_cache(entries)(function)
+        cached = lru_cache(entries)(function)
 
         # A plan makes about twenty of these calls: the sum over all texts would cost more than the lookup.
         def of_one(text: Any) -> _R:
-            return kept(text) if len(text) <= CHARACTERS_MAX else function(text)
+            return cached(text) if len(text) <= CHARACTERS_MAX else function(text)
 
         def of_two(first: Any, second: Any) -> _R:
-            return kept(first, second) if len(first) + len(second) <= CHARACTERS_MAX else function(first, second)
+            return cached(first, second) if len(first) + len(second) <= CHARACTERS_MAX else function(first, second)
 
         def of_any(*texts: Any) -> _R:
-            return kept(*texts) if sum(map(len, texts)) <= CHARACTERS_MAX else function(*texts)
+            return cached(*texts) if sum(map(len, texts)) <= CHARACTERS_MAX else function(*texts)
 
         parameters = signature(function).parameters.values()
         is_fixed = all(parameter.default is Parameter.empty for parameter in parameters)

@@ -1,4 +1,4 @@
-"""Why a request is refused before any handler, in the words of the answer: quotes nothing of the request. Pure."""
+"""Answers to requests that are not HTTP, which no handler sees. They quote nothing of the request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EXPECTATION_FAILED = "ExpectationFailedException"
 
 
 def explain_unreadable(error: BaseException | None) -> tuple[int, str, str]:
-    """(status, type, message) for a request that is not HTTP."""
+    """Return the status, the type and the message for a request that is not HTTP."""
     if isinstance(error, http_exceptions.LineTooLong):
         return 431, HEADER_TOO_LARGE, "The request line or a header is too long"
     if isinstance(error, http_exceptions.InvalidHeader):

@@ -46,7 +46,7 @@ _WITH_COMPONENTS = (
     statements,
     openapi,
 )
-"""Modules of routes that add components of their own to the application."""
+"""Modules of routes that add components to the application."""
 
 
 def build_app(components: ServerComponents) -> web.Application:

@@ -319,12 +319,19 @@ class FolderBackend:
 
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:
         upload_id = call.address.query["uploadId"]
-        marker, most = call.address.query.get("part-number-marker", "0"), call.address.query.get("max-parts", "1000")
+        marker, max_parts = (
+            call.address.query.get("part-number-marker", "0"),
+            call.address.query.get("max-parts", "1000"),
+        )
         if not (
-            marker.isascii() and marker.isdigit() and most.isascii() and most.isdigit() and len(marker + most) < 12
+            marker.isascii()
+            and marker.isdigit()
+            and max_parts.isascii()
+            and max_parts.isdigit()
+            and len(marker + max_parts) < 12
         ):
             raise S3Error("InvalidArgument", "max-parts and part-number-marker have to be numbers")
-        limit = min(int(most), 1000)
+        limit = min(int(max_parts), 1000)
         parts = await self._run(self._uploads.parts, _location(call), upload_id)
         rest = [part for part in parts if part.number > int(marker)]
         page = rest[:limit]

@@ -34,13 +34,13 @@ def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
     if query.get("list-type") != "2":
         raise S3Error("NotImplemented", "Listings are served in version 2 (list-type=2)")
     prefix, delimiter = query["prefix"], query.get("delimiter", "")
-    most = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
+    limit = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
     token = query.get("continuation-token")
     after = query.get("start-after", "") if token is None else _read_token(token)
-    found = list(islice(list_keys(root, bucket, prefix, delimiter, after), most + 1)) if most else []
-    is_truncated, page = len(found) > most, found[:most]
+    found = list(islice(list_keys(root, bucket, prefix, delimiter, after), limit + 1)) if limit else []
+    is_truncated, page = len(found) > limit, found[:limit]
     encode = (lambda text: quote(text, safe="/-_.~")) if query.get("encoding-type") == "url" else xml_text
-    fields = [("Name", bucket), ("Prefix", encode(prefix)), ("KeyCount", str(len(page))), ("MaxKeys", str(most))]
+    fields = [("Name", bucket), ("Prefix", encode(prefix)), ("KeyCount", str(len(page))), ("MaxKeys", str(limit))]
     fields.append(("IsTruncated", str(is_truncated).lower()))
     if delimiter:
         fields.append(("Delimiter", encode(delimiter)))

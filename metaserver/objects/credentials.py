@@ -41,12 +41,12 @@ def server_keys(settings: Settings) -> S3Keys:
     """
     if settings.s3_access_key_id:
         return S3Keys(settings.s3_access_key_id, settings.s3_secret_access_key)
-    found = _chain()
-    if found is None:
+    credentials = _chain()
+    if credentials is None:
         raise StorageError(
             "The server has no S3 keys: set s3_access_key_id and s3_secret_access_key, or AWS's environment variables"
         )
-    frozen = found.get_frozen_credentials()
+    frozen = credentials.get_frozen_credentials()
     return S3Keys(frozen.access_key, frozen.secret_key, frozen.token or "")
 
 

@@ -38,8 +38,8 @@ class FolderObjects(ForwardingObjects):
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         before = f"file://{self._folder}/"
-        async for found in self._stored.list(self._at(prefix)):
-            yield ObjectInfo(f"s3://{found.location.removeprefix(before)}", found.size_bytes, found.modified_ms)
+        async for info in self._stored.list(self._at(prefix)):
+            yield ObjectInfo(f"s3://{info.location.removeprefix(before)}", info.size_bytes, info.modified_ms)
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
         return no_uploads()  # the objects gateway removes the parts of its uploads

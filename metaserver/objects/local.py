@@ -151,10 +151,10 @@ class LocalObjects:
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         walk = await self.run(prefix, _walk)
         while True:
-            found = await self.run(prefix, lambda _: tuple(islice(walk, _LIST_BATCH)))
-            for info in found:
+            batch = await self.run(prefix, lambda _: tuple(islice(walk, _LIST_BATCH)))
+            for info in batch:
                 yield info
-            if len(found) < _LIST_BATCH:
+            if len(batch) < _LIST_BATCH:
                 return
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:

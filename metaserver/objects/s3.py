@@ -65,11 +65,11 @@ class S3Objects:
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         store, at = self._open(location)
         try:
-            found = await obstore.get_async(store, at.path)
-            size = found.meta["size"]
+            result = await obstore.get_async(store, at.path)
+            size = result.meta["size"]
             if limit_bytes is not None and size > limit_bytes:
                 raise TooLarge(f"{location!r} has {size} bytes; at most {limit_bytes} are read")
-            return bytes(await found.bytes_async())
+            return bytes(await result.bytes_async())
         except _FAILED as error:
             raise _explain(error, location) from error
 
@@ -180,14 +180,14 @@ class S3Objects:
     async def _has_write_id(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
         """Whether the stored object is from this write; None if none is stored."""
         try:
-            found = await obstore.get_async(store, at.path)
+            result = await obstore.get_async(store, at.path)
         except _MISSING:
             return None
-        stored_id = found.attributes.get(WRITE_ID)
+        stored_id = result.attributes.get(WRITE_ID)
         if stored_id is not None:
             return stored_id == write_id
         # A store that drops metadata: the bytes decide. They contain a UUID, so no other writer writes the same bytes.
-        return found.meta["size"] == len(data) and bytes(await found.bytes_async()) == data
+        return result.meta["size"] == len(data) and bytes(await result.bytes_async()) == data
 
     def _open(self, location: str, *, whole_bucket: bool = False) -> tuple[S3Store, Location]:
         at = parse_location(location)
@@ -250,8 +250,8 @@ def bucket_endpoint(bucket: str, settings: Settings) -> str:
 
 def _status(error: Exception) -> int | None:
     """The HTTP status, which obstore reports only in its message."""
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else None
+    status = _STATUS.search(str(error))
+    return int(status[1]) if status else None
 
 
 def _explain(error: Exception, location: str) -> SeamarkError:

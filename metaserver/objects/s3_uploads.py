@@ -43,9 +43,9 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
             prefix = f"{folder.path}/" if folder.path else ""
             options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _PAGE, **after}
             page = await asyncio.to_thread(_call, client.list_multipart_uploads, str(folder), **options)
-            for found in page.get("Uploads", ()):
-                begun_ms = int(found["Initiated"].timestamp() * 1000)
-                yield Upload(f"{folder.root()}/{found['Key']}", found["UploadId"], begun_ms)
+            for upload in page.get("Uploads", ()):
+                begun_ms = int(upload["Initiated"].timestamp() * 1000)
+                yield Upload(f"{folder.root()}/{upload['Key']}", upload["UploadId"], begun_ms)
             # Without the marker of the upload, which some servers refuse: of several uploads of the last key of a page,
             # those of the next page are found when these are gone.
             following = {"KeyMarker": page.get("NextKeyMarker") or ""}
@@ -77,17 +77,17 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
 
 
 def _open(settings: Settings) -> Any:
-    given = {}
+    explicit_keys = {}
     if settings.s3_access_key_id:  # otherwise the client takes and refreshes those of AWS's chain
         keys = server_keys(settings)
-        given = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
+        explicit_keys = {"aws_access_key_id": keys.access_key_id, "aws_secret_access_key": keys.secret_access_key}
     timeout_s = settings.storage_timeout_s
     try:
         return aws.Session().create_client(
             "s3",
             region_name=settings.s3_region,
             endpoint_url=settings.s3_endpoint or None,
-            **given,
+            **explicit_keys,
             config=aws_config.Config(
                 s3={"addressing_style": "path" if settings.s3_path_style else "virtual"},
                 connect_timeout=min(timeout_s, 5.0),

@@ -68,8 +68,8 @@ def sign(
     timestamp = _timestamp(headers, now_ms)
     payload = _payload_hash(headers, address, body)
     signed = _sigv4(AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings)
-    kept = {name: values for name, values in sent.items() if name.lower() not in _COMPUTED}
-    return {"uri": uri, "headers": {**kept, **{name: [value] for name, value in signed.items()}}}
+    unsigned = {name: values for name, values in sent.items() if name.lower() not in _COMPUTED}
+    return {"uri": uri, "headers": {**unsigned, **{name: [value] for name, value in signed.items()}}}
 
 
 def cache_control(request: dict[str, Any]) -> str:

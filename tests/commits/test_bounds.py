@@ -196,7 +196,7 @@ async def test_freed_objects_have_no_other_references(monkeypatch: pytest.Monkey
             threads.append(threading.get_ident())
 
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
-    monkeypatch.setattr(fair_lock, "_FREED_AT_ONCE", 2)
+    monkeypatch.setattr(fair_lock, "_FREED_IN_STEP", 2)
     given: list[Any] = [tuple(Freed() for _ in range(5)), [Freed() for _ in range(4)], (Freed(),)]
     fair_lock.free_later(*given)
     given.clear()

@@ -65,9 +65,9 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
     RequestTimeout for one that takes too long; ClientGone; RetryLater and TooManyRequests where all bodies together, or
     those of who asks, hold too much."""
     slot = _slot_of(request)
-    known: bytes | None = request.get(_BODY) if slot is None else slot.body
-    if known is not None:
-        return known
+    body: bytes | None = request.get(_BODY) if slot is None else slot.body
+    if body is not None:
+        return body
     settings = request.app[COMPONENTS].settings
     if size is None:
         size = description_of(request.match_info.route.handler).body_size

@@ -1,4 +1,4 @@
-"""The components of a server: the one declaration of what the composition root opens and the routes use.
+"""The components of a server: what the composition root opens and the routes use, declared once.
 
 A handler reads them from its call, `call.components.catalog`. There is no service locator and no module state, so that
 two servers can run in one process, as tests of replicas do. What only one module of routes uses, it adds itself to the

@@ -27,8 +27,8 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 def coding_of(values: Sequence[str]) -> str:
     """The coding that the values of Content-Encoding list; "" for none. UnsupportedMediaType for a coding that is not
     `ACCEPTED` and for several: each more of them multiplies what a byte may unpack to."""
-    listed = [one.strip().lower() for value in values for one in value.split(",")]
-    codings = [one for one in listed if one not in ("", "identity")]
+    listed = [coding.strip().lower() for value in values for coding in value.split(",")]
+    codings = [coding for coding in listed if coding not in ("", "identity")]
     if not codings:
         return ""
     if len(codings) > 1:

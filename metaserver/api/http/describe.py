@@ -105,6 +105,6 @@ def attach(handler: Handler, description: Description) -> None:
 
 
 def description_of(handler: object) -> Description:
-    given = getattr(handler, _ATTRIBUTE, _UNKNOWN)
-    assert isinstance(given, Description)
-    return given
+    description = getattr(handler, _ATTRIBUTE, _UNKNOWN)
+    assert isinstance(description, Description)
+    return description

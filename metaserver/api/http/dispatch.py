@@ -241,8 +241,8 @@ class Call:
 
     def paging(self) -> tuple[str | None, int]:
         """(token as sent, size)."""
-        query, most = self.query, self.components.settings.page_limit
-        return query.get("pageToken"), page_size(query.get("pageSize", str(most)), "pageSize", most)
+        query, page_limit = self.query, self.components.settings.page_limit
+        return query.get("pageToken"), page_size(query.get("pageSize", str(page_limit)), "pageSize", page_limit)
 
 
 Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
@@ -363,24 +363,24 @@ class Route(Description, frozen=True):
             elif check is Check.SOMEWHERE:
                 call.components.authorizer.require_somewhere(call.principal, operation)
             if names:
-                call.names = given = names_in(*path, names)
+                call.names = entry_names = names_in(*path, names)
                 if (
                     is_table
                     and HEADER in request.headers
-                    and is_plan_name(given[0])
+                    and is_plan_name(entry_names[0])
                     and audience_of(request) is not None
                 ):
-                    raise NoSuchTable(f"Table does not exist: {show(call.namespace, given[0])}")
+                    raise NoSuchTable(f"Table does not exist: {show(call.namespace, entry_names[0])}")
                 if is_change:
-                    for name in given:
+                    for name in entry_names:
                         check_changeable(name)
             return call
 
         return open_call
 
     def _encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
-        given = self.answers[0].status if self.answers else None
-        with_body, without, operation, is_secret = given or 200, given or 204, self.operation, self.is_secret
+        status = self.answers[0].status if self.answers else None
+        with_body, without, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
 
         def encode(call: Call, answer: Answer) -> web.StreamResponse:
             if not call.is_checked:

@@ -97,10 +97,10 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
     """Records a refusal. Returns the record of another request with this key, if that was faster."""
     now_ms = call.components.clock.now_ms()
     now_s, ttl_s = call.components.clock.monotonic(), call.components.settings.idempotency_ttl_s
-    kept, who = call.app[KEPT], call.principal.name
-    if not kept.has_room(who, now_s):  # then a repeat is evaluated again
+    quota, who = call.app[KEPT], call.principal.name
+    if not quota.has_room(who, now_s):  # then a repeat is evaluated again
         return None
-    kept.add(who, now_s, now_s + ttl_s)
+    quota.add(who, now_s, now_s + ttl_s)
     body = refusal.body
     record = IdempotencyRecord(
         key=key.key,

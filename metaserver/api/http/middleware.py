@@ -65,8 +65,8 @@ class _RequestPipeline:
         started = clock.monotonic()
         template, described = self._route(request)
         headers = request.headers
-        given = headers.get("X-Request-Id")
-        request_id = given if given is not None and _SANE_ID.match(given) else self._ids.new()
+        sent_id = headers.get("X-Request-Id")
+        request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.new()
         request[REQUEST_ID] = request_id
         staleness = self._staleness(request, described) if self._stale_limit_s else None
         if self._tracer is None:
@@ -112,10 +112,10 @@ class _RequestPipeline:
 
     def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
         """What a request allows that only reads."""
-        given = request.headers.get("Cache-Control")
-        if given is None or described.public or described.waits or changes(described.operation):
+        cache_control = request.headers.get("Cache-Control")
+        if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
-        allowed_s = requested_staleness_s(given)
+        allowed_s = requested_staleness_s(cache_control)
         return Staleness(min(allowed_s, self._stale_limit_s), self._stale_wait_s) if allowed_s else None
 
     def _log_line(
@@ -232,13 +232,13 @@ class _RequestPipeline:
     def _route(self, request: web.Request) -> tuple[str, Description]:
         """Template and description of the matched route. A bounded set: unmatched paths are "unrouted"."""
         route = request.match_info.route
-        known = self._routes.get(id(route))
-        if known is None:
+        route_description = self._routes.get(id(route))
+        if route_description is None:
             resource = route.resource
             if resource is None:
                 return _UNROUTED
-            known = self._routes[id(route)] = (resource.canonical, description_of(route.handler))
-        return known
+            route_description = self._routes[id(route)] = (resource.canonical, description_of(route.handler))
+        return route_description
 
 
 def _who(request: web.Request) -> str:

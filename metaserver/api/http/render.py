@@ -94,11 +94,11 @@ def _shown_etag(*parts: str | bool) -> str:
 
 def not_modified(call: Call, etag: str) -> web.Response | None:
     """A 304 when the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
-    given = call.headers.get("If-None-Match")
-    if given is None:
+    header = call.headers.get("If-None-Match")
+    if header is None:
         return None
-    known = {tag.strip().removeprefix("W/") for tag in given.split(",")}
-    if "*" in known or etag.removeprefix("W/") in known:
+    client_tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
+    if "*" in client_tags or etag.removeprefix("W/") in client_tags:
         return web.Response(status=304, headers={"ETag": etag, "Vary": _VARY})
     return None
 
@@ -124,8 +124,8 @@ async def table_answer(
     if loaded.entry is None:
         return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
-    known = loaded.metadata.snapshots_by_id
-    shown = [plan for plan in shown if plan.shown_id not in known]
+    snapshots = loaded.metadata.snapshots_by_id
+    shown = [plan for plan in shown if plan.shown_id not in snapshots]
     etag = table_etag(call, location, namespace, name, mode, shown)
     return await _located_answer(call, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown)
 
@@ -280,9 +280,9 @@ def _located(call: Call, loaded: LoadedTable) -> bytes:
 
 async def _gzipped(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
     cache = call.components.catalog.documents.cache
-    kept = cache.get(("gzip", etag))
-    if isinstance(kept, bytes):
-        return kept
+    body = cache.get(("gzip", etag))
+    if isinstance(body, bytes):
+        return body
 
     async def compress() -> bytes:
         # Level 1: four times the speed of the default for 10 % more bytes. In a thread, because zlib releases the GIL.

@@ -90,7 +90,7 @@ class WorkerLimits:
     def is_idle(self) -> bool:
         """Whether no request has anything of these limits. For tests."""
         limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
-        return not any(one.taken for one in limits) and all(
+        return not any(limit.taken for limit in limits) and all(
             lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating)
         )
 

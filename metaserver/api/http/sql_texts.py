@@ -25,7 +25,7 @@ async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
     for one of them at most."""
     await load(_sql)
     if characters <= IN_LOOP_CHARACTERS:
-        found = read()
+        result = read()
         await asyncio.sleep(0)  # a request may have a text in each of many joins
-        return found
+        return result
     return await call.components.worker_limits.reading_sql.run(call.principal.name, read)

@@ -304,14 +304,14 @@ class CachingBackend:
     def _opening_span(self, wanted: str | None) -> tuple[str, int]:
         """(Range header, its greatest length) for a first read: whole blocks around the wanted part, as far as one
         request reads."""
-        block_bytes, most = self._tiers.blocks.block_bytes, self._fetches.request_bytes
+        block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
         matched = _RANGE.fullmatch(wanted or "bytes=0-")
         assert matched is not None, wanted  # by _is_plain
         if matched[3]:
-            length = min(int(matched[3]) + block_bytes, most)
+            length = min(int(matched[3]) + block_bytes, request_bytes)
             return f"bytes=-{length}", length
         start = int(matched[1]) // block_bytes * block_bytes
-        end = start + most
+        end = start + request_bytes
         if matched[2]:
             end = min(end, (int(matched[2]) // block_bytes + 1) * block_bytes)
         end = max(end, start + block_bytes)

@@ -28,9 +28,9 @@ AUDIENCE = Parameter(
 
 def audience_of(request: web.Request) -> str | None:
     """The value of the header; None without it. BadRequest for an invalid value."""
-    given = request.headers.get(HEADER)
-    if given is None:
+    audience = request.headers.get(HEADER)
+    if audience is None:
         return None
-    if len(request.headers.getall(HEADER)) > 1 or not _VALUE.fullmatch(given):
+    if len(request.headers.getall(HEADER)) > 1 or not _VALUE.fullmatch(audience):
         raise BadRequest(f"{HEADER} must occur once, with 1 to 100 visible ASCII characters and no spaces")
-    return given
+    return audience

@@ -80,14 +80,14 @@ def boolean_query(query: Mapping[str, str], name: str) -> bool:
 
 async def key_of(request: web.Request) -> IdempotencyKey | None:
     """The idempotency key with what identifies the request; None without the header. BadRequest for an invalid key."""
-    given = request.headers.getall(IDEMPOTENCY_KEY, None)
-    if not given:
+    keys = request.headers.getall(IDEMPOTENCY_KEY, None)
+    if not keys:
         return None
-    if len(given) > 1:
-        raise BadRequest(f"The request has {len(given)} {IDEMPOTENCY_KEY} headers; send one")
-    key = given[0].strip().lower()
+    if len(keys) > 1:
+        raise BadRequest(f"The request has {len(keys)} {IDEMPOTENCY_KEY} headers; send one")
+    key = keys[0].strip().lower()
     if not _UUID7.fullmatch(key):
-        raise BadRequest(f"{IDEMPOTENCY_KEY} is {given[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
+        raise BadRequest(f"{IDEMPOTENCY_KEY} is {keys[0][:60]!r}; it must be a UUID of version 7 (RFC 9562)")
     scope = "\n".join((request[PRINCIPAL].name, request.method, request.rel_url.raw_path))
     body, query = await bodies.read(request), request.query_string
     large = len(body) > bodies.QUICK_BYTES

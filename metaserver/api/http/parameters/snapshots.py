@@ -37,11 +37,11 @@ def requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
     """The id of the snapshot; None for the current one of a table without snapshots. BadRequest for an unknown one."""
-    given = [
+    parameters = [
         name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None
     ]
-    if len(given) > 1:
-        raise BadRequest(f"{' and '.join(given)} are both set; set one of them")
+    if len(parameters) > 1:
+        raise BadRequest(f"{' and '.join(parameters)} are both set; set one of them")
     if ref is not None:
         return _by_ref(metadata, ref)
     if as_of_ms is not None:
@@ -59,8 +59,8 @@ def _by_ref(metadata: TableMetadata, name: str) -> int | None:
         return ref.snapshot_id
     if name == MAIN:
         return metadata.current_snapshot_id
-    known = ", ".join(sorted({MAIN, *metadata.refs})[:20])
-    raise BadRequest(f"Cannot find the branch or tag {name[:100]!r}; the table has {known}")
+    references = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+    raise BadRequest(f"Cannot find the branch or tag {name[:100]!r}; the table has {references}")
 
 
 def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
