@@ -102,7 +102,8 @@ class Like:
 class SemiJoin:
     """Some needed row of a stored table has the same values and no nulls: `pairs` of a column and the table's column.
     `of` identifies the reference to the table. That row also meets `where`, whose columns are (0, name). With a
-    `transform` there is one pair, and the row's value identifies a period of the column (`scan.Join`)."""
+    `transform` there is one pair, and the row's value identifies a period of the column, or is an extreme of all rows
+    (`scan.Join`)."""
 
     pairs: tuple[tuple[ColumnReference, str], ...]
     of: object
