@@ -65,9 +65,9 @@ class ConditionReader:
 
     def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """None if one of the nodes is not a literal."""
-        found = tuple(self.literal(one) for one in nodes)
-        there = tuple(one for one in found if one is not None)
-        return there if len(there) == len(found) else None
+        literals = [self.literal(node) for node in nodes]
+        present = tuple(literal for literal in literals if literal is not None)
+        return present if len(present) == len(literals) else None
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,11 @@ class _Reading:
     def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
         while type(side) is exp.Paren:
             side = side.this
-        given = self.literal(side)
-        if given is not None:
-            return NEVER if compare_literals(op, given, literal) is False else None
-        found = self.column(op, side, literal)
-        return found if found is not None else compare_function(op, side, literal, self)
+        constant = self.literal(side)
+        if constant is not None:
+            return NEVER if compare_literals(op, constant, literal) is False else None
+        comparison = self.column(op, side, literal)
+        return comparison if comparison is not None else compare_function(op, side, literal, self)
 
     def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
         return self._of_sides("=", left, right, compared_in)
@@ -154,14 +154,14 @@ class _Reading:
     def _literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
         """The literals that `side` is compared with; None if one of the nodes is not a literal, or has none in the
         common type."""
-        given = self.reader.literals(nodes)
-        if given is None:
+        literals = self.reader.literals(nodes)
+        if literals is None:
             return None
         own = self._classes.of(side)
-        common = common_type([own, *map(class_of_literal, given)], utc=self.reader.utc)
-        found = [common.literal(one, own) for one in given]
-        there = tuple(one for one in found if one is not None)
-        return there if len(there) == len(found) else None
+        common = common_type([own, *map(class_of_literal, literals)], utc=self.reader.utc)
+        converted = [common.literal(literal, own) for literal in literals]
+        present = tuple(literal for literal in converted if literal is not None)
+        return present if len(present) == len(converted) else None
 
     # Comparisons
 
@@ -175,7 +175,7 @@ class _Reading:
                 prefix = self.literal(node.expression)
                 return self.column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
             case exp.In() if node.expressions and not isinstance(node.this, exp.Tuple):
-                one_of, parts = True, [("=", node.this, one) for one in _listed(node.expressions)]
+                one_of, parts = True, [("=", node.this, one) for one in _flatten_values(node.expressions)]
             case exp.Between():
                 one_of, parts = False, [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])]
             case _ if type(node) in COMPARISONS:
@@ -200,7 +200,7 @@ class _Reading:
             span = parse_span(other, self.today)
             if span is not None:
                 ops = (">=", "<=") if compared == "=" else () if compared == "<>" else (compared,)
-                return all_of(self.compared(one, side, span.literal(one)) for one in ops)
+                return all_of(self.compared(bound, side, span.literal(bound)) for bound in ops)
         return None
 
     def _pattern(self, node: exp.Expr, *, negated: bool) -> Like | None:
@@ -231,12 +231,12 @@ class _Reading:
         return formatted_prefix(node.this.unnest(), split_pattern(str(pattern.this), None)[0], self)
 
     def _equalities(self, nodes: Iterable[exp.Expr]) -> list[tuple[exp.Expr, Literal]]:
-        found = []
+        equalities = []
         for node in nodes:
             literal = self.literal(node.expression) if type(node) is exp.EQ else None
             if literal is not None:
-                found.append((node.this, literal))
-        return found
+                equalities.append((node.this, literal))
+        return equalities
 
     def _rows(self, node: exp.Expr) -> Condition | None:
         """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
@@ -263,7 +263,7 @@ class _Reading:
             return None
         kind = type(node)
         if kind in COMPARISONS:
-            return self._compared(node, COMPARISONS[kind])
+            return self._read_comparison(node, COMPARISONS[kind])
         if kind in _NULL_SAFE:
             term, literal = _term(node.this, self.resolve), self.literal(node.expression)
             return None if term is None or literal is None else term.compared(_NULL_SAFE[kind], (literal,))
@@ -277,24 +277,24 @@ class _Reading:
                 return self._like(node, None)
             case exp.Is() if isinstance(node.expression, exp.Null):
                 term = _term(node.this, self.resolve)
-                found = None if term is None else term.compared("IS NULL", ())
-                return found.negation() if found is not None and node.args.get("negate") else found
+                comparison = None if term is None else term.compared("IS NULL", ())
+                return comparison.negation() if comparison is not None and node.args.get("negate") else comparison
         if node.args.get("negate"):
             return None
         side, op = node.this, "IN"
         match node:
             case exp.Between():
-                op, given = "BETWEEN", [node.args[one] for one in ("low", "high")]
+                op, nodes = "BETWEEN", [node.args[bound] for bound in ("low", "high")]
             case exp.In() if node.expressions:
-                given = _listed(node.expressions)
+                nodes = _flatten_values(node.expressions)
             case exp.ArrayContains() if isinstance(node.this, exp.Array):
-                side, given = node.expression, node.this.expressions
+                side, nodes = node.expression, node.this.expressions
             case _:
                 return None
-        term, literals = _term(side, self.resolve), self._literals(side, given)
+        term, literals = _term(side, self.resolve), self._literals(side, nodes)
         return term.compared(op, literals) if term is not None and literals else None
 
-    def _compared(self, node: exp.Expr, op: str) -> ColumnComparison | None:
+    def _read_comparison(self, node: exp.Expr, op: str) -> ColumnComparison | None:
         for side, other, compared in _either_side(node.this, node.expression, op):
             literal = self.literal(other)
             if literal is not None:
@@ -307,12 +307,12 @@ class _Reading:
             return None
         prefix, rest = split_pattern(str(pattern.this), escape)
         if rest == "":
-            found = term.compared("=", (Literal("text", prefix),))
+            comparison = term.compared("=", (Literal("text", prefix),))
         elif prefix or not rest.strip("%"):
-            found = term.compared("STARTS WITH", (Literal("text", prefix),), exact=rest.strip("%") == "")
+            comparison = term.compared("STARTS WITH", (Literal("text", prefix),), exact=rest.strip("%") == "")
         else:
             return None
-        return found.negation() if found is not None and node.args.get("negate") else found
+        return comparison.negation() if comparison is not None and node.args.get("negate") else comparison
 
 
 @dataclass(frozen=True)
@@ -325,11 +325,11 @@ class _Term:
     """The kinds of literals that it may be compared with; None: any."""
 
     def compared(self, op: str, literals: Iterable[Literal], *, exact: bool = True) -> ColumnComparison | None:
-        given = tuple(literals)
-        kinds = {one.kind for one in given} - {"null"}
+        compared = tuple(literals)
+        kinds = {literal.kind for literal in compared} - {"null"}
         if self.kinds is not None and not kinds <= self.kinds:
             return None
-        return ColumnComparison(self.column, op, given, self.transform, exact=exact)
+        return ColumnComparison(self.column, op, compared, self.transform, exact=exact)
 
 
 def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
@@ -361,11 +361,11 @@ def _either_side(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Ex
     return (left, right, op), (right, left, FLIPPED[op])
 
 
-def _listed(nodes: list[exp.Expr]) -> list[exp.Expr]:
+def _flatten_values(nodes: list[exp.Expr]) -> list[exp.Expr]:
     """The values of an IN list, also of `IN (VALUES 1, 2)`."""
     if len(nodes) != 1 or not isinstance(nodes[0], exp.Values):
         return nodes
-    rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in nodes[0].expressions]
+    rows = [row.expressions if isinstance(row, exp.Tuple) else [row] for row in nodes[0].expressions]
     return [row[0] for row in rows] if all(len(row) == 1 for row in rows) else nodes
 
 

@@ -331,7 +331,7 @@ class _FromClause:
 
 
 def _passes_conditions(node: exp.Expr) -> bool:
-    """Tell whether a condition on an output column can be applied to the source rows.
+    """Return whether a condition on an output column can be applied to the source rows.
 
     This is true for distinct rows, and for keys that all rows of a group share.
     """
@@ -457,7 +457,7 @@ def _windows_in(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
 
 
 def _is_of_one_row(projection: exp.Expr) -> bool:
-    """Tell whether it is a column, a literal or a star, and not an aggregate."""
+    """Return whether it is a column, a literal or a star, and not an aggregate."""
     inner = projection.this if isinstance(projection, exp.Alias) else projection
     return type(inner) in (exp.Column, exp.Literal, exp.Star, exp.Null, exp.Boolean)
 
@@ -484,12 +484,12 @@ def hide(node: exp.Expr, visible: _Visible) -> Relation:
 
 
 def _uses_name(query: exp.Expr, name: str) -> bool:
-    """Tell whether a relation in the query may be this name of WITH."""
+    """Return whether a relation in the query may be this name of WITH."""
     return any(len(table.parts) == 1 and table.name.lower() == name for table in query.find_all(exp.Table))
 
 
 def _is_bracket(node: exp.Expr) -> bool:
-    """Tell whether it is a bracket around a table or a join, and not around a query."""
+    """Return whether it is a bracket around a table or a join, and not around a query."""
     if not isinstance(node, exp.Subquery):
         return False
     inner = node.this

@@ -193,7 +193,7 @@ class SelectNames:
         return left if not tree.keeps_right else right if is_exact(kind) else None
 
     def is_outer_name(self, column: exp.Column) -> bool:
-        """Tell whether it is certain that the column is of an outer block, by its qualifier, and is no struct field."""
+        """Return whether a column is certainly one of an outer block, by its qualifier, and no struct field."""
         first = column.parts[0]
         if not isinstance(first, exp.Identifier) or len(column.parts) > 2:
             return False
@@ -203,7 +203,7 @@ class SelectNames:
         return all(source.relation.has(name) is False for source in self.sources)
 
     def _has_alias(self, name: str) -> bool:
-        """Tell whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
+        """Return whether SELECT gives this name: DuckDB finds it in WHERE before the columns of an outer block."""
         return any(
             isinstance(projection, exp.Alias) and output_name(projection) == name for projection in self.projections
         )
@@ -259,7 +259,7 @@ def canonical_name(name: str) -> str:
 
 
 def is_plain_name(name: str) -> bool:
-    """Tell whether it is no hidden column, and no name that the catalog would read as a struct field."""
+    """Return whether it is no hidden column, and no name that the catalog would read as a struct field."""
     return "$" not in name and "." not in name
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sqlglot import exp
 
-from seamark.connector.analysis.algebra.blocks import Block, exists_values
+from seamark.connector.analysis.algebra.blocks import Block, Extreme, exists_values, extreme_values
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Pair,
@@ -23,6 +23,7 @@ from seamark.connector.analysis.conditions import ConditionReader, conjuncts, is
 from seamark.connector.analysis.literals import unit_of
 from seamark.connector.analysis.select_names import ParsedJoin, SelectNames, sources_in
 from seamark.connector.plans.conditions import DAY, HOUR, MONTH, YEAR, ColumnReference, Condition, SemiJoin, all_of
+from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 
 class InnerSelect(NamedTuple):
@@ -155,6 +156,8 @@ class PredicateReader:
                 continue
             if is_comparable(self._names.kind(reference), _kind_of_output(query, name)):
                 pairs.append((reference, name))
+        for reference, name in pairs:
+            yield from extreme_values(reference, self._names.kind(reference), query, name)
         if pairs:
             yield from partner_values(pairs, query)
 
@@ -209,7 +212,7 @@ class Period(NamedTuple):
     is_number: bool = False
 
     def has_values_of(self, kind: str | None, partner_kind: str | None) -> bool:
-        """Tell whether the period of a column of the type `kind` may be compared with a column of the other type.
+        """Return whether the period of a column of the type `kind` may be compared with a column of the other type.
 
         Their values are equal only if they are the same period: a zoned time is not compared with one without a zone.
         """
@@ -240,23 +243,26 @@ def parse_period(node: exp.Expr) -> Period | None:
     return Period(parts[0], *parts[1:]) if parts is not None and type(parts[0]) is exp.Column else None
 
 
-def extremes_of(names: SelectNames) -> dict[str, ColumnReference]:
-    """Return the output columns of a SELECT that are the least or the greatest value of a column, with that column."""
-    columns: dict[int, ColumnReference] = {}
+def extremes_of(names: SelectNames) -> dict[str, Extreme]:
+    """Return the output columns of a SELECT that are the least or the greatest value of a column."""
+    extremes: dict[int, Extreme] = {}
     for number, projection in enumerate(names.projections):
         aggregate = projection.unalias()
         if type(aggregate) in (exp.Min, exp.Max) and is_plain(aggregate) and not aggregate.args.get("expressions"):
             reference = names.resolve_node(aggregate.this)
-            columns |= {} if reference is None else {number: reference}
-    outputs = (names.names() or ()) if columns else ()
+            if reference is not None:
+                extremes[number] = Extreme(reference, MAXIMUM if type(aggregate) is exp.Max else MINIMUM)
+    outputs = (names.names() or ()) if extremes else ()
     return {
-        str(name): columns[number]
+        str(name): extremes[number]
         for number, name in enumerate(outputs)
-        if number in columns and outputs.count(name) == 1
+        if number in extremes and outputs.count(name) == 1
     }
 
 
 def _kind_of_output(query: Relation, name: str) -> str | None:
     """Return the type of an output of a subquery: of a stored column, or of an extreme of one."""
     extreme = query.extremes.get(name) if isinstance(query, Block) else None
-    return query.kind(name) if extreme is None or not isinstance(query, Block) else query.kind_of(extreme)
+    if extreme is None or not isinstance(query, Block):
+        return query.kind(name)
+    return query.kind_of(extreme.column)

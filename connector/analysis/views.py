@@ -100,9 +100,9 @@ class Views:
         learned = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
-            found = await requests.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
-            views = {name: view for name, view in found.items() if view is not None}
-            for name in found.keys() - views.keys():
+            answers = await requests.all({name: self._seamark.view(name) for name in unknown[: VIEWS_MAX - learned]})
+            views = {name: view for name, view in answers.items() if view is not None}
+            for name in answers.keys() - views.keys():
                 self._leave(name)
             for name, view in views.items():
                 size = 2 * len(view.text) + _BYTES_PER_COLUMN * (1 + len(view.columns))
@@ -117,45 +117,47 @@ class Views:
 
     async def cached(self, names: Iterable[Name], until_s: float) -> dict[Name, LoadedView]:
         """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
-        found: dict[Name, LoadedView] = {}
+        views: dict[Name, LoadedView] = {}
         for name in names:
-            await self._open_behind(name, (), found, until_s)
-        return found
+            await self._open_behind(name, (), views, until_s)
+        return views
 
     async def _open_behind(
-        self, name: Name, above: tuple[Name, ...], found: dict[Name, LoadedView], until_s: float
+        self, name: Name, above: tuple[Name, ...], views: dict[Name, LoadedView], until_s: float
     ) -> None:
         view = None if self._is_left_alone(name) else self._known.get(name)
-        if view is None or name in found or name in above or len(above) >= DEPTH_MAX or len(found) >= VIEWS_MAX:
+        if view is None or name in views or name in above or len(above) >= DEPTH_MAX or len(views) >= VIEWS_MAX:
             return
         opened = await self._open(view, until_s)
-        for _, one in opened.named.values():
-            await self._open_behind(one, (*above, name), found, until_s)
-        found[name] = opened
+        for _, inner in opened.named.values():
+            await self._open_behind(inner, (*above, name), views, until_s)
+        views[name] = opened
 
     async def definitions(
         self, names: Iterable[Name], views: Mapping[Name, LoadedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
         """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
         that is no table, is added to `missing`. TimeoutError."""
-        tables = {*names, *(name for one in views.values() for _, name in one.named.values())} - views.keys()
+        tables = {*names, *(name for opened in views.values() for _, name in opened.named.values())} - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.columns(name) for name in tables},
             **{name: self._seamark.view(name) for name in views},
         }
-        found = await requests.all(questions)
-        known = {name: one for name, one in found.items() if isinstance(one, KnownTable)}
-        same = {name: one for name, one in views.items() if found.get(name) == one.view}
-        for name, one in same.items():
-            known[name] = await self._columns(one, known, until_s)
-        requests.missing.update(name for name in found if name not in known)
-        for name in views.keys() & found.keys() - same.keys():
+        answers = await requests.all(questions)
+        tables_by_name = {name: answer for name, answer in answers.items() if isinstance(answer, KnownTable)}
+        unchanged = {name: opened for name, opened in views.items() if answers.get(name) == opened.view}
+        for name, opened in unchanged.items():
+            tables_by_name[name] = await self._columns(opened, tables_by_name, until_s)
+        requests.missing.update(name for name in answers if name not in tables_by_name)
+        for name in views.keys() & answers.keys() - unchanged.keys():
             self._known.discard(name)
-        return ViewDefinitions(same, known)
+        return ViewDefinitions(unchanged, tables_by_name)
 
     async def _open(self, view: View, until_s: float) -> LoadedView:
         table_names = (await self._reader.read(_text(view), {}, until_s)).table_names
-        return LoadedView(view, {names: one for names in table_names if (one := self._named(names, view)) is not None})
+        return LoadedView(
+            view, {names: table for names in table_names if (table := self._named(names, view)) is not None}
+        )
 
     async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
         """The view's columns. `COMPUTED` are those to which no condition may be pushed."""
@@ -165,7 +167,7 @@ class Views:
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
             for name, kind in view.columns.items()
         }
-        versions = sorted((str(names), one.version) for names, one in tables.items())
+        versions = sorted((str(names), table.version) for names, table in tables.items())
         # A hash, so the length does not grow with the depth of nesting.
         return KnownTable(hashlib.sha256(f"{view.location} {versions}".encode()).hexdigest(), stored)
 
@@ -188,9 +190,13 @@ class Views:
                 names = scan.catalog, scan.schema, scan.table
                 if scan.version_span is None and names in known:
                     planned_scans[behind] = PlannedScan(scan, *opened.named[names], within=within)
-            tables = {behind: one for behind, one in planned_scans.items() if one.table not in seen.views}
+            tables = {
+                behind: table_scan for behind, table_scan in planned_scans.items() if table_scan.table not in seen.views
+            }
             inner = {
-                behind: one for behind, one in planned_scans.items() if one.table in seen.views and one.scan.renamable
+                behind: view_scan
+                for behind, view_scan in planned_scans.items()
+                if view_scan.table in seen.views and view_scan.scan.renamable
             }
             dimensions = joining.find_dimensions(tables, known)
             expanded.append(

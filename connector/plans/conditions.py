@@ -109,7 +109,8 @@ class SemiJoin:
     column.
 
     `of` identifies the reference to the table. That row also meets `where`, whose columns are (0, name). With a
-    `transform` there is one pair, and the row's value identifies a period of the column (`scan.Join`).
+    `transform` there is one pair, and the row's value identifies a period of the column, or is an extreme of all rows
+    (`scan.Join`).
     """
 
     pairs: tuple[tuple[ColumnReference, str], ...]

@@ -163,6 +163,11 @@ class _DimensionTree:
             table = None if planned is None else _known(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
+            if join.is_extreme:  # the server reads it from statistics of files, of tables of any size
+                if planned.scan.condition is None and not planned.scan.likes:
+                    self._left -= 1
+                    found.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
+                continue
             if not _is_small(table, limited) and not (
                 planned.table == self._planned_scans[number].table and _has_values(planned.scan)
             ):

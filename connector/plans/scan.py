@@ -8,6 +8,7 @@ from functools import cached_property
 from seamark.connector.plans.conditions import Condition, Like, expression_of, references_of, sql_of
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
@@ -27,13 +28,18 @@ class Join:
     """Pairs of equal columns: this table's, the other table's."""
     transform: str = IDENTITY
     """With a transform of Iceberg there is one pair: the other table's value is the start of the day, month, year or
-    hour of this table's; for `year` also the number of the year."""
+    hour of this table's; for `year` also the number of the year. With `MINIMUM` or `MAXIMUM`, this table's value is
+    that extreme of all rows of the other table."""
     where: Condition | None = None
     """The other row also meets this condition on its table."""
     any_of: int | None = None
     """Joins of a scan with the same number are alternatives: a row needs one of them."""
     unless: Condition | None = None
     """Rows of this table that meet it are needed in any case."""
+
+    @property
+    def is_extreme(self) -> bool:
+        return self.transform in (MINIMUM, MAXIMUM)
 
 
 @dataclass(frozen=True)

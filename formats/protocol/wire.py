@@ -39,6 +39,8 @@ RECHECK_AFTER = "recheck_after_s"
 """A name in the totals of a job: seconds after which it is worth another run, though the table may not change."""
 ACCESS_CHECK = "access-check"
 """The name of the job that checks whether worker processes reach the server and the storage. It has no table."""
+MINIMUM, MAXIMUM = "min", "max"
+"""In place of the transform of a join: the column has the least or the greatest value of the other table's column."""
 LIKES_MAX, PATTERN_MAX = 16, 1_000
 """Limits of LIKE predicates for one dimension, and of the characters of a pattern."""
 NAME_MAX = 255

@@ -16,6 +16,7 @@
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
+- A column that is equal to the extreme of all rows of a table is not beyond any of its values.
 - VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
 """
 
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from seamark.connector.analysis.algebra.equivalences import (
     ALWAYS,
@@ -39,7 +40,7 @@ from seamark.connector.analysis.algebra.equivalences import (
     restrict_to_sources,
     semi_joins,
 )
-from seamark.connector.analysis.algebra.relations import Origin, Relation
+from seamark.connector.analysis.algebra.relations import Origin, Relation, Table
 from seamark.connector.analysis.comparisons import decided
 from seamark.connector.analysis.operands import class_of_kind, class_of_literal
 from seamark.connector.plans.conditions import (
@@ -90,11 +91,18 @@ def flatten_inner_joins(tree: JoinTree) -> tuple[list[JoinTree], list[SourceJoin
     return [*left, *right], [*left_joins, *right_joins, tree]
 
 
+class Extreme(NamedTuple):
+    """The least (`MINIMUM`) or the greatest (`MAXIMUM`) value of a column of a source, of all rows of a group."""
+
+    column: ColumnReference
+    kind: str
+
+
 class Outputs(Protocol):
     """The output columns of a block."""
 
     def has(self, name: str) -> bool | None:
-        """Tell whether there is a column of this name; None if unknown."""
+        """Return whether there is a column of this name; None if unknown."""
 
     def names(self) -> tuple[str | None, ...] | None:
         """Return the names of all columns in order, None for a column without a name; None if unknown."""
@@ -106,7 +114,7 @@ class Outputs(Protocol):
         """Return the value of an output that is a literal of the statement; None for other columns, and for null."""
 
     def may_be_null(self, name: str) -> bool:
-        """Tell whether the output may be null in place of the value of its column."""
+        """Return whether the output may be null in place of the value of its column."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ class Block:
         having: A condition on `keys`.
         counted: A condition that is true for each row that an aggregate counts.
         partitions: For each window function, the columns by which it is partitioned.
-        extremes: Outputs that are the least or the greatest value of a column of a source.
+        extremes: Outputs that are extremes of columns of a source.
         inner: The subqueries in its expressions, and its LATERAL sources.
         correlated: A condition on the rows of the sources that follows from the rows of an outer block.
     """
@@ -156,7 +164,7 @@ class Block:
     having: Condition | None = None
     counted: Condition | None = None
     partitions: Sequence[frozenset[ColumnReference]] = ()
-    extremes: Mapping[str, ColumnReference] = field(default_factory=dict)
+    extremes: Mapping[str, Extreme] = field(default_factory=dict)
     inner: Sequence[InnerQuery] = ()
     correlated: Condition | None = None
     _lateral_conditions: dict[int, Condition | None] = field(default_factory=dict)
@@ -181,7 +189,10 @@ class Block:
     def origin(self, columns: Sequence[str]) -> Origin | None:
         if len({column for column in columns if column in self.extremes}) > 1:
             return None  # they may be the values of two rows
-        references = [self.extremes.get(column) or self.outputs.reference(column) for column in columns]
+        references = [
+            self.extremes[column].column if column in self.extremes else self.outputs.reference(column)
+            for column in columns
+        ]
         sources = {None if reference is None else reference[0] for reference in references}
         source = sources.pop() if len(sources) == 1 else None
         if source is None:
@@ -318,3 +329,28 @@ def exists_values(query: Block, pairs: Sequence[Equality]) -> Iterator[SemiJoin]
         by_source[source].append((outer, column))
     for source, own_pairs in by_source.items():
         yield from semi_joins(own_pairs, query.sources[source])
+
+
+def extreme_values(reference: ColumnReference, kind: str | None, query: Relation, column: str) -> Iterator[SemiJoin]:
+    """Yield the semi-join of a column that is equal to the extreme of a column in all rows of a table.
+
+    `kind` is the type of the column, and `column` the output of the query.
+    """
+    extreme = query.extremes.get(column) if isinstance(query, Block) else None
+    if extreme is None or not isinstance(query, Block) or query.kind_of(extreme.column) != kind:
+        return
+    is_whole = query.tree == 0 and query.where is None and query.keys is None and query.having is None
+    source, name = extreme.column
+    origin = query.sources[source].origin([name])
+    if is_whole and origin is not None and _has_all_rows(query.sources[source]):
+        table, (stored,) = origin
+        yield SemiJoin(((reference, stored),), table, transform=extreme.kind)
+
+
+def _has_all_rows(relation: Relation) -> bool:
+    """Return whether each row of the stored table is in the relation."""
+    if not isinstance(relation, Block):
+        return isinstance(relation, Table)
+    is_projection = relation.passes and relation.tree == 0 and relation.keys is None and not relation.extremes
+    is_unfiltered = relation.where is None and relation.having is None and relation.correlated is None
+    return is_projection and is_unfiltered and _has_all_rows(relation.sources[0])

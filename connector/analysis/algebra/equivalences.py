@@ -54,12 +54,12 @@ ALWAYS = Predicate()
 
 
 def is_comparable(first: str | None, second: str | None) -> bool:
-    """Tell whether values of the two types are equal only if they are identical."""
+    """Return whether values of the two types are equal only if they are identical."""
     return is_exact(first) and (first == second or {first, second} == _WHOLE)
 
 
 def is_year_number(kind: str | None) -> bool:
-    """Tell whether a column of this type may hold the number of a year."""
+    """Return whether a column of this type may hold the number of a year."""
     return kind in _WHOLE
 
 

@@ -60,7 +60,7 @@ def _evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> 
 
 
 def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool:
-    """Tell whether the comparison has the same result in each time zone of the session."""
+    """Return whether the comparison has the same result in each time zone of the session."""
     if not comparison.zones:
         return True
     kind = columns.get(comparison.column[1])
@@ -91,7 +91,7 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
     """Return the LIKE predicates on columns that are known to be stored strings, as many as a request takes.
 
     Args:
-        references: The references to a table that one scan reads.
+        references: The references to a table that a single scan reads.
     """
     if not references:
         return ()
@@ -150,7 +150,7 @@ def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, 
 
 
 def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:
-    """Return the joins that all of several references to a table have, which one scan reads.
+    """Return the joins that all of several references to a table have, which a single scan reads.
 
     Alternatives are common only all together: without one of them, the others restrict no row.
     """

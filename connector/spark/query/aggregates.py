@@ -6,18 +6,23 @@ from collections.abc import Sequence
 
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items
+from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 _WITHOUT_NULLS = ("Sum", "Average", "Min", "Max", "Count")
 """The aggregates that leave out nulls, and have the same value for no row as for rows of nulls."""
 
 
-def extreme_of(catalyst: Catalyst, output: Node) -> Node | None:
-    """The expression of which the output has the least or the greatest value; None for another output."""
+_EXTREMES = {"Min": MINIMUM, "Max": MAXIMUM}
+
+
+def extreme_of(catalyst: Catalyst, output: Node) -> tuple[Node, str] | None:
+    """Return the expression of which the output has the extreme, and which extreme; None for another output."""
     aggregate = output.child() if catalyst.kind(output) == "Alias" else output
     if catalyst.kind(aggregate) != "AggregateExpression":
         return None
     function = aggregate.aggregateFunction()
-    return function.child() if catalyst.kind(function) in ("Min", "Max") else None
+    extreme = _EXTREMES.get(catalyst.kind(function))
+    return None if extreme is None else (function.child(), extreme)
 
 
 def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from seamark.connector.analysis.algebra.blocks import Block, SourceJoin
+from seamark.connector.analysis.algebra.blocks import Block, Extreme, SourceJoin, extreme_values
 from seamark.connector.analysis.algebra.equivalences import (
     Equality,
     Predicate,
@@ -284,9 +284,9 @@ class PlanReader:
         extremes = {}
         for output in outputs:
             extreme = extreme_of(self._catalyst, output)
-            source = None if extreme is None else self._attribute(extreme)
-            if source in child.ids:
-                extremes[str(self._catalyst.id_of(output))] = (0, str(source))
+            source = None if extreme is None else self._attribute(extreme[0])
+            if extreme is not None and source in child.ids:
+                extremes[str(self._catalyst.id_of(output))] = Extreme((0, str(source)), extreme[1])
         filters = [] if groups else conditions_of_rows(self._catalyst, outputs)
         is_sure = bool(filters) and bool(node.deterministic())
         counted = any_of(self._read_condition([each], child.columns) for each in filters) if is_sure else None
@@ -411,7 +411,10 @@ class PlanReader:
         query = self._subqueries.get(number)
         if query is None or not is_comparable(key.kind, iceberg_kind(self._catalyst.type_of(output))):
             return []
-        return partner_values([(key.reference, str(number))], query)
+        return [
+            *extreme_values(key.reference, key.kind, query, str(number)),
+            *partner_values([(key.reference, str(number))], query),
+        ]
 
     def _values_of_period(
         self, side: Node, other: Node, source_of: Mapping[int, int], sources: Sequence[_Rows]

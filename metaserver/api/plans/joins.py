@@ -29,6 +29,7 @@ from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
+from seamark.metaserver.planner.joins.extremes import EXTREMES, has_extremes
 from seamark.metaserver.planner.joins.joins import Join, JoinFilters, JoinOutcome, Pair, join_filters, kind_of
 from seamark.metaserver.planner.joins.like_predicates import (
     AnyLike,
@@ -79,10 +80,11 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
         ),
     ] = []
     transform: Annotated[
-        Literal["day", "month", "year", "hour"] | None,
+        Literal["day", "month", "year", "hour", "min", "max"] | None,
         doc(
             "The only value in `on` is then the start of this period of the column, a date or a timestamp; for `year` "
-            "also the number of the year."
+            "also the number of the year. With `min` or `max` the column has the least or the greatest value of the "
+            "other table's column in all its rows."
         ),
     ] = None
     any_of: Annotated[
@@ -174,7 +176,13 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
     transform = spec.transform or IDENTITY
     if transform != IDENTITY:
         kinds = pairs[0].kind, pairs[0].other_kind
-        if len(pairs) > 1 or not has_periods(transform, *kinds):
+        if transform in EXTREMES:
+            if len(pairs) > 1 or not has_extremes(*kinds):
+                raise BadRequest(
+                    f"The join with {shown}: the {transform} of {kinds[1]} limits no {kinds[0]}; give one pair of two "
+                    "columns of one type: int, long, date, timestamp or timestamptz"
+                )
+        elif len(pairs) > 1 or not has_periods(transform, *kinds):
             raise BadRequest(
                 f"The join with {shown}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
                 "of a date or timestamp, and a date, timestamp or (of year) int"

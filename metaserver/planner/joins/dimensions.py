@@ -9,12 +9,13 @@ keys (`DimensionSkipped`), and the plan does without. Work that finishes too lat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
 from seamark.cache.memory import MemoryCache
+from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.name_mapping import NameMapping, mapping_of_columns, name_mapping_of
@@ -162,6 +163,28 @@ class Dimensions:
             raise DimensionSkipped("it is still being read; retry the request")
         try:
             return task.result()
+        except SeamarkError as error:
+            raise DimensionSkipped(error.message) from None
+
+    async def condition(
+        self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
+    ) -> Expression:
+        """Return the condition that `read` finds in a plan, in a thread. Wait until `until_s`, in monotonic seconds.
+
+        Raises:
+            DimensionSkipped: There is none, or it is not known in time.
+        """
+
+        async def plan() -> Expression:
+            scan = await self._planner.plan(bound_scan, entry)
+            return await asyncio.to_thread(read, scan)
+
+        try:
+            return await asyncio.wait_for(plan(), max(0.0, until_s - self._clock.monotonic()))
+        except TimeoutError:
+            raise DimensionSkipped("it is still being read; retry the request") from None
+        except ValueError as error:
+            raise DimensionSkipped(str(error)) from None
         except SeamarkError as error:
             raise DimensionSkipped(error.message) from None
 

@@ -29,10 +29,12 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
+from seamark.metaserver.planner.joins.extremes import EXTREMES, extreme_condition
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
 from seamark.metaserver.planner.joins.periods import period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.runtime.gathering import gathered
 from seamark.metaserver.store.model import Entry
 
@@ -71,7 +73,8 @@ class Join:
     joins: tuple[Join, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """Of this table's column; the other table has its period (`periods.py`)."""
+    """The other table has this period of the table's column (`periods.py`). With `MINIMUM` or `MAXIMUM`, the column has
+    the extreme of the other table's column (`extremes.py`)."""
     any_of: int | None = None
     """Joins with the same number are alternatives: a row needs one of them."""
     unless: Expression = FALSE
@@ -154,6 +157,8 @@ def _without_use(result: JoinFilters) -> JoinFilters:
 
 async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
     """`condition`: on the column whose period the other table has."""
+    if join.transform in EXTREMES:
+        return await _extreme_of(dimensions, join, until_s)
     nested = await join_filters(dimensions, join.joins, until_s)
     has_periods = join.transform != IDENTITY
     pairs = [pair for pair in join.on if has_periods or is_comparable(pair.kind, pair.other_kind)]
@@ -184,6 +189,25 @@ async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
     except DimensionSkipped as skipped:
         outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
     return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition)
+
+
+async def _extreme_of(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
+    """Return the condition on the column that has the extreme of the other table's column."""
+    pair = join.on[0]
+    condition: Expression = TRUE
+    try:
+        if join.filter != TRUE or join.joins or join.likes:
+            raise DimensionSkipped("statistics do not state the extreme of the rows that meet a condition")
+        bound_scan = BoundScan.bind(join.metadata, ScanRequest(snapshot_id=join.snapshot_id))
+
+        def read(scan: ScanPlan) -> Expression:
+            return extreme_condition(pair.column_id, pair.name, join.transform, pair.other_id, pair.kind, scan)
+
+        condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
+        outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
+    except DimensionSkipped as skipped:
+        outcome = JoinOutcome(join.table, join.snapshot_id, None, used=False, reason=skipped.reason)
+    return JoinFilters((), (outcome,), condition)
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:

@@ -468,7 +468,17 @@ class Statements(Comparisons):
             return f"{self.reference(one, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
         if self.chance(0.3):
             return f"{self.reference(one, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
+        if self.chance(0.3):
+            return f"{self.reference(one, scope)} = {self.extreme(one.kind, named) or f'ANY ({inner})'}"
         return f"{self.reference(one, scope)} {negated}IN ({inner})"
+
+    def extreme(self, kind: str, named: list[Stored]) -> str | None:
+        """Return a subquery of the extreme of a column in all rows of a table."""
+        columns = [(table.name, name) for table in named for name, each in table.columns.items() if each == kind]
+        if not columns:
+            return None
+        table, column = self.rng.choice(columns)
+        return f"(SELECT {self.rng.choice(['max', 'min'])}(q.{quoted(column)}) FROM {quoted(table)} AS q)"
 
     def correlated(self, scope: Scope, outer: Scope) -> str:
         """Qualified by a name that the inner scope has not."""

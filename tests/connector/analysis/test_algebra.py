@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from seamark.connector.analysis.algebra.blocks import Block, SourceJoin
+from seamark.connector.analysis.algebra.blocks import Block, Extreme, SourceJoin
 from seamark.connector.analysis.algebra.equivalences import Predicate, equivalence_classes
 from seamark.connector.analysis.algebra.needed_rows import common_joins, condition_of, joins_of
 from seamark.connector.analysis.algebra.relations import SetOperation, Table
@@ -12,6 +12,7 @@ from seamark.connector.plans.conditions import ColumnComparison, all_of, any_of,
 from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.scan import Join
 from seamark.connector.spark.query.plan_reader import AttributeOutputs
+from seamark.formats.protocol.wire import MINIMUM
 
 
 def compare(column: str, op: str, *values: str) -> ColumnComparison:
@@ -60,7 +61,8 @@ def test_an_output_that_may_be_null_has_only_conditions_that_reject_null() -> No
 def test_two_extremes_are_not_of_one_row() -> None:
     table = Table({"a": "long", "b": "long", "k": "long"})
     outputs = AttributeOutputs({"k": (0, "k")})
-    block = Block([table], 0, outputs, keys=frozenset({(0, "k")}), extremes={"low": (0, "a"), "high": (0, "b")})
+    extremes = {name: Extreme((0, column), MINIMUM) for name, column in (("low", "a"), ("high", "b"))}
+    block = Block([table], 0, outputs, keys=frozenset({(0, "k")}), extremes=extremes)
     assert block.origin(["k", "low"]) == (table, ("k", "a"))
     assert block.origin(["low", "high"]) is None
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from seamark.connector.analysis.scans import find_scans
+from seamark.connector.plans.scan import Join
 
 TABLES = {
     "sales": {"s_item": "long", "s_day": "date", "s_ship": "date", "s_cust": "int", "price": "decimal(9, 2)"},
@@ -24,9 +27,15 @@ def joins(statement: str) -> dict[str, list[str]]:
     found = find_scans(statement, columns_of=columns_of)
     told: dict[str, list[str]] = {}
     for scan in found:
-        each = (" and ".join(f"{one}={found[join.scan].table}.{two}" for one, two in join.on) for join in scan.joins)
+        each = (" and ".join(shown_pairs(join, found[join.scan].table)) for join in scan.joins)
         told.setdefault(scan.table, []).extend(each)
     return {table: sorted(each) for table, each in told.items() if each}
+
+
+def shown_pairs(join: Join, table: str) -> Iterator[str]:
+    for own, other in join.on:
+        column = f"{table}.{other}"
+        yield f"{own}={join.transform}({column})" if join.is_extreme else f"{own}={column}"
 
 
 def of_sales(statement: str) -> list[str]:
@@ -163,8 +172,21 @@ def test_scans_that_are_joined_have_each_other() -> None:
         ("SELECT * FROM sales WHERE s_item IN (SELECT i_key FROM items WHERE color = 'red')", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item IN ((SELECT i_key AS x FROM items LIMIT 3))", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item IN (SELECT * FROM items)", []),
-        ("SELECT * FROM sales WHERE s_item IN (SELECT max(i_key) FROM items)", ["s_item=items.i_key"]),
-        ("SELECT * FROM sales WHERE s_item = (SELECT min(i_key) AS k FROM items)", ["s_item=items.i_key"]),
+        (
+            "SELECT * FROM sales WHERE s_item IN (SELECT max(i_key) FROM items)",
+            ["s_item=items.i_key", "s_item=max(items.i_key)"],
+        ),
+        (
+            "SELECT * FROM sales WHERE s_item = (SELECT min(i_key) AS k FROM (SELECT * FROM items))",
+            ["s_item=items.i_key", "s_item=min(items.i_key)"],
+        ),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM items WHERE i_key < 9)", ["s_item=items.i_key"]),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM items GROUP BY color)", ["s_item=items.i_key"]),
+        (
+            "SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM (SELECT i_key FROM items LIMIT 9))",
+            ["s_item=items.i_key"],
+        ),
+        ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM items, days)", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key + 1) FROM items)", []),
         ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) OVER () FROM items)", []),
         ("SELECT * FROM sales WHERE s_item IN (SELECT weight FROM items)", []),

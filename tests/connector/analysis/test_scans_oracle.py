@@ -86,6 +86,9 @@ def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ..
 
     def partner(join: Join) -> str:
         other = found[join.scan]
+        if join.is_extreme:
+            assert (other.condition, other.likes, join.where) == (None, (), None)
+            return extreme_sql(join, len(path), quoted(other.table))
         parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(likes_sql, other.likes)]
         parts += [] if join.where is None else [sql_of(join.where)]
         rows = f"SELECT * FROM {quoted(other.table)} WHERE {' AND '.join(parts)}"
@@ -108,6 +111,14 @@ def joins_sql(
         elif rng.random() < 0.8 and not any(join.scan in path for join in group):
             own = [] if group[0].unless is None else [sql_of(group[0].unless)]
             yield f" AND ({' OR '.join([*map(partner, group), *own])})"
+
+
+def extreme_sql(join: Join, depth: int, table: str) -> str:
+    """That a row of `j{depth}` is not beyond the extreme of all rows of a table, or that the table has no values."""
+    ((own, other),) = join.on
+    op = ">=" if join.transform == "max" else "<="
+    extreme = f"(SELECT {join.transform}({quoted(other)}) FROM {table})"
+    return f"(j{depth}.{quoted(own)} {op} {extreme} OR {extreme} IS NULL)"
 
 
 def equal_sql(join: Join, depth: int) -> str:

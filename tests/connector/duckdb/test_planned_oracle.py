@@ -10,6 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import date
 from typing import Any
 
 import duckdb
@@ -262,3 +263,35 @@ def test_fields_of_structs_leave_files_out_and_no_rows(server: Seamark) -> None:
     assert told["invalid"] < 0.3 * told["queries"], told
     assert told["rewritten"] > 0.2 * told["queries"], told
     assert told["rewritten in the past"] > 0, told
+
+
+def test_an_extreme_of_a_whole_table_leaves_files_out(server: Seamark) -> None:
+    """Of the last days with rows, and not of the last days that were deleted."""
+    told = Counter[str]()
+    with closing(seamark.duckdb.connect(server.base_url)) as con:
+        con.execute("CREATE SCHEMA sea.extremes")
+        con.execute("USE sea.extremes")
+        con.execute("CREATE TABLE facts (id BIGINT, day DATE)")
+        con.execute("CREATE TABLE other (day DATE)")
+        con.execute("INSERT INTO other VALUES (NULL)")
+        for number in range(8):
+            con.execute(f"INSERT INTO facts SELECT {number}, DATE '2026-01-01' + {number} FROM range(3)")
+        last = "SELECT * FROM facts WHERE day = (SELECT max(day) FROM facts)"
+        for text in (
+            last,
+            "SELECT count(*) FROM facts WHERE (SELECT min(f.id) FROM facts f) = id",
+            "SELECT * FROM facts x JOIN facts y ON x.id = y.id WHERE x.day IN (SELECT max(day) FROM facts)",
+        ):
+            check(con, text, told, text)
+            done = seamark.duckdb.rewritten(con, text)
+            assert "extremes.facts=1/8" in done.summary, (text, done)
+        planned = seamark.duckdb.rewritten(con, last).statement
+        assert planned is not None
+        con.execute("INSERT INTO facts VALUES (9, DATE '2026-02-01')")
+        assert con.sql(planned).fetchall() == [(7, date(2026, 1, 8))] * 3  # both read the snapshot of the plan
+        con.execute("DELETE FROM facts WHERE id IN (7, 9)")
+        check(con, last, told, "after a delete")
+        assert seamark.duckdb.sql(con, last).fetchall() == [(6, date(2026, 1, 7))] * 3
+        # A table without values has no extreme.
+        check(con, "SELECT * FROM facts WHERE day = (SELECT max(day) FROM other)", told, "no value")
+    assert told["queries"] == 5, told

@@ -25,7 +25,7 @@ from seamark.connector.plans.quotes import quoted_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import Stored
-from tests.connector.analysis.test_scans_oracle import equal_sql, joins_sql, likes_sql
+from tests.connector.analysis.test_scans_oracle import equal_sql, extreme_sql, joins_sql, likes_sql
 from tests.connector.duckdb.loose_statements import LooseStatements
 from tests.seeds import first_seed
 
@@ -57,6 +57,8 @@ class Tables:
 
     def partners(self, rng: random.Random, path: tuple[int, ...]) -> Iterator[str]:
         def partner(join: Join) -> str:
+            if join.is_extreme:
+                return extreme_sql(join, len(path), self.name(join.scan))
             more = "".join(self.partners(rng, (*path, join.scan)))
             parts = [self.condition(join.scan), *map(likes_sql, self.found[join.scan].likes)]
             parts += [] if join.where is None else [sql_of(join.where)]
