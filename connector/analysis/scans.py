@@ -50,6 +50,7 @@ from seamark.connector.plans.conditions import (
     move,
     weaken,
     within_limit,
+    without_functions,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED
 from seamark.connector.plans.quotes import quoted_name
@@ -294,8 +295,9 @@ def _alternatives(either: Any, table: Table, numbers: Mapping[Table, int], utc: 
     joins: dict[Join, None] = {}
     own: list[Condition | None] = []
     for branch in either.parts:
-        # Rows of a dimension are not filtered by fields of structs.
-        condition = _evaluated(table, weaken(branch, lambda atom: None if _has_field(atom) else atom), utc)
+        # Rows of a dimension are not filtered by fields of structs, nor by functions.
+        own_columns = without_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
+        condition = _evaluated(table, own_columns, utc)
         if condition is not None:
             own.append(condition)
             continue

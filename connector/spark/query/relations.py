@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
-from seamark.connector.plans.conditions import Atom, ColumnComparison, Condition, any_of, weaken
+from seamark.connector.plans.conditions import Atom, ColumnComparison, Condition, any_of, weaken, without_functions
 from seamark.connector.plans.literals import Literal
 from seamark.connector.spark.query.aggregates import conditions_of_rows, extreme_of
 from seamark.connector.spark.query.catalyst import Catalyst, Node
@@ -324,7 +324,7 @@ class Relations:
             joins: list[RelationJoin] = []
             for branch in branches:
                 nodes = self._catalyst.operands(branch, "And")
-                found = self._read(nodes, reach, target)
+                found = without_functions(self._read(nodes, reach, target))  # rows of a dimension are compared with it
                 join = None if found is not None else self._joined(nodes, reach, partners)
                 own += [] if found is None else [found]
                 joins += [] if join is None else [join]

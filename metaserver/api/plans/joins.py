@@ -232,11 +232,12 @@ def _like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
     return BoundLike(DimensionColumn(column.id, "string"), predicate)
 
 
-def parse_filter(data: bytes, metadata: TableMetadata) -> Expression:
-    """The unbound expression of a `filter` with typed literals; TRUE without one. BadRequest."""
+def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = False) -> Expression:
+    """The unbound expression of a `filter` with typed literals; TRUE without one. BadRequest. `functions`: see
+    `parse_expression`."""
     if not data:
         return TRUE
-    expression = parse_expression(decode_json(data, "The filter"), typed=True)
+    expression = parse_expression(decode_json(data, "The filter"), typed=True, functions=functions)
     return resolve_literals(expression, metadata.current_schema, metadata.schemas)
 
 

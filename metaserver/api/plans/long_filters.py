@@ -60,4 +60,6 @@ def _bound(metadata: TableMetadata, pinned: PinnedRequest) -> BoundScan:
 
 
 def _filter(pinned: PinnedRequest) -> Expression:
-    return parse_expression(decode_json(pinned.filter, "The filter"), unknown=True) if pinned.filter else TRUE
+    if not pinned.filter:
+        return TRUE
+    return parse_expression(decode_json(pinned.filter, "The filter"), unknown=True, functions=pinned.functions)

@@ -40,6 +40,9 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
     sequence_numbers: bool = False
     usage: bool = True
     """Whether the read counts as one of the columns; maintenance reads all columns of old files."""
+    functions: bool = False
+    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`). Without residuals only, as Iceberg's
+    readers do not know them."""
     schema_id: int | None = None
     """The schema that resolves the names in the filter; it may differ from the current one."""
 
@@ -65,6 +68,8 @@ def pinned_request(body: PlanTableScan, metadata: TableMetadata, dialect: Client
     fields = body.stats_fields or ()
     if len(fields) > STATS_FIELDS_MAX:
         raise BadRequest(f"stats-fields has {len(fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
+    if body.seamark.functions and body.seamark.residuals:
+        raise BadRequest("A filter with functions gives no residuals; send seamark.residuals: false beside functions")
     incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
     snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
     if snapshot_id is None and not incremental:
@@ -86,6 +91,7 @@ def pinned_request(body: PlanTableScan, metadata: TableMetadata, dialect: Client
         nan_above=dialect.orders_nan_above,
         may_delete_files=selects_all and not incremental,
         may_rewrite_files=selects_all or selects_files,
+        functions=body.seamark.functions,
     )
 
 

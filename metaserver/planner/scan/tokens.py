@@ -60,6 +60,8 @@ class PinnedRequest(msgspec.Struct, frozen=True, array_like=True):
     """As in `ScanRequest`."""
     may_rewrite_files: bool = False
     """The client may write the rows of the files again, so its reader must skip none of them."""
+    functions: bool = False
+    """The filter may have functions of SQL."""
 
 
 class PlanTask(msgspec.Struct, frozen=True):
