@@ -2,7 +2,8 @@
 
 The same query, alternately, each time for another key: by DuckDB's own Iceberg reader, and by a session of the SQL
 entry. Both must give the same row. The time is that of the caller, from the text to the row. And what of it is the
-choice of the engine: analysis, translation and decision, without the requests for plans.
+choice of the engine: analysis, translation and decision, without the requests for plans. And how many files does a
+statement open that looks for a text in any case, with and without an index on a function of the column?
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from bench.duckdb_point import COLUMNS, DIRECT, FILES, KEYS, WARM, AnswersDiffer
 from bench.report import OURS, Report, Row
 from bench.ssb.queries import QUERIES
 from bench.trino.points import NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.choice import AUTO, DUCKDB, TRINO, Demand, choose
 from seamark.connector.sql.queries import translate
 from seamark.connector.sql.session import SqlSession
@@ -31,6 +34,8 @@ from seamark.connector.sql.types import BIGINT, VARCHAR, SqlType
 GOAL = 20
 CHOICE_GOAL_MS = 5.0
 _REPEATS = 20
+_WITHOUT = "without an index"
+_FPP = 0.001
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -60,12 +65,29 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
             medians = {name: statistics.median(each) for name, each in took.items()}
             report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
+        report.rows.append(_any_case(server.base_url, session, files))
     report.rows.append(_choice())
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
         "The choice: parse, translate and decide, for the slowest of the 13 queries of the Star Schema Benchmark.",
     ]
     return report
+
+
+def _any_case(url: str, session: SqlSession, files: int) -> Row:
+    number = files * ROWS // 3
+    text = f"SELECT {ORDERED} FROM {NAMESPACE}.{TABLE} WHERE lower(note) = 'note about {number}'"
+    opened = {}
+    for name in (_WITHOUT, OURS):
+        if name == OURS:
+            with closing(IndexClient(url)) as client:
+                client.put_index((NAMESPACE, TABLE), "note", kind="bloom", columns=["lower(note)"], fpp=_FPP)
+                build(client, (NAMESPACE, TABLE), "note", InProcessWorkers())
+        result = session.sql(text)
+        opened[name] = float(result.explanation.tables[0].files)
+        if (rows := result.to_arrow().num_rows) != 1:
+            raise AnswersDiffer(f"{text}: {rows} rows")
+    return Row("a text in any case", "files opened", "files", opened, peer=_WITHOUT, goal=1 + 2 * _FPP * files)
 
 
 def _columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:

@@ -26,6 +26,7 @@ from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.queries import ExplainedQuery, explain_query
 from seamark.connector.client.values import CURRENT, At, Explanation
 from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING
+from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.terms import format_term
 
@@ -219,10 +220,15 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
         if left <= max(1, files_in // 2) or (index is not None and index["files-removed"]):
             continue
         # A writer of the table chose the name, and a reader copies the command.
-        column = shlex.quote(format_term(IDENTITY, name))
+        compared_term = term.get("filter", {}).get("term")
+        function = compared_term.get("transform", IDENTITY) if isinstance(compared_term, dict) else IDENTITY
+        column = shlex.quote(format_term(function if is_function(function) else IDENTITY, name))
         why = f"bounds of {name} allow it in {left:,} of {show_count(files_in, 'file')}"
         if not term["has-bounds"]:
             why = f"no file has bounds of {name}"
+        if is_function(function):
+            why = f"bounds of {name} say nothing about {function}({name})"
+            name = f"{function}({name})"
         yield f"{name} {'did not prune' if left == files_in else 'prunes little'}: {why}."
         if term["index"] is not None:
             yield f"  The index {term['index']} is on {name}; its coverage: seamark index list {table}"

@@ -69,7 +69,7 @@ def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
     if len(text) > _TEXT_MAX:
         return _MISFIT
     try:
-        return next(iter(parse_sql(text, schema, schemas).reasons), _MISFIT)
+        return next(iter(parse_sql(text, schema, schemas, functions=True).reasons), _MISFIT)
     except BadRequest:
         return _MISFIT
 

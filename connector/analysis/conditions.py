@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from functools import cached_property, partial
@@ -15,7 +15,13 @@ from seamark.connector.analysis.functions import case_condition, compare_functio
 from seamark.connector.analysis.literals import parse_literal
 from seamark.connector.analysis.operands import CommonType, OperandClasses, class_of_literal, common_type
 from seamark.connector.analysis.relative_times import parse_span
-from seamark.connector.analysis.texts import formatted_prefix, function_of, like_predicate
+from seamark.connector.analysis.texts import (
+    compare_list_in_case,
+    compare_pattern_in_case,
+    formatted_prefix,
+    function_of,
+    like_predicate,
+)
 from seamark.connector.plans.conditions import (
     DAY,
     NEVER,
@@ -23,12 +29,12 @@ from seamark.connector.plans.conditions import (
     ColumnComparison,
     ColumnReference,
     Condition,
-    Like,
     all_of,
     any_of,
+    without_functions,
 )
 from seamark.connector.plans.literals import Literal
-from seamark.formats.iceberg.expressions.like_patterns import split_pattern
+from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 Resolve: TypeAlias = Callable[[exp.Column], ColumnReference | None]
@@ -186,7 +192,23 @@ class _Reading:
         if negated != bool(node.args.get("negate")):
             one_of, parts = not one_of, [(OPPOSITE[op], left, right) for op, left, right in parts]
         found = (self._of_sides(op, left, right, common) for op, left, right in parts)
+        if one_of and isinstance(node, exp.In):
+            return self._any_listed(node.this.unnest(), [right for _, _, right in parts], any_of(found), common)
         return any_of(found) if one_of else all_of(found)
+
+    def _any_listed(
+        self, side: exp.Expr, nodes: Sequence[exp.Expr], each: Condition | None, compared_in: CommonType | None
+    ) -> Condition | None:
+        """`side IN (nodes)`, of which `each` compares one node after the other. A function of a column is compared with
+        the whole list at once."""
+        if not isinstance(side, exp.Lower | exp.Upper):
+            return each
+        literals = [self.literal(one) for one in nodes]
+        if compared_in is not None:
+            literals = [None if one is None else compared_in.literal_for(side, one) for one in literals]
+        there = [one for one in literals if one is not None]
+        listed = compare_list_in_case(side, there, self) if len(there) == len(literals) else None
+        return each if listed is None else all_of([without_functions(each), listed])
 
     def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None) -> Condition | None:
         """A comparison of two operands. `compared_in`: the common type of all operands of the predicate, None if it
@@ -203,7 +225,7 @@ class _Reading:
                 return all_of(self.compared(bound, side, span.literal(bound)) for bound in ops)
         return None
 
-    def _pattern(self, node: exp.Expr, *, negated: bool) -> Like | None:
+    def _pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
         """LIKE with a pattern that is no prefix."""
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
@@ -219,7 +241,11 @@ class _Reading:
         if term is None or term.transform != IDENTITY or any(len(one) != 1 for one in given):
             return None
         negated = negated != bool(like.args.get("negate"))
-        return like_predicate(term.column, pattern, given[0] if given else None, function, negated=negated)
+        escaped = given[0] if given else None
+        found = like_predicate(term.column, pattern, escaped, function, negated=negated)
+        if negated or not isinstance(side, exp.Lower | exp.Upper) or not is_valid_pattern(pattern, escaped):
+            return found
+        return all_of([found, compare_pattern_in_case(side, pattern, escaped, self)])
 
     def _times_like(self, node: exp.Expr) -> Condition | None:
         """`CAST(day AS varchar) LIKE '2026-01-%'`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -10,8 +11,18 @@ from sqlglot import exp
 
 from seamark.connector.analysis.comparisons import Comparisons, between, moment_literal
 from seamark.connector.analysis.truncations import period
-from seamark.connector.plans.conditions import NEVER, ColumnReference, Condition, Like, all_of, any_of
+from seamark.connector.plans.conditions import (
+    NEVER,
+    ColumnComparison,
+    ColumnReference,
+    Condition,
+    Like,
+    all_of,
+    any_of,
+)
 from seamark.connector.plans.literals import LOCAL, Literal
+from seamark.formats.iceberg.expressions.like_patterns import split_pattern
+from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.protocol.wire import PATTERN_MAX
 
 _ISO_DAY = "%Y-%m-%d"
@@ -152,7 +163,35 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
         compared = "=" if is_whole else "STARTS WITH"
         if spellings:
             found = any_of(reader.column(compared, node.this, Literal("text", one)) for one in spellings)
+        found = all_of([found, _of_function("=", column.column, node, [Literal("text", text)])])
     return all_of([found, like])
+
+
+def compare_list_in_case(
+    node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: Comparisons
+) -> Condition | None:
+    """`lower(c) IN (texts)`, by an index on the function."""
+    column = reader.column("=", node.this, Literal("text", ""))
+    if column is None or any(one.kind != "text" for one in literals):
+        return None
+    return _of_function("IN", column.column, node, literals)
+
+
+def compare_pattern_in_case(
+    node: exp.Lower | exp.Upper, pattern: str, escape: str | None, reader: Comparisons
+) -> Condition | None:
+    """`lower(c) LIKE 'ab%'`, by an index on the function: the text before the first wildcard."""
+    column = reader.column("=", node.this, Literal("text", ""))
+    prefix, rest = split_pattern(pattern, escape)
+    if column is None or not (prefix or rest == ""):
+        return None
+    return _of_function("STARTS WITH" if rest else "=", column.column, node, [Literal("text", prefix)])
+
+
+def _of_function(op: str, column: ColumnReference, node: exp.Expr, literals: Sequence[Literal]) -> Condition:
+    function = function_of(node)
+    assert function is not None
+    return ColumnComparison(column, op, tuple(literals), function, exact=False)
 
 
 def like_predicate(
@@ -165,8 +204,8 @@ def like_predicate(
 
 
 def function_of(node: exp.Expr) -> str | None:
-    """The function that `Like` applies."""
-    return "lower" if isinstance(node, exp.Lower) else "upper" if isinstance(node, exp.Upper) else None
+    """The name of a function that is read as a term of a column."""
+    return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 
 
 def _spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:

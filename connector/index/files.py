@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
@@ -28,9 +27,10 @@ from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.index.definitions import IndexDefinition
 from seamark.formats.index.index_file import FilesTable, assemble
 from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.keys.keys import Bits, Key, Keys, bits_of, has_codes, key_of
-from seamark.formats.index.keys.terms import LOWER, Term
+from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
 
 _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
@@ -143,28 +143,9 @@ def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
     """The keys of a term's values in a column of `read_columns`. ValueError for values that have no key."""
     if term.transform == IDENTITY:
         return keys_of(column, term.kind)
-    if term.transform == LOWER:
-        return keys_of(column if pa.types.is_null(column.type) else pc.utf8_lower(_as_strings(column)), term.kind)
+    if function := INDEXED_FUNCTIONS.get(term.transform):
+        return keys_of(function.values(column), term.kind)
     return _transformed_keys(keys_of(column, term.source), term)
-
-
-def _as_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column as strings; it may be a dictionary, or binary without a UTF-8 annotation. ValueError for other
-    types."""
-    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    if not any(is_text(value_type) for is_text in _TEXTS):
-        raise ValueError(f"a column of Arrow type {column.type} holds no strings")
-    return column.cast(pa.large_string())
-
-
-_TEXTS = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_string_view,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_binary_view,
-)
 
 
 def _transformed_keys(source: Keys, term: Term) -> Keys:

@@ -21,6 +21,7 @@ from seamark.connector.plans.literals import Literal
 from seamark.connector.plans.quotes import quoted_name, quoted_text
 from seamark.formats.iceberg.expressions import expression as iceberg
 from seamark.formats.iceberg.expressions.expression import Expression, Not, Op, Unbound
+from seamark.formats.iceberg.types.functions import LOWER, UPPER, is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
 ColumnReference: TypeAlias = tuple[int, str]
@@ -33,12 +34,13 @@ DAY, MONTH, YEAR, HOUR = "day", "month", "year", "hour"
 """Iceberg's transforms. A year is compared with the number of the year, not with Iceberg's years since 1970."""
 _ORDERED = {"<": Op.LT, "<=": Op.LT_EQ, ">": Op.GT, ">=": Op.GT_EQ}
 _EPOCH_YEAR = 1970
-_TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})"}
+_TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})", LOWER: "lower({})", UPPER: "upper({})"}
 
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """A comparison of one column, or of its day or year, with literals.
+    """A comparison of one column, or of its day, its year or a function of it, with literals. Comparisons of functions
+    (`types/functions.py`) only select files, because engines differ about their values; they are not exact.
 
     `op` is an operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS WITH`; or `IS
     TRUE` for a boolean column alone.
@@ -193,6 +195,20 @@ def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]
 def comparisons_of(condition: Condition | None) -> Condition | None:
     """Return the condition with its comparisons of columns only."""
     return weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
+
+
+def without_functions(condition: Condition | None) -> Condition | None:
+    """The condition as far as rows can be compared with it."""
+    return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
+
+
+def functions_of(condition: Condition | None) -> Condition | None:
+    """The condition with its comparisons of functions only."""
+    return weaken(condition, lambda atom: atom if _is_of_function(atom) else None)
+
+
+def _is_of_function(atom: Atom) -> bool:
+    return isinstance(atom, ColumnComparison) and is_function(atom.transform)
 
 
 def rejects_null(condition: Condition | None) -> bool:

@@ -11,7 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from seamark.connector.plans.async_client import JoinRequest, KnownTable, Name
-from seamark.connector.plans.conditions import AllOf, Atom, ColumnComparison, all_of, expression_of, weaken
+from seamark.connector.plans.conditions import (
+    AllOf,
+    Atom,
+    ColumnComparison,
+    all_of,
+    expression_of,
+    weaken,
+    without_functions,
+)
 from seamark.connector.plans.scan import Join, Scan, columns_of
 from seamark.formats.iceberg.types.transforms import IDENTITY
 
@@ -73,7 +81,7 @@ class Dimension:
     def request(self) -> JoinRequest:
         scan, join = self.planned.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
-        condition = weaken(all_of([scan.condition, join.where]), _of_column)
+        condition = without_functions(weaken(all_of([scan.condition, join.where]), _of_column))
         return JoinRequest(
             self.planned.table,
             join.on,

@@ -31,6 +31,7 @@ from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import MAIN, Snapshot
 from seamark.formats.iceberg.metadata.table_json import decode_table
+from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.index.kinds.kinds import KINDS
@@ -170,7 +171,8 @@ def plan(
     body |= {} if least_rows is None else {"min-rows-requested": least_rows}
     body |= {"stats-fields": list(stats)} if stats else {}
     body |= {} if columns is None else {"select": list(columns)}
-    return _tasks(client, table, body, sequence_numbers=sequence_numbers)
+    functions = any(is_function(predicate.transform) for predicate in predicates_of(where))
+    return _tasks(client, table, body, sequence_numbers=sequence_numbers, functions=functions)
 
 
 def plan_appends(
@@ -184,7 +186,7 @@ def plan_appends(
 
 
 def _tasks(
-    client: SeamarkClient, table: OpenTable, body: Json, *, sequence_numbers: bool = False
+    client: SeamarkClient, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
 ) -> Iterator[ScanTask]:
     # Readers compute the residuals: with many keys in the filter, each task would repeat them.
     options = {
@@ -193,6 +195,7 @@ def _tasks(
         "schema-id": table.metadata.current_schema_id,
         "usage": "select" in body,
     }
+    options |= {"functions": True} if functions else {}
     for page in client.plan(table.name, {**body, "seamark": options}):
         deletes = page.get("delete-files") or []
         for task in page.get("file-scan-tasks") or []:

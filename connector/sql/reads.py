@@ -36,8 +36,10 @@ from seamark.formats.iceberg.expressions.expression import (
     Expression,
     all_of,
     predicates_of,
+    replaced,
 )
 from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.protocol.wire import PLAN_MARK
 from seamark.formats.runtime.errors import RequestError
@@ -167,8 +169,14 @@ def plan_reads(
         if number in planned:
             name, joins = planned[number]
             opened = open_table(client, (*named.name[:-1], name), CURRENT)
-        reads.append(TableRead(table, named, opened, where, tuple(plan(client, opened, where)), joins))
+        tasks = tuple(plan(client, opened, where))
+        reads.append(TableRead(table, named, opened, without_functions(where), tasks, joins))
     return reads
+
+
+def without_functions(where: Expression) -> Expression:
+    """The parts of a condition with which rows can be compared: functions of columns only select files."""
+    return replaced(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
 
 def row_filter(where: Expression) -> Expression:

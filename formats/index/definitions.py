@@ -34,8 +34,9 @@ from seamark.formats.iceberg.metadata.name_mapping import (
 )
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
+from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import family
-from seamark.formats.index.keys.terms import LOWER, TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
+from seamark.formats.index.keys.terms import TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.record import COLUMNS_MAX
@@ -123,10 +124,12 @@ _NONE = Definitions({}, {})
 
 
 def _keys(term: Term) -> str:
-    """The type that determines the term's keys. If a column is promoted to a type with other keys, the index is another
-    index: beyond its family, or, for a transform, to any other type, because the bucket of a date differs from the
-    bucket of the timestamp."""
-    return family(term.kind) if term.transform in (IDENTITY, LOWER) else term.source
+    """What determines the term's keys: the type, or the form of a function's keys. If a column is promoted to a type
+    with other keys, the index is another index: beyond its family, or, for a transform, to any other type, because the
+    bucket of a date differs from the bucket of the timestamp."""
+    if function := INDEXED_FUNCTIONS.get(term.transform):
+        return function.keys
+    return family(term.kind) if term.transform == IDENTITY else term.source
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:

@@ -26,6 +26,7 @@ UNITS = {
         "tests/deploy/test_trino",
         "tests/faults/test_lost_replies.py::test_spark_",
         "tests/gateway/test_engines.py::test_spark_",
+        "tests/index/case_folding/test_case_folding.py::test_spark_",
     ),
     "Java's planner": (
         "tests/planner/test_oracle.py",

@@ -26,6 +26,7 @@ from seamark.connector.plans.conditions import (
     parts_of,
     references_of,
     weaken,
+    without_functions,
 )
 
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
@@ -203,9 +204,12 @@ def _push_branch(
 def _semi_join_where(pairs: Sequence[Pair], partner: Relation, wanted: Condition | None) -> SemiJoin | None:
     """Return a semi-join with a row of the partner's table that meets a condition on its columns.
 
-    Comparisons that are true for null are left out: null may represent a missing value.
+    Comparisons that are true for null are left out: null may represent a missing value. So are comparisons of
+    functions, because rows of a dimension are compared by their stored values.
     """
-    where = weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
+    where = without_functions(
+        weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
+    )
     if where is None:
         return None
     columns = sorted({column for _, column in references_of(where)})

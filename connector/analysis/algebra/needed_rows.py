@@ -30,6 +30,7 @@ from seamark.connector.plans.conditions import (
     parts_of,
     weaken,
     within_limit,
+    without_functions,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED
 from seamark.connector.plans.scan import Join
@@ -133,8 +134,9 @@ def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, 
     joins: dict[Join, None] = {}
     own: list[Condition | None] = []
     for branch in either.parts:
-        # Rows of a dimension are not filtered by fields of structs.
-        condition = _evaluated_part(table, weaken(branch, lambda atom: None if _has_field(atom) else atom), utc=utc)
+        # Rows of a dimension are not filtered by fields of structs, nor by functions.
+        columns_only = without_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
+        condition = _evaluated_part(table, columns_only, utc=utc)
         if condition is not None:
             own.append(condition)
             continue

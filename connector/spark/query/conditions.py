@@ -33,6 +33,7 @@ from seamark.connector.plans.conditions import (
     all_of,
     any_of,
     comparisons_of,
+    functions_of,
     weaken,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED, Literal
@@ -222,8 +223,6 @@ class _Reading:
         return any_of([found, *far])
 
     def _read(self, tree: exp.Expr) -> Condition | None:
-        if not is_sure(tree):
-            return None
         kinds = self._kinds
 
         def kind(reference: ColumnReference) -> str | None:
@@ -232,7 +231,8 @@ class _Reading:
         rules = _RULES
         if tree.find(*CURRENT) is not None:
             rules = ConditionReader(casts_decimal=False, today=datetime.now(UTC).date())
-        return weaken(rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _stored(atom, kinds))
+        found = weaken(rules.read(tree, lambda column: (0, column.name), kind), lambda atom: _stored(atom, kinds))
+        return found if is_sure(tree) else functions_of(found)
 
     @cached_property
     def _kinds(self) -> dict[str, str]:

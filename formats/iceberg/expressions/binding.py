@@ -60,6 +60,7 @@ from seamark.formats.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
+from seamark.formats.iceberg.types.functions import is_function, takes
 from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, is_known, name_of, result_type
@@ -411,7 +412,7 @@ class _Binder:
 
 def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
     """`trusted`: the data that is read satisfies the schema's required fields."""
-    if transform != IDENTITY and not is_known(transform):
+    if transform != IDENTITY and not is_known(transform) and not is_function(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
     if isinstance(column.type, str):
         kind, result, accepted = _types(column.type, transform)
@@ -442,6 +443,8 @@ def _types(name: str, transform: str) -> tuple[str, str, bool]:
         kind = name
     if not is_primitive(kind):
         return kind, kind, False
+    if is_function(transform):
+        return kind, kind, takes(transform, kind)
     return kind, result_type(transform, kind), accepts(transform, kind)
 
 

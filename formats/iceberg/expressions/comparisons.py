@@ -28,6 +28,7 @@ from seamark.formats.iceberg.expressions.typed_literals import (
     TypedLiteral,
     convert_literal,
 )
+from seamark.formats.iceberg.types.functions import is_function, takes
 from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, type_name
 from seamark.formats.iceberg.types.transforms import IDENTITY, accepts, result_type
@@ -88,6 +89,8 @@ class Comparisons:
             return None
         if transform == IDENTITY:
             return ComparedTerm(column, kind)
+        if is_function(transform):
+            return ComparedTerm(column, kind, transform) if takes(transform, kind) else None
         if not accepts(transform, kind) or (transform in UNITS and kind not in _CALENDAR):
             return None
         return ComparedTerm(column, result_type(transform, kind), transform)

@@ -29,6 +29,7 @@ from seamark.formats.iceberg.expressions.expression import (
     any_of,
 )
 from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, typed_literal
+from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
 from seamark.formats.iceberg.types.values import encode_json
 from seamark.formats.runtime.errors import BadRequest
@@ -57,22 +58,25 @@ def parse_expression(
     nodes_max: int = NODES_MAX,
     typed: bool = False,
     unknown: bool = False,
+    functions: bool = False,
 ) -> Expression:
     """The unbound expression, with constants in junctions folded. BadRequest with the position of the error.
 
     `typed`: literals with a `data-type` are `TypedLiteral`s (`comparisons.resolve_literals`). Otherwise the type of the
     column is used. `unknown`: null is a literal of unknown value, which PyIceberg writes for both infinities; only for
-    filters that may match more rows.
+    filters that may match more rows. `functions`: terms may be functions of columns (`types/functions.py`), as if they
+    were transforms; only for filters that select files.
     """
-    return _Parser(depth_max, nodes_max, typed, unknown).expression(json, (None, "filter"), 0)
+    return _Parser(depth_max, nodes_max, typed, unknown, functions).expression(json, (None, "filter"), 0)
 
 
 class _Parser:
-    def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool) -> None:
+    def __init__(self, depth_max: int, nodes_max: int, typed: bool, unknown: bool, functions: bool) -> None:
         self._depth_max = depth_max
         self._nodes_max = nodes_max
         self._typed = typed
         self._unknown = unknown
+        self._functions = functions
         self._nodes = 0
 
     def expression(self, json: object, path: _Path, depth: int) -> Expression:
@@ -121,6 +125,8 @@ class _Parser:
                 raise _error(path, f"{op} needs a term")
         term = _required(json, operand, path)
         name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
+        if is_function(transform) and not self._functions:
+            raise BadRequest(f"Cannot bind {name}: unknown transform {transform}")
         operand_field = None if unary else "values" if listed else "value" if operand == "term" else "right"
         for field in _LITERAL_FIELDS:
             if field in json and field != operand_field:

@@ -50,6 +50,7 @@ from seamark.formats.iceberg.expressions.ranges import (
     stored_as_int,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
+from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import (
     IDENTITY,
     VOID,
@@ -142,6 +143,8 @@ def source_ranges(predicate: Bound) -> Expression:
     transform, kind, op = predicate.transform, predicate.kind, predicate.op
     if transform == IDENTITY:
         return predicate
+    if is_function(transform):
+        return TRUE if op in NULL_MATCHES else _on_source(predicate, Op.NOT_NULL)
     if not is_known(transform) or not accepts(transform, kind):
         return TRUE
     if op == Op.NOT_NULL or (op == Op.IS_NULL and transform != VOID):

@@ -39,6 +39,7 @@ from seamark.formats.iceberg.expressions.sql_literals import literal_of
 from seamark.formats.iceberg.expressions.sql_parser import parse_into
 from seamark.formats.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
 from seamark.formats.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
+from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
 from seamark.formats.iceberg.types.values import FLOATS
@@ -89,18 +90,26 @@ class SqlFilter:
     reasons: tuple[str, ...] = ()
 
 
-def parse_sql(text: str, schema: Schema, schemas: Iterable[Schema] = (), *, nan_above: bool = False) -> SqlFilter:
+def parse_sql(
+    text: str,
+    schema: Schema,
+    schemas: Iterable[Schema] = (),
+    *,
+    nan_above: bool = False,
+    functions: bool = False,
+) -> SqlFilter:
     """The predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
 
-    With `nan_above`, NaN is greater than every number, as in Spark, and the expression is exact about it. BadRequest
-    for invalid SQL, with the position, and for an unknown column.
+    With `nan_above`, NaN is greater than every number, as in Spark, and the expression is exact about it. With
+    `functions`, it may have functions of columns (`types/functions.py`), and is then not exact. BadRequest for invalid
+    SQL, with the position, and for an unknown column.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
     others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
     try:
         tree = parse_into(_SQL, text, exp.Condition)
-        reader = _Reader((schema, *others), nan_above)
+        reader = _Reader((schema, *others), nan_above, functions)
         expression = reader.read(tree, negated=False)
         exact = reader.exact and not reader.unused
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
@@ -125,8 +134,9 @@ def syntax_message(error: ParseError, what: str) -> str:
 
 
 class _Reader(Comparisons):
-    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool) -> None:
+    def __init__(self, schemas: tuple[Schema, ...], nan_above: bool, functions: bool) -> None:
         super().__init__(schemas, nan_above)
+        self._functions = functions
         self._lower_names: set[str] | None = None
         self.unused: dict[str, str] = {}
         """Why each part that is left out is left out."""
@@ -352,6 +362,10 @@ class _Reader(Comparisons):
             return self._applied("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
         if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
             return self._applied("day", node.this)
+        if isinstance(node, exp.Lower | exp.Upper):
+            if qualified:  # a function of some schema
+                return None
+            return self._function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
         if isinstance(node, exp.Trunc):
             return self._sized("truncate", [node.this, node.args.get("decimals")], qualified)
         if isinstance(node, exp.Year | exp.Month | exp.Day | exp.Hour):
@@ -367,6 +381,11 @@ class _Reader(Comparisons):
             return self._sized(called, node.expressions, qualified)
         unit = _PLURALS.get(called) or (called if qualified and called in UNITS else "")
         return self._applied(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
+
+    def _function(self, called: str, node: exp.Expr) -> ComparedTerm | None:
+        term = self._applied(called, node) if self._functions else None
+        self.exact &= term is None
+        return term
 
     def _sized(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
         """`bucket(4, id)` in Spark, `bucket(id, 4)` in Trino."""

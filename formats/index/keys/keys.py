@@ -108,6 +108,8 @@ class KeyRanges:
     ranges: tuple[KeyRange, ...]
     nulls: bool = False
     nans: bool = False
+    of_function: bool = False
+    """The keys are of an index on a function of a column (`functions.py`)."""
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.ranges):

@@ -1,4 +1,4 @@
-"""Terms: what an index is built on. A term is a column or a transform of one: an Iceberg transform, or `lower`.
+"""Terms: what an index is built on. A term is a column, an Iceberg transform of one, or `lower` or `upper` of one.
 
 In text a term names its column: `a.b`, `lower(name)`, `bucket[16](id)`, `day(ts)`; everywhere else it has the column's
 field id, so that renames do not affect it. A name with a space, comma, backtick, parenthesis or equals sign is quoted
@@ -8,8 +8,7 @@ first, as in filters.
 Results of the transforms for values that are not null (null stays null):
 
     bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms (`iceberg.types.transforms`)
-    lower                                             the lower case of each character (Unicode's simple mapping, as in
-                                                      pyarrow's `utf8_lower`), with one form of sigma
+    lower, upper                                      the folded text (`case_folding.py`): both have the same keys
 
 A column is a field of the table or of a struct in it, with a primitive type. A column inside a list or map has many
 values per row, which row indexes cannot describe. Pure.
@@ -20,23 +19,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from seamark.formats.iceberg.types.near_names import near_names
 from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Schema, is_primitive, type_name
 from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
 from seamark.formats.iceberg.types.types import base_name, canonical_primitive
+from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.lazy_module import LazyModule
 
-if TYPE_CHECKING:
-    import pyarrow.compute as pc
-else:
-    pc = LazyModule("pyarrow.compute")
-
-LOWER = "lower"
 TEXT_MAX = 10_000
 """Characters of a term, or of a list of terms."""
 
@@ -54,19 +44,13 @@ class Term:
     name: str
     """The column's full name in the schema in which it was found."""
     transform: str
-    """A canonical Iceberg transform, `identity` for the column itself, or `lower`."""
+    """A canonical Iceberg transform, `identity` for the column itself, or a name in `INDEXED_FUNCTIONS`."""
     source: str
     kind: str
 
     @property
     def text(self) -> str:
         return format_term(self.transform, self.name)
-
-
-def lowered(text: str) -> str:
-    """The result of `lower` for one value."""
-    result: str = pc.utf8_lower(pa.scalar(text, pa.string())).as_py()
-    return result
 
 
 def parse_term(text: str) -> tuple[str, str]:
@@ -137,11 +121,13 @@ def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[S
 
 
 def _transform(text: str) -> str:
-    if text.lower() == LOWER:
-        return LOWER
+    if text.lower() in INDEXED_FUNCTIONS:
+        return text.lower()
     transform = canonical(text)
     if not is_known(transform) or transform == VOID:
-        raise BadRequest(f"Cannot index by {text[:100]!r}: use lower, bucket[N], truncate[N], year, month, day or hour")
+        raise BadRequest(
+            f"Cannot index by {text[:100]!r}: use lower, upper, bucket[N], truncate[N], year, month, day or hour"
+        )
     return transform
 
 
@@ -170,10 +156,10 @@ def _term(schema: Schema, column: Column, transform: str) -> Term:
     source = canonical_primitive(column.type)
     if base_name(source) in _NEVER_INDEXED:
         raise BadRequest(f"Cannot index {column.name}: values of type {source} have no order")
-    if transform == LOWER:
-        if source != "string":
-            raise BadRequest(f"Cannot index lower({column.name}): it is of type {source}, not string")
-        return Term(column.id, column.name, LOWER, source, source)
+    if function := INDEXED_FUNCTIONS.get(transform):
+        if not function.takes(source):
+            raise BadRequest(f"Cannot index {transform}({column.name}): it is of type {source}, not string")
+        return Term(column.id, column.name, transform, source, source)
     if not accepts(transform, source):
         raise BadRequest(f"Cannot index {transform}({column.name}): {transform} does not take values of type {source}")
     return Term(column.id, column.name, transform, source, result_type(transform, source))

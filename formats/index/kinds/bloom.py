@@ -8,7 +8,8 @@ of files. A group of one file is the file's filter unchanged.
 Rows are stored in pages, each with a checksum, because a probe reads k rows of a group and cannot check the rest. A
 cleared bit would exclude a file that has the key, so no row is used before its page is checked.
 
-Null and NaN are in no filter: the index cannot prune by a predicate that matches either.
+Null and NaN are in no filter: the index cannot prune by a predicate that matches either. The filter of a file with a
+text of unknown case (`case_folding.py`) has all bits set: it contains each key, and queries do not look for that text.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 from seamark.formats.index.kernels import _bloom
-from seamark.formats.index.keys.hashing import Hashes, checksum, hash_keys
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE
+from seamark.formats.index.keys.hashing import Hashes, checksum, hash_key, hash_keys
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.formats.index.keys.keys import Bytes, KeyRanges, Keys, Longs, Mask
+from seamark.formats.index.keys.keys import CODE_MAX, Bytes, KeyRanges, Keys, Longs, Mask, key_of
 from seamark.formats.index.kinds.kind import BlobReader, IndexKind, IndexParameter
 from seamark.formats.index.kinds.queries import Flags, point_keys
 
@@ -89,7 +92,14 @@ def build(keys: Keys, fpp: float = FPP) -> FileBloom:
     present = keys.present
     distinct = _bloom.distinct(hashes if present is None else hashes[present])
     k = hash_count(fpp)
+    if (distinct == _unknown_case()).any():
+        return FileBloom(k, np.full(FILTER_BITS_MIN // 64, CODE_MAX, dtype=np.uint64))
     return FileBloom(k, _bloom.fill(distinct, filter_bits(len(distinct), fpp), k))
+
+
+@cache
+def _unknown_case() -> np.uint64:
+    return np.uint64(hash_key(key_of(UNKNOWN_CASE, "string"), _SEED))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -396,7 +406,12 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
 
     def query(self, ranges: Sequence[KeyRanges]) -> BloomQuery | None:
         columns = point_keys(ranges)
-        return None if columns is None else BloomQuery(hash_keys(columns[0], _SEED))
+        if columns is None:
+            return None
+        hashes = hash_keys(columns[0], _SEED)
+        if ranges[0].of_function and len(hashes) > 1:
+            hashes = hashes[hashes != _unknown_case()]
+        return BloomQuery(hashes)
 
     def query_of_keys(self, keys: KeySet) -> BloomQuery | None:
         return None if len(keys) > HASHED_MAX else BloomQuery(hash_keys(keys.keys, _SEED))

@@ -270,12 +270,12 @@ async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> 
             return sql.SqlFilter(TRUE, ())
 
         def parse() -> sql.SqlFilter:
-            return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True), ())
+            return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True, functions=True), ())
 
         return parse() if len(given) <= _IN_THREAD_BYTES else await call.in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
-    read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas)
+    read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), read)
 
 

@@ -246,15 +246,20 @@ def _bind_like(metadata: TableMetadata, predicate: LikePredicate) -> BoundLike:
     return BoundLike(DimensionColumn(column.id, "string"), predicate)
 
 
-def parse_filter(data: bytes, metadata: TableMetadata) -> Expression:
+def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = False) -> Expression:
     """Return the unbound expression of a `filter` with typed literals; TRUE without one.
+
+    Args:
+        data: The JSON of the filter; empty without a filter.
+        metadata: The table's metadata.
+        functions: As in `parse_expression`.
 
     Raises:
         BadRequest: If the filter is invalid.
     """
     if not data:
         return TRUE
-    expression = parse_expression(decode_json(data, "The filter"), typed=True)
+    expression = parse_expression(decode_json(data, "The filter"), typed=True, functions=functions)
     return resolve_literals(expression, metadata.current_schema, metadata.schemas)
 
 

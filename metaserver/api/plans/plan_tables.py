@@ -63,7 +63,8 @@ class PlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
         msgspec.Raw,
         doc(
             "An expression of the Iceberg REST specification. Without filter and predicate: all files. A literal with "
-            "a `data-type` is compared as in SQL; a comparison about which engines differ is not used."
+            "a `data-type` is compared as in SQL; a comparison about which engines differ is not used. The functions "
+            "`lower` and `upper` of a string are written as transforms; indexes on them leave files out."
         ),
     ] = msgspec.field(default_factory=msgspec.Raw)
     predicate: Annotated[
@@ -216,10 +217,10 @@ def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, Boun
 def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     filter_json = bytes(body.filter)
     if body.predicate is None:
-        return parse_filter(filter_json, metadata)
+        return parse_filter(filter_json, metadata, functions=True)
     if filter_json:
         raise BadRequest("The request has both predicate and filter; send SQL or an Iceberg expression")
-    return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas).expression
+    return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas, functions=True).expression
 
 
 class _NewPlanTable:

@@ -122,7 +122,9 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     check_author(call.caller, view.metadata)
     schema = view.metadata.schema(view.metadata.current_version.schema_id)
     assert schema is not None
-    parsed = await read_in_turn(call, len(body.predicate), partial(sql.parse_sql, body.predicate, schema))
+    # Trino's own `lower` and `upper`: without a qualifier, no other function has these names.
+    read = partial(sql.parse_sql, body.predicate, schema, functions=True)
+    parsed = await read_in_turn(call, len(body.predicate), read)
     if parsed.unused and borrows_rights(view.metadata):
         # A subquery or a function would run with the rights of the view's owner.
         raise BadRequest(

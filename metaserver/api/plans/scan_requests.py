@@ -39,6 +39,9 @@ class _Extensions(msgspec.Struct, frozen=True, rename="kebab"):
     sequence_numbers: bool = False
     usage: bool = True
     """Whether the read counts as one of the columns; maintenance reads all columns of old files."""
+    functions: bool = False
+    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`). Without residuals only, as Iceberg's
+    readers do not know them."""
     schema_id: int | None = None
     """The schema that resolves the names in the filter; it may differ from the current one."""
 
@@ -63,11 +66,13 @@ def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDia
     """Return the request with an explicit snapshot and distinct stats fields.
 
     Raises:
-        BadRequest: If the request names too many stats fields, or an unknown snapshot.
+        BadRequest: If the request names too many stats fields or an unknown snapshot, or has functions and residuals.
     """
     stats_fields = body.stats_fields or ()
     if len(stats_fields) > STATS_FIELDS_MAX:
         raise BadRequest(f"stats-fields has {len(stats_fields):,} names; the limit is {STATS_FIELDS_MAX:,}")
+    if body.seamark.functions and body.seamark.residuals:
+        raise BadRequest("A filter with functions gives no residuals; send seamark.residuals: false beside functions")
     is_incremental = body.start_snapshot_id is not None or body.end_snapshot_id is not None
     snapshot_id, start_snapshot_id = body.snapshot_id, body.start_snapshot_id
     if snapshot_id is None and not is_incremental:
@@ -92,6 +97,7 @@ def pin_request(body: PlanTableScan, metadata: TableMetadata, dialect: ClientDia
         residuals=extensions.residuals,
         sequence_numbers=extensions.sequence_numbers,
         may_rewrite_files=may_rewrite,
+        functions=extensions.functions,
     )
 
 

@@ -37,6 +37,7 @@ ROWS_MAX = 4_000_000
 READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
 SAMPLE_S = 3.0
 NOT_SAMPLED = "its values are not sampled"
+FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _CONCURRENT = 4
 _HITS_MIN = 3
 """With so many hits the share of a sample is about that of all files."""

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from seamark.formats.iceberg.expressions.expression import ORDERED, And, Bound, Expression, Op
 from seamark.formats.iceberg.expressions.projection import project
+from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import Definitions, IndexDefinition, read_definitions
 from seamark.formats.index.kinds.bloom import FPP
-from seamark.metaserver.planner.advice.column_samples import NOT_SAMPLED, ColumnSample, Samples
+from seamark.metaserver.planner.advice.column_samples import FUNCTION_NOT_SAMPLED, NOT_SAMPLED, ColumnSample, Samples
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
@@ -64,7 +65,8 @@ def _effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samp
     left = selection.count()
     index = next((one.name for one in _on_column(definitions, part)), None)
     kind = _kind_for(part) if index is None and left > max(1, _HELPED * files_in) else None
-    files, note = (None, None) if kind is None else _with_index(part, kind, left, samples.get(part.column_id))
+    sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
+    files, note = (None, None) if kind is None else _with_index(part, kind, left, sample)
     if files is not None and files > _HELPED * left:
         kind, note = None, "so many files hold a matching row that an index would leave out few"
     return TermEffect(
@@ -83,7 +85,8 @@ def _effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samp
 def _with_index(part: Bound, kind: str, left: int, sample: ColumnSample | str | None) -> tuple[int | None, str | None]:
     """Return about how many of the `left` files a plan keeps with an index, and why that cannot be estimated."""
     if not isinstance(sample, ColumnSample):
-        return None, NOT_SAMPLED  # the estimates of layouts have the reason
+        # The estimates of layouts have the reason for a column.
+        return None, sample if sample == FUNCTION_NOT_SAMPLED else NOT_SAMPLED
     values = len(part.values) if part.op in (Op.EQ, Op.IN) else None
     hits = sample.files_with(part, values)
     if hits is None:
@@ -101,12 +104,19 @@ def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
 
 def _on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
     for definition in definitions.enabled:
-        if any(term.column_id == part.column_id and term.transform == part.transform for term in definition.terms):
+        if any(term.column_id == part.column_id and _serves(term.transform, part) for term in definition.terms):
             yield definition
 
 
+def _serves(transform: str, part: Bound) -> bool:
+    """Whether an index on this transform or function of the column may serve the predicate."""
+    if is_function(part.transform):  # an index on one of the functions has the keys of the other
+        return is_function(transform)
+    return transform == part.transform
+
+
 def _kind_for(part: Bound) -> str | None:
-    if part.transform != IDENTITY or part.kind in _UNINDEXED:
+    if part.kind in _UNINDEXED or not (part.transform == IDENTITY or is_function(part.transform)):
         return None
     if part.op in (Op.EQ, Op.IN):
         return "bloom"

@@ -1,18 +1,16 @@
 """Projection of a filter and of dynamic filters onto a table's indexes: which index evaluates which predicates.
 
 To the planner, an index on a term is like a partition field: the filter is projected onto it (`projection.py`), so that
-an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. The transform `lower` is not
-part of Iceberg.
+an index on `day(ts)` serves a range of `ts`, and an index on `bucket[16](id)` an equality. Functions that are not
+Iceberg's have their own projections (`formats/index/keys/functions.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
-
-from msgspec.structs import replace
 
 from seamark.formats.iceberg.expressions.expression import (
     TRUE,
@@ -28,8 +26,9 @@ from seamark.formats.iceberg.expressions.projection import inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import KeyRanges, family
-from seamark.formats.index.keys.terms import LOWER, Term, lowered
+from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, IndexQuery, PredicateKey, key_of_predicate
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter, narrowest_first
@@ -75,7 +74,7 @@ class IndexPredicate(NamedTuple):
             ranges = key_ranges(predicate, term.kind, ComparisonSemantics.POSSIBLE)
             if ranges is None:
                 return None
-            key_ranges_by_term.append(ranges)
+            key_ranges_by_term.append(replace(ranges, of_function=term.transform in INDEXED_FUNCTIONS))
         return KINDS[self.definition.kind].query(key_ranges_by_term)
 
 
@@ -176,9 +175,13 @@ def _project_predicate(
         for field in fields.get(predicate.column_id, ())
         if _has_values_of(predicate, by_field[field.field_id or 0].terms[0]) and budget.allows(predicate, field)
     ]
-    plain = PartitionSpec(0, tuple(field for field in applicable if field.transform != LOWER))
-    by_lower = [_lowered(predicate, field) for field in applicable if field.transform == LOWER]
-    return all_of(inclusive(predicate, plain), *by_lower)
+    plain = PartitionSpec(0, tuple(field for field in applicable if field.transform not in INDEXED_FUNCTIONS))
+    of_functions = [
+        _project_function(predicate, by_field[field.field_id or 0].terms[0], field.field_id or 0, field.name)
+        for field in applicable
+        if field.transform in INDEXED_FUNCTIONS
+    ]
+    return all_of(inclusive(predicate, plain), *of_functions)
 
 
 def _has_values_of(predicate: Bound, term: Term) -> bool:
@@ -192,15 +195,10 @@ def _has_values_of(predicate: Bound, term: Term) -> bool:
     return term.transform == IDENTITY and comparable(predicate.kind, term.source)
 
 
-def _lowered(predicate: Bound, term: PartitionField) -> Expression:
-    """Return a condition on the lower-case form of every matching value."""
-    if predicate.op not in (Op.EQ, Op.IN, Op.STARTS_WITH):
-        return TRUE
-    if (predicate.kind, predicate.transform) != ("string", IDENTITY):  # values of other transforms are unrelated
-        return TRUE
-    values = sorted({lowered(str(value)) for value in predicate.values})
-    op = Op.EQ if predicate.op is Op.IN and len(values) == 1 else predicate.op
-    return replace(predicate, op=op, column_id=term.field_id or 0, name=term.name, values=tuple(values))
+def _project_function(predicate: Bound, term: Term, field_id: int, name: str) -> Expression:
+    """Return a condition on the term's indexed values that every matching row meets."""
+    values = Bound(predicate.op, field_id, name, term.kind, IDENTITY, term.kind, ())
+    return INDEXED_FUNCTIONS[term.transform].project(predicate, values)
 
 
 def _supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
@@ -217,12 +215,9 @@ def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, 
     combinations = 1
     for term in definition.terms:
         candidates = [
-            child
+            values
             for child in listed
-            if isinstance(child, Bound)
-            and child.op in (Op.EQ, Op.IN)
-            and (child.column_id, child.transform) == (term.column_id, term.transform)
-            and _has_values_of(child, term)
+            if isinstance(child, Bound) and (values := _values_of_term(child, term)) is not None
         ]
         if not candidates:
             return None
@@ -230,3 +225,15 @@ def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, 
         equalities.append(fewest)
         combinations *= len(fewest.values)
     return tuple(equalities) if combinations <= COMBINATIONS_MAX else None
+
+
+def _values_of_term(predicate: Bound, term: Term) -> Bound | None:
+    """A predicate that lists the term's values in matching rows; None if this predicate lists none."""
+    if predicate.column_id != term.column_id or not _has_values_of(predicate, term):
+        return None
+    if term.transform in INDEXED_FUNCTIONS:
+        if len(predicate.values) > COMBINATIONS_MAX:
+            return None
+        values = _project_function(predicate, term, term.column_id, term.name)
+        return values if isinstance(values, Bound) and values.op in (Op.EQ, Op.IN) else None
+    return predicate if predicate.transform == term.transform and predicate.op in (Op.EQ, Op.IN) else None

@@ -4,7 +4,8 @@ A JSON value is parsed like a filter literal (`literals.py`). A value that the c
 integer, is valid and matches no row. Null matches rows where the column is null; "NaN" in a float column matches NaN.
 Arrow columns have the names and types of the terms.
 
-For a term with a transform, such as `lower(name)` or `bucket[16](id)`, the key is the transformed value. Pure.
+For a term with a transform, such as `bucket[16](id)`, the key is the transformed value. For `lower(name)` it is a text
+in any case, because the index has one key for all texts that differ in case alone. Pure.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from seamark.formats.iceberg.expressions.binding import Above, Below, Between, L
 from seamark.formats.iceberg.files.budget import expanded_bytes, has_shared_values
 from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
 from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import Key, Keys, Mask, bits_of, has_codes, key_of
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.runtime.errors import BadRequest
@@ -79,8 +81,10 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
     """
     columns = []
     for term, array in zip(terms, arrays, strict=True):
+        function = INDEXED_FUNCTIONS.get(term.transform)
         try:
-            columns.append(keys_of(array, term.kind))
+            values = array if function is None else function.values(pa.chunked_array([array]))
+            columns.append(keys_of(values, term.kind))
         except (ValueError, pa.ArrowException) as error:  # Arrow expands no dictionaries of views, for example
             raise _invalid(term, error) from None
     return columns
@@ -154,8 +158,9 @@ def _key(term: Term, value: Any, number: int) -> Key | None:
         return key_of(float("inf" if isinstance(literal, Above) else "-inf"), term.kind) if infinite else None
     if isinstance(literal, Between):
         return None
+    function = INDEXED_FUNCTIONS.get(term.transform)
     try:
-        return key_of(literal, term.kind)
+        return key_of(literal if function is None else function.value(str(literal)), term.kind)
     except ValueError:
         return None
 

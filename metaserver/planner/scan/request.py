@@ -81,6 +81,8 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
     sequence_numbers: bool = False
     may_rewrite_files: bool = False
     """The client may write the rows of the files again, so its reader must skip none of them."""
+    functions: bool = False
+    """The filter may have functions of SQL (`formats/iceberg/types/functions.py`)."""
 
     @property
     def has_long_filter(self) -> bool:
@@ -95,7 +97,8 @@ class PinnedRequest(ScanOptions, frozen=True, kw_only=True, array_like=True):
         """
         filter: Expression = TRUE
         if self.filter_json:
-            filter = parse_expression(decode_json(self.filter_json, "The filter"), unknown=True)
+            filter_json = decode_json(self.filter_json, "The filter")
+            filter = parse_expression(filter_json, unknown=True, functions=self.functions)
         return bind_for_java(metadata, self, filter)
 
 

@@ -193,14 +193,16 @@ async def test_rows_tell_their_partition_when_asked(api: Api) -> None:
     assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
 
 
-async def test_keys_of_functions_are_asked_for_by_what_the_functions_yield(api: Api) -> None:
+async def test_keys_of_functions_are_asked_for_by_their_values_and_texts_in_any_case(api: Api) -> None:
     stored = await Stored.create(api)
     file = stored.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await stored.commit([file])
     await stored.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
     found = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
     assert sorted(row["position"] for row in found["rows"]) == [0, 1]
-    assert (await ask(api, [["Ab", n] for n in range(4)], index="keys"))["rows"] == []
+    found = await ask(api, [["AB", n] for n in range(4)], index="keys")
+    assert sorted(row["position"] for row in found["rows"]) == [0, 1]
+    assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
 async def test_zeros_are_two_keys_and_a_delete_that_makes_them_one_leaves_the_row_undecided(api: Api) -> None:

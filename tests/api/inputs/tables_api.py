@@ -106,7 +106,7 @@ def indexes() -> Iterator[BadInput]:
     yield put("a kind that there is not", {"kind": "btree", "columns": ["id"]})
     yield put("a bucket index, which is the partition spec's", {"kind": "bucket", "columns": ["id"]})
     yield put("a column that there is not", bloom("idd"))
-    yield put("a function that there is not", bloom("upper(data)"))
+    yield put("a function that there is not", bloom("reverse(data)"))
     yield put("lower of a number", bloom("lower(id)"))
     yield put("a bucket of no width", bloom("bucket[0](id)"))
     yield put("two columns in a bloom index", bloom("id", "data"))

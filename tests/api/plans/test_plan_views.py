@@ -337,4 +337,8 @@ async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tm
             # Without an owner the text runs with the rights of its reader.
             answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": subquery})
             assert answer.status == (200 if owner is None else 400), answer.raw
+            for function, status in (("lower", 200), ("evil.lower", 400), ("evil", 400)):
+                predicate = f"{function}(data) = 'a'"
+                answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": predicate})
+                assert answer.status == (200 if owner is None else status), (predicate, answer.raw)
             assert (await root("DELETE", f"{VIEWS}/v")).status == 204

@@ -221,3 +221,22 @@ async def test_the_server_plans_a_plan_table_whose_filter_nan_may_match(doubles:
     change = set_properties(**{"seamark.scan-planning-mode": "client"})
     assert (await doubles("POST", f"{T[:-1]}doubles", change)).status == 200
     assert await planned_by("x > 4") == "client"
+
+
+async def test_functions_of_columns_are_terms_of_seamarks_clients_only(api: Api) -> None:
+    await api.table()
+    await append(api, "t", tens(3), snapshot_id=1)
+    term = {"type": "transform", "transform": "lower", "term": "data"}
+    body = {"filter": {"type": "eq", "term": term, "value": "a"}}
+    own = {"residuals": False, "functions": True}
+    refused = await api("POST", f"{T}/plan", body)
+    assert (refused.status, refused.json["error"]["message"]) == (400, "Cannot bind data: unknown transform lower")
+    refused = await api("POST", f"{T}/plan", {**body, "seamark": {**own, "residuals": True}})
+    assert (refused.status, "residuals: false" in refused.json["error"]["message"]) == (400, True)
+    assert len((await api("POST", f"{T}/plan", {**body, "seamark": own})).json["file-scan-tasks"]) == 3
+    made = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
+    assert (made.status, made.json["files"]) == (200, 3)
+    number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
+    refused = await api("POST", f"{T}/plan", {"filter": number, "seamark": own})
+    assert (refused.status, "lower cannot transform long values" in refused.json["error"]["message"]) == (400, True)
+    assert (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "upper(data) = 'A'"})).json["files"] == 3

@@ -200,11 +200,28 @@ def test_functions_of_a_column_become_conditions_on_it(condition: str, predicate
         ("substr(brand, 2, 2) = 'ab'", None),
         ("substr(brand, 1, 2) <> 'ab'", "NOT (\"brand\" LIKE 'ab%')"),
         ("starts_with(brand, 'a%')", "\"brand\" LIKE 'a\\%%' ESCAPE '\\'"),
-        ("lower(brand) = 'a1'", "(\"brand\" = 'A1' OR \"brand\" = 'a1')"),
-        ("lower(brand) = 'kä'", "(\"brand\" LIKE 'K%' OR \"brand\" LIKE 'k%' OR \"brand\" LIKE '\u212a%')"),
-        ("lower(brand) = 'ä'", None),
+        ("lower(brand) = 'a1'", "((\"brand\" = 'A1' OR \"brand\" = 'a1') AND lower(\"brand\") = 'a1')"),
+        ("'A1' = upper(brand)", "((\"brand\" = 'A1' OR \"brand\" = 'a1') AND upper(\"brand\") = 'A1')"),
+        (
+            "lower(brand) = 'kä'",
+            "((\"brand\" LIKE 'K%' OR \"brand\" LIKE 'k%' OR \"brand\" LIKE '\u212a%') AND lower(\"brand\") = 'kä')",
+        ),
+        ("lower(brand) = 'ä'", "lower(\"brand\") = 'ä'"),
+        (
+            "lower(brand) IN ('ä', '1')",
+            "lower(\"brand\") IN ('ä', '1')",
+        ),
+        ("lower(brand) IN ('1', '2')", "((\"brand\" = '1' OR \"brand\" = '2') AND lower(\"brand\") IN ('1', '2'))"),
+        ("lower(brand) IN (brand, '2')", None),
+        ("lower(brand) NOT IN ('1', '2')", None),
+        ("lower(brand) LIKE 'ä%x'", "lower(\"brand\") LIKE 'ä%'"),
+        ("upper(brand) LIKE 'a\\_%' ESCAPE '\\'", "upper(\"brand\") LIKE 'a\\_%' ESCAPE '\\'"),
+        ("lower(brand) NOT LIKE 'ä%'", None),
+        ("lower(brand) LIKE '%ä'", None),
+        ("lower(brand) > 'a'", None),
         ("NOT lower(brand) = 'a'", None),
-        ("upper(brand) = 'longer than the limit'", None),
+        ("NOT lower(brand) <> '1'", "(\"brand\" = '1' AND lower(\"brand\") = '1')"),
+        ("lower(substr(brand, 1, 2)) = 'ab'", None),
     ],
 )
 def test_functions_of_texts_become_conditions_on_them(condition: str, predicate: str | None) -> None:
@@ -218,6 +235,7 @@ def test_a_text_with_too_many_spellings_is_found_by_its_beginnings() -> None:
         assert predicate is not None
         begins = re.findall(r"LIKE '([^']*)%'", predicate)
         assert 64 <= len(begins) <= 128
+        assert predicate.endswith(f"AND {function}(\"brand\") = '{text}')")
         assert {"ann.mar", "ANN.MAR", "Ann.Mar"} <= set(begins)
 
 

@@ -147,13 +147,13 @@ def check_bound(statements: Statements, scan: Scan) -> None:
     stored = next(one for one in statements.tables if one.name.lower() == scan.table)
     fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored.columns.items(), 1)]
     schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
-    of_text = parse_sql(str(scan.predicate), schema)
+    of_text = parse_sql(str(scan.predicate), schema, functions=True)
     if of_text.unused:  # doubles are not compared with columns whose values doubles do not represent
         assert all("e0" in part or "1e300" in part for part in of_text.unused), (scan.predicate, of_text.unused)
         return
     assert scan.filter is not None
     sent = json.loads(json.dumps(expression_json(scan.filter)))
-    of_filter = resolve_literals(parse_expression(sent, typed=True), schema, ())
+    of_filter = resolve_literals(parse_expression(sent, typed=True, functions=True), schema, ())
     bound = [bind(one, schema, (), case_sensitive=False) for one in (of_filter, of_text.expression)]
     assert bound[0] == bound[1], (scan.predicate, sent)
 

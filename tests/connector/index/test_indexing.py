@@ -20,9 +20,11 @@ from seamark.formats.iceberg.types.transforms import apply
 from seamark.formats.index.definitions import define
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.keys.arrow_keys import keys_of
+from seamark.formats.index.keys.case_folding import fold
+from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.hashing import hash_key, hash_keys, hash_rows
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys, key_of, mask_of
-from seamark.formats.index.keys.terms import LOWER, lowered, resolve
+from seamark.formats.index.keys.terms import resolve
 from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.bits import positions
 from seamark.formats.index.kinds.bloom import Bloom
@@ -94,6 +96,7 @@ def key_at(keys: Keys, row: int) -> Any:
         "truncate[10](id)",
         "name",
         "lower(name)",
+        "upper(name)",
         "truncate[2](name)",
         "bucket[16](name)",
         "hour(at)",
@@ -119,8 +122,9 @@ def test_the_keys_of_a_term_are_those_of_what_it_makes_of_each_value(text: str) 
         assert keys.rows == len(values)
         for row, value in enumerate(values):
             plain = None if value is None else iceberg(value)
-            made = lowered(plain) if term.transform == LOWER and plain is not None else plain
-            result = made if term.transform == LOWER else apply(term.transform, term.source, plain)
+            is_folded = term.transform in INDEXED_FUNCTIONS
+            folded = fold(str(plain)) if is_folded and plain is not None else plain
+            result = folded if is_folded else apply(term.transform, term.source, plain)
             expected = None if result is None else key_of(result, term.kind)
             assert key_at(keys, row) == expected, (seed, row, value)
 

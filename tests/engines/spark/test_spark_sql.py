@@ -28,6 +28,7 @@ from seamark.connector.spark.scala import strings
 from seamark.spark import sql
 from tests.connector.lake import catalog_at
 from tests.connector.sql import hand_made
+from tests.connector.sql.test_text_functions import seamark_command
 from tests.engines.queries import Queries
 from tests.engines.spark.shapes import SHAPES
 from tests.engines.spark.star import Rig, fill, rows, settings
@@ -431,6 +432,16 @@ def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ans
         ):
             rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
         assert rig.same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
+        rig.run("ALTER TABLE {db}.odd SET TBLPROPERTIES ('seamark.index.c' = 'bloom(lower(c))')")
+        seamark_command(rig.server.base_url, "index", "build", "db.odd")
+        for where, files in (
+            ("lower(c) = 'k'", 2),
+            ("upper(c) = 'STRASSE'", 2),
+            ("'strasse' = lower(c)", 1),
+            ("lower(c) IN ('i', 'k')", 3),
+            ("upper(c) = 'NOBODY.OF.THIS.NAME@EXAMPLE.COM'", 0),
+        ):
+            assert rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}").files == files, where
 
 
 @pytest.mark.slow

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType
 from seamark.formats.index.keys.terms import (
-    LOWER,
     format_term,
-    lowered,
     parse_term,
     resolve,
     resolve_id,
@@ -48,6 +44,7 @@ BETWEEN = Schema((Field(1, "key", True, "int"), Field(12, "gone", False, "date")
         ("a.b", 21, "identity", "string"),
         ("lower(a.b)", 21, "lower", "string"),
         ("LOWER(a.b)", 21, "lower", "string"),
+        ("upper(a.b)", 21, "upper", "string"),
         ("bucket[16](id)", 1, "bucket[16]", "int"),
         ("Bucket[ 16 ](id)", 1, "bucket[16]", "int"),
         ("truncate[4](a.b)", 21, "truncate[4]", "string"),
@@ -82,6 +79,7 @@ def test_a_term_names_a_column_and_what_is_made_of_it(text: str, column_id: int,
         ("bucket(id)", "Cannot index by 'bucket'"),
         ("bucket[0](id)", "width must be between"),
         ("lower(id)", "of type long, not string"),
+        ("upper(id)", "of type long, not string"),
         ("hour(`day(d)`)", "hour does not take values of type date"),
         ("year(price)", "year does not take"),
         ("a", "it is a struct; index one of its fields"),
@@ -115,7 +113,7 @@ def test_a_column_by_its_id_is_that_of_the_newest_schema_that_has_it() -> None:
         resolve_id("identity", 99, SCHEMA, (OLDER,))
 
 
-@given(st.sampled_from(["identity", LOWER, "bucket[7]"]), st.text(min_size=1, max_size=12))
+@given(st.sampled_from(["identity", "lower", "upper", "bucket[7]"]), st.text(min_size=1, max_size=12))
 def test_any_name_reads_back_from_its_text_and_stands_in_a_list(transform: str, name: str) -> None:
     text = format_term(transform, name)
     assert parse_term(text) == (transform, name)
@@ -126,12 +124,3 @@ def test_any_name_reads_back_from_its_text_and_stands_in_a_list(transform: str, 
 def test_a_list_that_does_not_close_is_refused(text: str) -> None:
     with pytest.raises(BadRequest, match="close its backticks and parentheses"):
         list(split_arguments(text))
-
-
-@given(st.text(max_size=20))
-def test_lower_is_of_each_character_by_itself(text: str) -> None:
-    assert lowered(text) == "".join(lowered(character) for character in text)
-    simple = [
-        character for character in text if len(character.lower()) == 1 and unicodedata.category(character) != "Cn"
-    ]
-    assert all(lowered(character) == character.lower() for character in simple if character < "\u2c00")

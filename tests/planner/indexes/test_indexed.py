@@ -18,6 +18,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.definitions import PREFIX, read_definitions
 from seamark.formats.index.index_file import open_index_file
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.index.kinds.queries import COMBINATIONS_MAX, KEYS_MAX
 from seamark.formats.runtime.clock import SystemClock
@@ -139,7 +140,7 @@ def asked(filter: Any, **properties: str) -> IndexProjection | None:
     )
     defined = read_definitions(metadata)
     assert not defined.problems
-    bound_scan = BoundScan.bind(metadata, ScanRequest(filter=parse_expression(filter)))
+    bound_scan = BoundScan.bind(metadata, ScanRequest(filter=parse_expression(filter, functions=True)))
     return project(bound_scan.bound, defined.enabled)
 
 
@@ -170,7 +171,8 @@ def test_lower_is_asked_for_whole_values_and_prefixes_of_the_column_itself() -> 
         ("l", "in", ("ab", "c"))
     ]
     assert said(asked({"type": "starts-with", "term": "name", "value": "AB"}, **lower)) == [
-        ("l", "starts-with", ("ab",))
+        ("l", "eq", (UNKNOWN_CASE,)),
+        ("l", "starts-with", ("ab",)),
     ]
     truncated = {"type": "transform", "transform": "truncate[2]", "term": "name"}
     for unsaid in (
@@ -180,6 +182,37 @@ def test_lower_is_asked_for_whole_values_and_prefixes_of_the_column_itself() -> 
         {"type": "is-null", "term": "name"},
     ):
         assert asked(unsaid, **lower) is None, unsaid
+
+
+@pytest.mark.parametrize("indexed", ["lower", "upper"])
+@pytest.mark.parametrize("function", ["lower", "upper"])
+def test_either_function_is_asked_for_folded_values_and_for_texts_of_unknown_case(function: str, indexed: str) -> None:
+    term = {"type": "transform", "transform": function, "term": "name"}
+    index = {"l": f"bitmap({indexed}(name))"}
+    listed = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
+    assert said(asked(listed, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
+    prefix = {"type": "starts-with", "term": term, "value": "AB"}
+    assert said(asked(prefix, **index)) == [("l", "eq", (UNKNOWN_CASE,)), ("l", "starts-with", ("ab",))]
+    for unsaid in (
+        {"type": "eq", "term": term, "value": "ab\U0010ffff"},
+        {"type": "starts-with", "term": term, "value": "\U0010ffff"},
+        {"type": "in", "term": term, "values": ["ab", "\U0010ffff"]},
+        {"type": "not-eq", "term": term, "value": "ab"},
+        {"type": "lt", "term": term, "value": "ab"},
+        {"type": "is-null", "term": term},
+    ):
+        assert asked(unsaid, **index) is None, unsaid
+    assert said(asked({"type": "eq", "term": "name", "value": "\U0010ffff"}, **index)) == [("l", "eq", (UNKNOWN_CASE,))]
+
+
+def test_a_composite_key_is_asked_for_folded_values() -> None:
+    term = {"type": "transform", "transform": "upper", "term": "name"}
+    found = said(asked(both(eq(7), {"type": "eq", "term": term, "value": "AB"}), r="record(id, lower(name))"))
+    assert found == [("r", "eq", (7,)), ("r", "in", ("ab", UNKNOWN_CASE))]
+    projected = asked(both(eq(7), {"type": "eq", "term": "name", "value": "AB"}), r="record(id, lower(name))")
+    assert projected is not None
+    ((_, equalities),) = projected.composite
+    assert [one.values for one in equalities] == [(7,), ("ab",)]
 
 
 def test_bloom_filters_and_record_keys_are_asked_for_values_only() -> None:

@@ -1,0 +1,131 @@
+"""Folded texts: two texts that some engine's `lower` or `upper` makes the same have one folded text.
+
+Engines differ about case. Trino maps code points one by one, DuckDB has its own table, and Spark uses ICU, with
+rules of several characters (`ß` is `SS`), of context (a sigma at the end of a word) and of the JVM's locale (in Turkish
+the lower case of `I` is `ı`, in Greek capitals have no accents). The folding joins what any of them joins: each
+character has one folded text, which is the same for all that they make of it. It therefore joins more than each of
+them: `ß` and `ss`, `i` and `ı`.
+
+    fold(lower(x)) = fold(upper(x)) = fold(x)    in each engine, version of Unicode and locale
+
+A version of Unicode may add the capital of a letter that had none. A text with a character that this table's version
+does not assign has no known folding, and `UNKNOWN_CASE` is its key. Which texts have the same `lower` as such a text is
+not known, so a search for `lower(c) = 'x'` also looks for this key, and a search for such a text is not possible.
+
+The table is a part of the package, because libraries of writers and of servers may have other versions of Unicode.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from seamark.formats.index.keys.case_folding_table import MOVED, REPLACED, UNASSIGNED
+from seamark.formats.runtime.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+else:
+    pc = LazyModule("pyarrow.compute")
+
+UNKNOWN_CASE = "\U0010ffff"
+"""The key of each text whose folding is not known. Unicode never assigns this code point, so no folded text has it."""
+_TABLED_MAX, _LAST = 0xFFFF, 0x10FFFF
+"""The last character that Python's regular expressions find in a table, and the last of all."""
+_SURROGATES = (0xD800, 0xDFFF)
+_RUN = re.compile(r"([0-9a-f]+)-([0-9a-f]+)/([12])([+-][0-9a-f]+)", re.ASCII)
+
+
+def fold(text: str) -> str:
+    """Return the folded text, or `UNKNOWN_CASE`."""
+    if text.isascii():
+        return text.lower()
+    return text.translate(_folded_characters()) if has_known_case(text) else UNKNOWN_CASE
+
+
+def has_known_case(text: str) -> bool:
+    """Whether this version of Unicode assigns all characters of the text."""
+    if text.isascii() or _maybe_unknown().search(text) is None:
+        return True
+    return _unknown().search(text) is None
+
+
+def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the folded texts of a column of strings. ValueError for a column of another type, or invalid UTF-8.
+
+    The column may be a dictionary, or binary without a UTF-8 annotation.
+    """
+    if pa.types.is_null(column.type):
+        return column
+    return pa.chunked_array([_folded(chunk) for chunk in _as_strings(column).chunks], pa.large_string())
+
+
+def _folded(texts: pa.Array) -> pa.Array:
+    is_ascii = pc.string_is_ascii(texts)
+    # Not `ascii_lower` nor `replace_with_mask`: of slices, pyarrow 26 makes arrays with wrong offsets.
+    lower = pc.utf8_lower(texts)
+    if pc.all(is_ascii, min_count=0).as_py():
+        return lower
+    is_other = pc.fill_null(pc.invert(is_ascii), False)
+    others = texts.filter(is_other).dictionary_encode()
+    values = pa.array([fold(text) for text in others.dictionary.to_pylist()], pa.large_string())
+    places = np.arange(len(texts))
+    places[is_other.to_numpy(zero_copy_only=False)] = len(texts) + others.indices.to_numpy()
+    return pa.concat_arrays([lower, values]).take(pa.array(places))
+
+
+def _as_strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    value_type = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not any(is_text(value_type) for is_text in _TEXTS):
+        raise ValueError(f"a column of Arrow type {column.type} holds no strings")
+    return column.cast(pa.large_string())
+
+
+_TEXTS = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_binary_view,
+)
+
+
+@cache
+def _folded_characters() -> dict[int, str]:
+    characters: dict[int, str] = {}
+    for run in MOVED.split():
+        match = _RUN.fullmatch(run)
+        assert match is not None
+        first, last, step, change = int(match[1], 16), int(match[2], 16), int(match[3]), int(match[4], 16)
+        characters |= {point: chr(point + change) for point in range(first, last + 1, step)}
+    for one in REPLACED.split():
+        point, _, text = one.partition("=")
+        characters[int(point, 16)] = "".join(chr(int(part, 16)) for part in text.split("+") if part)
+    return characters
+
+
+@cache
+def _maybe_unknown() -> re.Pattern[str]:
+    """Matches as `_unknown`, and all characters beyond the first 65,536: it takes no longer with more ranges there."""
+    return _any_of([*((first, last) for first, last in _unassigned() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)])
+
+
+@cache
+def _unknown() -> re.Pattern[str]:
+    """Matches an unassigned character, or half of a surrogate pair, which is no character."""
+    return _any_of(_unassigned())
+
+
+def _unassigned() -> list[tuple[int, int]]:
+    ranges = (one.split("-") for one in UNASSIGNED.split())
+    return [*((int(first, 16), int(last, 16)) for first, last in ranges), _SURROGATES]
+
+
+def _any_of(ranges: list[tuple[int, int]]) -> re.Pattern[str]:
+    spans = (f"{re.escape(chr(first))}-{re.escape(chr(last))}" for first, last in ranges)
+    return re.compile(f"[{''.join(spans)}]")

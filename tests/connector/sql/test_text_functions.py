@@ -1,0 +1,127 @@
+"""`lower(c) = 'x'` and `upper(c) = 'X'` leave files out by an index on one of the functions, and never lose a row."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from unittest.mock import patch
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import seamark.duckdb
+from seamark.commands.main import cli
+from seamark.connector.duckdb.queries import rewritten
+from seamark.connector.sql import reads
+from seamark.connector.sql.session import SqlResult, SqlSession
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.sql.comparing import rows_of
+from tests.index.case_folding.texts import random_texts, with_other_case
+from tests.seeds import examples, first_seed
+
+SCHEMA = pa.schema([("id", pa.int64()), ("email", pa.string())])
+FILES = 12
+
+
+def seamark_command(url: str, *arguments: str) -> str:
+    done = CliRunner().invoke(cli, list(arguments), env={"SEAMARK_URL": url}, prog_name="seamark")
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def create_table(url: str, texts_of_file: Callable[[int], list[str | None]], files: int = FILES) -> None:
+    with catalog_at(url) as catalog:
+        table = catalog.create_table("db.people", schema=SCHEMA)
+        for number in range(files):
+            texts = texts_of_file(number)
+            ids = pa.array([number * 100 + n for n in range(len(texts))], pa.int64())
+            table.append(pa.table({"id": ids, "email": pa.array(texts, pa.string())}))
+
+
+def create_index(url: str, column: str, kind: str = "bloom") -> None:
+    seamark_command(url, "index", "create", "db.people", "--kind", kind, "--columns", column)
+    seamark_command(url, "index", "build", "db.people")
+
+
+def emails(number: int) -> list[str | None]:
+    """The bounds of each file contain all addresses."""
+    return ["0@example.com", f"Person.Number{number}@Example.COM", None, "~@example.com"]
+
+
+def ids_of(found: SqlResult) -> list[int]:
+    return sorted(found.to_arrow()["id"].to_pylist())
+
+
+@contextmanager
+def read_whole() -> Iterator[None]:
+    with patch.object(reads, "find_scans", lambda *_, **__: ()):
+        yield
+
+
+@pytest.mark.parametrize("indexed", ["lower(email)", "upper(email)"])
+def test_either_function_is_served_by_an_index_on_either(served: Served, indexed: str) -> None:
+    create_table(served.url, emails)
+    text = "SELECT id FROM db.people WHERE lower(email) = 'person.number7@example.com'"
+    advice = seamark_command(served.url, "explain", "db.people", text.partition("WHERE ")[2])
+    assert "seamark index create db.people --kind bloom --columns 'lower(email)'" in advice
+    with SqlSession(served.url) as session:
+        assert session.explain(text).tables[0].files == FILES
+        create_index(served.url, indexed)
+        for where, ids in (
+            ("lower(email) = 'person.number7@example.com'", [701]),
+            ("'PERSON.NUMBER7@EXAMPLE.COM' = upper(email)", [701]),
+            ("lower(email) IN ('person.number7@example.com', 'person.number3@example.com')", [301, 701]),
+            ("upper(email) IN ('PERSON.NUMBER7@EXAMPLE.COM', 'nobody')", [701]),
+            ("email = 'Person.Number7@Example.COM'", [701]),
+            ("lower(email) = 'person.number70@example.com'", []),
+            ("lower(email) LIKE 'person.number7@example.com'", [701]),
+        ):
+            found = session.sql(f"SELECT id FROM db.people WHERE {where}")
+            assert ids_of(found) == ids, where
+            assert found.explanation.tables[0].files == len(ids), where
+        changed = session.sql("UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'")
+        assert changed.to_arrow().to_pylist() == [{"rows": 1}]
+        assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
+    shown = seamark_command(served.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
+    assert indexed in shown
+
+
+def test_an_index_for_prefixes_serves_patterns(served: Served) -> None:
+    create_table(served.url, emails)
+    create_index(served.url, "lower(email)", "bitmap")
+    with SqlSession(served.url) as session:
+        found = session.sql("SELECT id FROM db.people WHERE lower(email) LIKE 'person.number7%'")
+        assert ids_of(found) == [701]
+        assert found.explanation.tables[0].files == 1
+
+
+def test_duckdb_reads_the_files_that_the_index_leaves(served: Served) -> None:
+    create_table(served.url, emails)
+    create_index(served.url, "lower(email)")
+    text = "SELECT id FROM sea.db.people WHERE lower(email) = 'person.number7@example.com'"
+    with closing(seamark.duckdb.connect(served.url)) as connection:
+        assert "db.people=1/12" in rewritten(connection, text, None, lease_s=60, kept_max=0.9).summary
+        assert seamark.duckdb.sql(connection, text).fetchall() == [(701,)]
+
+
+def test_random_texts_of_all_scripts_are_found_in_any_case(served: Served) -> None:
+    seed = first_seed()
+    rng = random.Random(seed)
+    texts = [random_texts(rng, 6) for _ in range(FILES)]
+    create_table(served.url, lambda number: [*texts[number]])
+    create_index(served.url, "lower(email)")
+    left_out = 0
+    with SqlSession(served.url) as session:
+        for _ in range(examples(150, 40)):
+            function = rng.choice(["lower", "upper"])
+            sought = [with_other_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
+            values = ", ".join(f"'{one.replace(chr(39), chr(39) * 2)}'" for one in sought)
+            query = f"SELECT id FROM db.people WHERE {function}(email) IN ({values})"
+            found = session.sql(query)
+            left_out += FILES - found.explanation.tables[0].files
+            with read_whole():
+                assert rows_of(found) == rows_of(session.sql(query)), f"seed {seed}: {query}"
+    assert left_out > 100

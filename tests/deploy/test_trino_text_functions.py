@@ -1,0 +1,80 @@
+"""Trino's `lower` and `upper`, whose results an index on `lower(c)` finds by way of the proxy."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.sql.choice import TRINO
+from seamark.connector.sql.session import Engines, SqlSession
+from tests.connector.lake import catalog_at
+from tests.connector.sql.comparing import rows_of
+from tests.connector.sql.test_text_functions import SCHEMA, seamark_command
+from tests.index.case_folding.mappings import Mappings
+from tests.index.case_folding.test_case_folding import check_all
+from tests.index.case_folding.texts import random_texts, with_other_case
+from tests.seeds import first_seed
+from tests.services.needs import NEEDS_TRINO
+from tests.services.trino import CATALOG
+from tests.services.trino_lake import TrinoLake
+from tests.services.trino_proxy import trino_proxy
+
+pytestmark = [*NEEDS_TRINO, pytest.mark.slow]
+FILES = 12
+MAPPINGS = """
+    SELECT point, lower(chr(point)), upper(chr(point))
+    FROM (SELECT a * 1000 + b AS point FROM UNNEST(sequence(0, 1114)) t(a) CROSS JOIN UNNEST(sequence(0, 999)) u(b))
+    WHERE point BETWEEN 1 AND 1114111 AND point NOT BETWEEN 55296 AND 57343
+    AND (lower(chr(point)) <> chr(point) OR upper(chr(point)) <> chr(point))
+"""
+
+
+def session(lake: TrinoLake, port: int) -> SqlSession:
+    url = f"http://tests@127.0.0.1:{port}?catalog={CATALOG}"
+    return SqlSession(lake.seamark.base_url, engines=Engines(wanted=TRINO, trino=url))
+
+
+def test_all_characters_keep_their_folded_form_in_trino(trino_lake: TrinoLake) -> None:
+    with session(trino_lake, trino_lake.trino.port) as trino:
+        rows = trino.sql(MAPPINGS).to_arrow()
+    points, *others = (column.to_pylist() for column in rows.columns)
+    mappings: Mappings = {point: set(texts) for point, *texts in zip(points, *others, strict=True)}
+    assert len(mappings) > 2_000
+    check_all(mappings)
+
+
+def test_random_texts_are_found_in_any_case_by_way_of_the_proxy(trino_lake: TrinoLake, tmp_path: Path) -> None:
+    seed = first_seed()
+    rng = random.Random(seed)
+    texts = [[f"Person.Number{number}@Example.COM", *random_texts(rng, 5)] for number in range(FILES)]
+    lake = trino_lake.seamark.base_url
+    with catalog_at(lake) as catalog:
+        catalog.create_namespace("text_functions")
+        table = catalog.create_table("text_functions.people", schema=SCHEMA)
+        for number in range(FILES):
+            ids = [100 * number + n for n in range(len(texts[number]))]
+            table.append(pa.table({"id": ids, "email": texts[number]}, SCHEMA))
+    seamark_command(lake, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
+    seamark_command(lake, "index", "build", "text_functions.people")
+    flags = ("--trino", trino_lake.trino.base_url, "--kept-max", "0.5", "--budget-ms", "5000")
+    with (
+        trino_proxy(tmp_path, *flags, seamark=lake) as proxy,
+        session(trino_lake, trino_lake.trino.port) as trino,
+        session(trino_lake, proxy.port) as proxied,
+    ):
+        for number in range(FILES):
+            text = f"SELECT id FROM text_functions.people WHERE lower(email) = 'person.number{number}@example.com'"
+            assert rows_of(proxied.sql(text)) == rows_of(trino.sql(text))
+        assert proxy.statements("rewritten") == FILES
+        for _ in range(100):
+            function = rng.choice(["lower", "upper"])
+            sought = with_other_case(rng, rng.choice(rng.choice(texts))).replace("'", "''")
+            text = f"SELECT id FROM text_functions.people WHERE {function}(email) = '{sought}'"
+            assert rows_of(proxied.sql(text)) == rows_of(trino.sql(text)), f"seed {seed}: {text}"
+        assert proxy.statements("rewritten") > FILES + 50
+    with catalog_at(lake) as catalog:
+        catalog.drop_table("text_functions.people")
+        catalog.drop_namespace("text_functions")

@@ -1,0 +1,58 @@
+"""The case mappings of code points, as engines have them.
+
+Trino maps code points one by one (`java.lang.Character`). Spark uses ICU, or `java.lang.String`, in the locale of its
+JVM. DuckDB and Python have their own tables.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyspark
+
+Mappings = dict[int, set[str]]
+"""By code point, the other texts that `lower` and `upper` make of it."""
+_JAVA = Path(__file__).with_name("CaseMappings.java")
+
+
+def java_mappings(java: str) -> tuple[Mappings, set[int]]:
+    """Return the mappings of a JDK and of Spark's ICU, and the code points that ICU's version of Unicode lacks."""
+    (icu,) = Path(pyspark.__file__).parent.glob("jars/icu4j-*.jar")
+    argv = [java, "-cp", str(icu), str(_JAVA)]
+    lines = subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()
+    mappings: Mappings = {}
+    unassigned = set()
+    for line in lines:
+        point, _, texts = line.partition("\t")
+        if texts == "unassigned":
+            unassigned.add(int(point, 16))
+        else:
+            mappings[int(point, 16)] = {_text(one) for one in texts.split(",")}
+    return mappings, unassigned
+
+
+def python_mappings() -> Mappings:
+    return _different((text, text.lower(), text.upper()) for text in _texts())
+
+
+def duckdb_mappings() -> Mappings:
+    texts = pa.table({"text": list(_texts())})
+    rows = duckdb.connect().from_arrow(texts).project("text, lower(text), upper(text)").fetchall()
+    return _different(iter(rows))
+
+
+def _texts() -> Iterator[str]:
+    """All code points but NUL, which DuckDB ends texts at, and surrogates, which UTF-8 has not."""
+    return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
+
+
+def _different(rows: Iterator[tuple[str, str, str]]) -> Mappings:
+    return {ord(text): {lower, upper} - {text} for text, lower, upper in rows if {lower, upper} != {text}}
+
+
+def _text(points: str) -> str:
+    return "".join(chr(int(point, 16)) for point in points.split())

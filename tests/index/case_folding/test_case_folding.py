@@ -1,0 +1,111 @@
+"""The folded form of a text is that of all texts that an engine's `lower` and `upper` make of it."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import duckdb
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from seamark.formats.index.keys import case_folding_table
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, folded, has_known_case
+from seamark.formats.index.keys.functions import CASE_KEYS
+from tests.index.case_folding.mappings import Mappings, duckdb_mappings, java_mappings, python_mappings
+from tests.index.case_folding.texts import random_texts
+from tests.seeds import examples, first_seed
+
+ALL_POINTS = [point for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Ann@Example.COM", "ann@example.com"),
+        ("", ""),
+        ("Straße STRASSE", "strasse strasse"),
+        ("İıIi", "iiii"),
+        ("i\u0307", "i"),
+        ("ΣΑΣ σας", fold("σασ ΣΑς")),
+        ("\u212a", "k"),
+        ("ﬁ", "fi"),
+        ("日本 😀", "日本 😀"),
+        ("a\u0378", UNKNOWN_CASE),
+        (UNKNOWN_CASE, UNKNOWN_CASE),
+        ("\ud800", UNKNOWN_CASE),
+        ("x\U0001fffe", UNKNOWN_CASE),
+    ],
+)
+def test_texts_have_one_folded_form_for_all_engines(text: str, expected: str) -> None:
+    assert fold(text) == expected
+    assert has_known_case(text) == (expected != UNKNOWN_CASE)
+
+
+def test_columns_are_folded_as_their_values_are() -> None:
+    rng = random.Random(first_seed())
+    texts = [None if rng.random() < 0.1 else text for text in random_texts(rng, 300)]
+    expected = [None if text is None else fold(text) for text in texts]
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())):
+        plain = pa.array(texts, pa.string())
+        array = plain.dictionary_encode() if pa.types.is_dictionary(kind) else plain.cast(kind)
+        chunks = pa.chunked_array([array[:100], array[100:100], array[100:]])
+        result = folded(chunks)
+        result.validate(full=True)
+        assert result.to_pylist() == expected, kind
+        for first in range(0, 300, 37):
+            piece = folded(pa.chunked_array([array[first : first + 90]]))
+            piece.validate(full=True)
+            assert piece.to_pylist() == expected[first : first + 90], (kind, first)
+    assert folded(pa.chunked_array([pa.array(["AB", None])])).to_pylist() == ["ab", None]
+    assert folded(pa.chunked_array([pa.nulls(2)])).to_pylist() == [None, None]
+
+
+def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
+    texts = random_texts(random.Random(first_seed()), examples(100_000, 5_000))
+    table = pa.table({"text": texts})
+    rows = duckdb.connect().from_arrow(table).project("text, lower(text), upper(text)").fetchall()
+    for text, *others in rows:
+        check(text, [*others, text.lower(), text.upper()])
+
+
+def check(text: str, others: list[str]) -> None:
+    """A search for what an engine makes of a text finds the text."""
+    for other in others:
+        if has_known_case(other):
+            assert fold(text) in (fold(other), UNKNOWN_CASE), (text, other)
+
+
+def check_all(mappings: Mappings) -> None:
+    for point, texts in mappings.items():
+        check(chr(point), sorted(texts))
+
+
+def test_the_table_of_characters_changes_only_with_the_name_of_its_keys() -> None:
+    """Indexes that were built with another table have other keys: change `CASE_KEYS` and these together."""
+    table = "".join((case_folding_table.MOVED, case_folding_table.REPLACED, case_folding_table.UNASSIGNED))
+    assert (CASE_KEYS, hashlib.sha256(table.encode()).hexdigest()[:16]) == ("folded-16", "a0912a05fd7adc29")
+
+
+@pytest.mark.slow
+def test_all_characters_keep_their_folded_form_in_python_and_duckdb() -> None:
+    check_all(python_mappings())
+    check_all(duckdb_mappings())
+
+
+@pytest.mark.slow
+def test_all_characters_keep_their_folded_form_in_java_and_icu_in_all_locales() -> None:
+    check_all(java_mappings("java")[0])
+
+
+@pytest.mark.slow
+def test_spark_keeps_the_folded_form_of_all_characters_and_of_random_texts(spark: SparkSession) -> None:
+    texts = [*map(chr, ALL_POINTS), *random_texts(random.Random(first_seed()), 100_000)]
+    for icu in ("true", "false"):
+        spark.conf.set("spark.sql.icu.caseMappings.enabled", icu)
+        frame = spark.createDataFrame(pa.table({"text": texts})).selectExpr("text", "lower(text)", "upper(text)")
+        for row in frame.toArrow().to_pylist():
+            text, *others = row.values()
+            check(text, others)
+    spark.conf.unset("spark.sql.icu.caseMappings.enabled")

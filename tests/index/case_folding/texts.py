@@ -1,0 +1,38 @@
+"""Random texts of characters whose case engines treat in different ways."""
+
+from __future__ import annotations
+
+import random
+import unicodedata
+from functools import cache
+
+ODD = "İıßẞſKÅΣσςǰŉΐᾳᾼﬁﬅևŸÿµΜǅǆÌÍĨĮΆᾍἇϴθꭰᎠႠⴀꟜƛÄäẚ𐐀𐐨"
+MARKS = "\u0307\u0301\u0300\u0303\u0345\u0308\u030c"
+UNASSIGNED = "\u0378\U0010ffff\ua7dd"
+"""Characters that some version of Unicode lacks."""
+
+
+@cache
+def cased() -> str:
+    """All characters for which Python has another case."""
+    points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
+    return "".join(one for one in points if one != one.lower() or one != one.upper())
+
+
+def random_texts(rng: random.Random, count: int) -> list[str]:
+    return [random_text(rng) for _ in range(count)]
+
+
+def random_text(rng: random.Random) -> str:
+    letters = [rng.choice(["aAkKiIsSjJtT@. 1", ODD, ODD, MARKS, cased(), UNASSIGNED if rng.random() < 0.1 else "x"])]
+    letters += [rng.choice(["aAkKiIsSjJtT@. 1", ODD, MARKS, cased()]) for _ in range(rng.randrange(7))]
+    return "".join(rng.choice(one) for one in letters)
+
+
+def with_other_case(rng: random.Random, text: str) -> str:
+    """A text that some engine may make of `text`, or of what differs from it in case."""
+    changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
+    changed = rng.choice(changes)(text)
+    if rng.random() < 0.3:
+        changed = "".join(rng.choice([str.lower, str.upper])(one) for one in text)
+    return unicodedata.normalize("NFC", changed) if rng.random() < 0.2 else changed

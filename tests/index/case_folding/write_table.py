@@ -1,0 +1,147 @@
+"""Writes `formats/index/keys/case_folding_table.py` from the case mappings of engines.
+
+    .venv/bin/python -m tests.index.case_folding.write_table JAVA
+
+A code point and each text that an engine makes of it get the same folded text: these are equations, which are solved
+one after the other. Two single characters become one class. A character that becomes several is replaced by these.
+Combining marks are left out, as some locales add or remove them. If the table changes, `CASE_KEYS` in
+`formats/index/keys/functions.py` must change, too, because the keys of stored indexes differ.
+"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from tests.index.case_folding.mappings import duckdb_mappings, java_mappings, python_mappings
+
+_TABLE = Path(__file__).parents[3] / "formats/index/keys/case_folding_table.py"
+_IOTA_BELOW = 0x345
+"""A combining mark whose upper case is a letter."""
+_HEAD = '''"""The folded forms of characters, for texts that are compared without regard to case (`case_folding.py`).
+
+Written by `python -m tests.index.case_folding.write_table` from the case mappings of Unicode 16. Code points are
+hexadecimal.
+"""
+
+from __future__ import annotations
+
+'''
+
+
+class Equations:
+    """The solution of all equations so far."""
+
+    def __init__(self) -> None:
+        self._class_of: dict[int, int] = {}
+        self._parts: dict[int, tuple[int, ...]] = {}
+        self._left_out = set(range(0x300, 0x370)) - {_IOTA_BELOW}
+
+    def folded(self, points: Iterable[int]) -> list[int]:
+        found: list[int] = []
+        for point in points:
+            while point in self._class_of:
+                point = self._class_of[point]
+            if point in self._parts:
+                found += self.folded(self._parts[point])
+            elif point not in self._left_out:
+                found.append(point)
+        return found
+
+    def add(self, left: Sequence[int], right: Sequence[int]) -> None:
+        """Raise ValueError for an equation that cannot be solved."""
+        left, right = self.folded(left), self.folded(right)
+        if left == right:
+            return
+        if len(left) == len(right):
+            for one, other in zip(left, right, strict=True):
+                self._join(*self.folded([one]), *self.folded([other]))
+        elif len(left) == 1 and left[0] not in right:
+            self._parts[left[0]] = tuple(right)
+        elif len(right) == 1 and right[0] not in left:
+            self._parts[right[0]] = tuple(left)
+        else:
+            raise ValueError(f"no folding makes {left} and {right} the same")
+
+    def _join(self, one: int, other: int) -> None:
+        if one != other:
+            first, second = sorted((one, other), key=_rank)
+            self._class_of[second] = first
+
+
+def _rank(point: int) -> tuple[bool, bool, int]:
+    """The least represents its class: a letter of ASCII, otherwise a small letter."""
+    text = chr(point)
+    return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
+
+
+def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict[int, str]:
+    """Return the folded text of each code point that has another than itself."""
+    equations = Equations()
+    for engine in mappings:
+        for point, texts in sorted(engine.items()):
+            for text in sorted(texts, key=len):
+                if point not in unassigned and not unassigned & set(map(ord, text)):
+                    equations.add([point], list(map(ord, text)))
+    folded = {point: "".join(map(chr, equations.folded([point]))) for point in range(0x110000)}
+    return {point: text for point, text in folded.items() if text != chr(point)}
+
+
+def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
+    single = sorted((point, ord(text) - point) for point, text in folded.items() if len(text) == 1)
+    runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _runs(single))
+    others = " ".join(
+        f"{point:x}={'+'.join(f'{ord(one):x}' for one in text)}"
+        for point, text in sorted(folded.items())
+        if len(text) != 1
+    )
+    ranges = " ".join(f"{first:x}-{last:x}" for first, last in _ranges(sorted(unassigned)))
+    return _HEAD + "\n".join(
+        [
+            _constant("MOVED", runs, "First and last code point, step, and the difference to the folded code point."),
+            _constant("REPLACED", others, "Code points with a folded text of several code points, or of none."),
+            _constant("UNASSIGNED", ranges, "The code points that Unicode 16 does not assign."),
+        ]
+    )
+
+
+def _constant(name: str, text: str, what: str) -> str:
+    lines = textwrap.wrap(text, 115, break_on_hyphens=False, break_long_words=False)
+    return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{what}"""\n'
+
+
+def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of code points with one change, each 1 or 2 after the one before."""
+    run: list[int] = []
+    step, change = 0, 0
+    for point, by in moves:
+        gap = point - run[-1] if run else 0
+        if run and by == change and gap in (1, 2) and step in (0, gap):
+            step = gap
+            run.append(point)
+            continue
+        if run:
+            yield run[0], run[-1], step or 1, change
+        run, step, change = [point], 0, by
+    if run:
+        yield run[0], run[-1], step or 1, change
+
+
+def _ranges(points: Sequence[int]) -> Iterator[tuple[int, int]]:
+    for _, group in groupby(enumerate(points), key=lambda item: item[1] - item[0]):
+        listed = [point for _, point in group]
+        yield listed[0], listed[-1]
+
+
+def main(java: str) -> None:
+    of_java, unassigned = java_mappings(java)
+    folded = solve([of_java, python_mappings(), duckdb_mappings()], unassigned)
+    _TABLE.write_text(table_source(folded, unassigned))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
