@@ -186,7 +186,8 @@ lock:
 	uv pip compile -q --python-version 3.11 --all-extras --no-header --no-annotate --upgrade pyproject.toml -o requirements.lock
 	@$(MAKE) --no-print-directory hashes
 
-# The pins of requirements.lock with the hashes of their files, and those of them that the demo needs. In separate files: pip takes hashes in a constraints file
+# The pins of requirements.lock with the hashes of their files, and those of them that the demo needs. In separate files:
+# pip takes hashes in a constraints file
 # for a demand that all have some, and the folder that the README installs has none.
 COMPILE = $(UV) pip compile -q --python-version 3.11 --generate-hashes --no-header --no-annotate
 hashes:

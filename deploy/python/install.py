@@ -108,18 +108,18 @@ def _count_installed(python: str) -> int:
 
 def _install_with_pip(python: str, arguments: Sequence[str], environment: dict[str, str], total: int) -> int:
     argv = [python, "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off", "--no-compile"]
-    process = subprocess.Popen(  # noqa: S603
-        [*argv, *arguments], env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
-    )
     progress = Progress(total, sys.stdout)
     before = _count_installed(python)
     printed: list[str] = []
-    for line in _lines(process):
-        if line is not None:
-            printed.append(line)
-            progress.read(line)
-        progress.show(_count_installed(python) - before if progress.is_installing else 0)
-    code = process.wait()
+    with subprocess.Popen(  # noqa: S603
+        [*argv, *arguments], env=environment, stdout=subprocess.PIPE, text=True, errors="replace"
+    ) as process:
+        for line in _lines(process):
+            if line is not None:
+                printed.append(line)
+                progress.read(line)
+            progress.show(_count_installed(python) - before if progress.is_installing else 0)
+    code = process.returncode
     if code:
         sys.stdout.write("\n" + "".join(printed[-30:]))
     else:

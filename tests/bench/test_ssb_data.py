@@ -203,6 +203,7 @@ def test_the_same_scale_gives_the_same_data_and_is_made_once(folder: Path, tmp_p
     assert steps == []
 
 
+@pytest.mark.slow
 def test_an_interrupted_generation_leaves_no_half_made_folder(tmp_path: Path) -> None:
     def interrupt(step: str, done: int, total: int) -> None:
         if step == "SSB part":

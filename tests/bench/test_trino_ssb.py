@@ -29,6 +29,7 @@ class Files:
         return pa.table({"file_path": [path.as_uri() for path in self._paths]})
 
 
+@pytest.mark.slow
 def test_the_bound_is_how_many_files_hold_a_row_of_the_answer(tmp_path: Path) -> None:
     data = generate(tmp_path / "ssb", 0.002)
     facts = pq.read_table(table_path(data, "lineorder"))

@@ -95,6 +95,7 @@ def test_the_jdbc_driver_gets_what_it_gets_without_the_proxy(shop: Shop, options
     assert results[4].splitlines()[1:] == []
 
 
+@pytest.mark.slow
 def test_sqlalchemy_gets_what_it_gets_without_the_proxy(shop: Shop) -> None:
     before, found = shop.proxy.statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
@@ -196,6 +197,7 @@ def test_a_coordinator_whose_certificate_is_not_believed_gets_nothing(
         assert b"certificate" in refused.value.read().lower()
 
 
+@pytest.mark.slow
 def test_clients_and_coordinators_may_both_have_https(
     shop: Shop, trino_lake: TrinoLake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,7 @@ KINDS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("merge", KINDS)
 def test_eight_pyicebergs_append_to_one_table_and_none_fails(server: Seamark, merge: bool) -> None:
     name = f"pyicebergs_{merge}".lower()

@@ -346,7 +346,7 @@ async def campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.Monk
     return seen
 
 
-@pytest.mark.parametrize("count", [7, pytest.param(25, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [15, pytest.param(25, marks=pytest.mark.slow)])
 async def test_a_plan_keeps_what_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     seen = await campaign(seeds(range(count)), tmp_path, monkeypatch)
     assert seen["kept"] < seen["files"], seen

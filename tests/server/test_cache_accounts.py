@@ -339,6 +339,7 @@ async def partition_prefixes(folder: Path) -> AsyncIterator[Fill]:
 
 @pytest.mark.parametrize(
     ("cache", "make"),
+    # A third of the caches is in the fast tier.
     [pytest.param(*case, marks=[] if place % 3 == 0 else pytest.mark.slow) for place, case in enumerate(CASES)],
     ids=lambda value: getattr(value, "__name__", value),
 )

@@ -14,6 +14,7 @@ import requests
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.settings.settings import Settings
+from tests.seeds import quick
 from tests.services.command import run_seamark
 from tests.services.seamark import Seamark
 
@@ -43,7 +44,7 @@ def make_table(server: Seamark) -> str:
     return str(made.json()["metadata-location"]).removeprefix("file://")
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", quick(["2", "1"], 1))
 def test_a_new_home_is_private_under_the_most_permissive_umask(
     permissive_umask: None, start_seamark: Start, workers: str
 ) -> None:
@@ -184,7 +185,7 @@ def test_a_configuration_file_with_secrets_that_all_can_read_is_warned_of(tmp_pa
 # One server at a time
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
+@pytest.mark.parametrize("workers", quick(["2", "1"], 1))
 def test_a_second_server_on_one_home_is_refused_and_leaves_the_first_ones_file(
     start_seamark: Start, workers: str
 ) -> None:

@@ -355,6 +355,7 @@ async def test_a_cancelled_transaction_leaves_no_trace_and_its_connection_behind
         await small.transact([make_swap("t", location, "file:///2")])
 
 
+@pytest.mark.slow
 async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorStore, postgres_url: str) -> None:
     async def cycle() -> None:
         async with open_postgres(postgres_url, clock=CLOCK, pool_min=2) as opened:

@@ -122,6 +122,7 @@ def test_a_worker_logs_in_with_a_token_of_its_own_and_keeps_no_secret_of_the_ser
         assert {instant.who for instant in builds} == {"service:seamark"}
 
 
+@pytest.mark.slow
 def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")

@@ -38,7 +38,7 @@ FILES = {
     "iceberg/manifests/test_manifest_peers.py": "engines",
     "iceberg/test_puffin.py": "engines",
     "objects/test_signing_clients.py": "engines",
-    "packaging/test_wheel.py": "server",
+    **dict.fromkeys(("packaging/test_imports.py", "packaging/test_lock.py", "packaging/test_wheel.py"), "server"),
 }
 FIXTURES = {
     **dict.fromkeys(("start_seamark", "postgres", "postgres_url", "s3", "s3_bucket"), "server"),

@@ -235,6 +235,7 @@ def test_rows_are_those_of_icebergs_reader(rig: Rig, table: str) -> None:
     assert rows(rig.ours(table, "text string, id bigint").limit(1000)) == rows(native.select("text", "id"))
 
 
+@pytest.mark.slow
 def test_snapshots_branches_and_tags_are_read_by_the_schemas_that_icebergs_reader_takes(rig: Rig, table: str) -> None:
     first, _, last, *_ = rig.snapshots(table)
     rig.sql(f"ALTER TABLE {{db}}.{table} CREATE TAG then AS OF VERSION {first}")

@@ -135,6 +135,7 @@ def test_of_a_task_that_is_run_twice_one_result_counts(
     assert rig.held(table) == model | wanted
 
 
+@pytest.mark.slow
 def test_a_stream_upserts_each_of_its_batches_once_and_all_again_with_a_new_checkpoint(
     rig: Rig, tmp_path: Path
 ) -> None:

@@ -179,7 +179,7 @@ async def _planned_damaged(
 async def test_plans_with_indexes_hold_all_that_matches_also_where_index_files_are_damaged(
     tmp_path: Path, java: JavaPlanner
 ) -> None:
-    seen = await campaign(seeds(range(examples(30, 12))), 8, tmp_path, java)
+    seen = await campaign(seeds(range(examples(30, 22))), 8, tmp_path, java)
     print(dict(seen))
     if "PLANNER_SEEDS" not in os.environ:
         assert seen["kept without indexes"] > seen["kept with damaged indexes"] + 10

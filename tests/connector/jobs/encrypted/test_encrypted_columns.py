@@ -46,6 +46,8 @@ from tests.connector.parquet import encrypted
 from tests.connector.served import Served
 from tests.seeds import first_seed
 
+pytestmark = pytest.mark.usefixtures("kms")
+
 cluster_incrementally = partial(clustering.cluster_incrementally, full=True)
 compact = partial(compaction.compact, policy=CompactionPolicy(min_files=2))
 SECRET_IDS = {3, 4, 7}
