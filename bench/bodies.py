@@ -57,7 +57,7 @@ def view_path(at: str, name: str) -> str:
 
 
 def set_property(at: str, name: str, key: str, value: str) -> Request:
-    """A commit that changes one property and requires nothing: two of them never conflict by content."""
+    """Return a commit that changes one property and requires nothing: two of them never conflict by content."""
     body = {"requirements": [], "updates": [{"action": "set-properties", "updates": {key: value}}]}
     return request("POST", table_path(at, name), body, label="set property", tolerated=(409,))
 
@@ -100,7 +100,9 @@ def append(
     sequence: int,
     at_ms: int,
 ) -> Request:
-    """The commit of an append: one snapshot, `main` moved to it, both guarded as engines do it. 409 is tolerated."""
+    """Return the commit of an append: one snapshot, `main` moved to it, both guarded as engines do it. 409 is
+    tolerated.
+    """
     body = {
         "requirements": [
             {"type": "assert-table-uuid", "uuid": uuid_},
@@ -115,7 +117,7 @@ def append(
 
 
 def long_history(folder: Path, snapshots: int) -> str:
-    """Writes the metadata file of a v2 table with that many snapshots below `folder`; returns its location (a URI)."""
+    """Write the metadata file of a v2 table with that many snapshots below `folder`; return its location (a URI)."""
     location = f"file://{folder}"
     start = 1_600_000_000_000
     ids = [3_000_000_000_000_000_000 + n * 7919 for n in range(1, snapshots + 1)]

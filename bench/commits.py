@@ -100,7 +100,10 @@ def _touch(names: list[str]) -> Worker:
 
 
 def _change(names: list[str]) -> Worker:
-    """Adds a file to each table in turn, by Seamark's own route. Nothing reads the file."""
+    """Add a file to each table in turn, by Seamark's own route.
+
+    Nothing reads the file.
+    """
     locations: dict[str, str] = {}
     for number, name in enumerate(itertools.cycle(names)):
         if name not in locations:
@@ -119,7 +122,7 @@ def _change(names: list[str]) -> Worker:
 
 
 def _append(names: list[str]) -> Worker:
-    """Appends to each table in turn, from the head it last saw."""
+    """Append to each table in turn, from the head it last saw."""
     heads: dict[str, tuple[str, str, int | None, int, int]] = {}
     for name in itertools.cycle(names):
         if name not in heads:

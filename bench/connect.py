@@ -16,7 +16,7 @@ CATALOG = "sea"
 
 
 def spark(uri: str, jars: Iterable[Path], table: str) -> str:
-    """A `pyspark` command and a first query."""
+    """Return a `pyspark` command and a first query."""
     conf = {"spark.sql.extensions": EXTENSIONS, **catalog_conf(CATALOG, uri)}
     words = ["pyspark", "--jars", ",".join(str(jar) for jar in jars)]
     path = (
@@ -27,7 +27,7 @@ def spark(uri: str, jars: Iterable[Path], table: str) -> str:
 
 
 def pyiceberg(uri: str, table: str) -> str:
-    """A complete Python program."""
+    """Return a complete Python program."""
     return (
         "from pyiceberg.catalog import load_catalog\n"
         f'catalog = load_catalog("{CATALOG}", type="rest", uri="{uri}")\n'
@@ -37,7 +37,10 @@ def pyiceberg(uri: str, table: str) -> str:
 
 
 def trino(uri: str, table: str) -> str:
-    """A catalog file, then a query. Trino must run on this machine: the files are local."""
+    """Return a catalog file, then a query.
+
+    Trino must run on this machine: the files are local.
+    """
     lines = {
         "connector.name": "iceberg",
         "iceberg.catalog.type": "rest",

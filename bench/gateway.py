@@ -46,16 +46,21 @@ _START = re.compile(rb"\r\nrange: *bytes=([0-9]*)", re.IGNORECASE)
 
 class Delays:
     """Of requests: log-normal, and equal for the n-th presigned request for some bytes, which a client sends itself,
-    and for the n-th of the gateway, which signs in a header. So a read through the gateway and the direct read that it
-    is compared with wait equally long, and their difference is what the gateway costs: of 60 independent pairs, the
-    medians differ by a fifth by chance."""
+    and for the n-th of the gateway, which signs in a header.
+
+    So a read through the gateway and the direct read that it is compared with wait equally long, and their difference
+    is what the gateway costs: of 60 independent pairs, the medians differ by a fifth by chance.
+    """
 
     def __init__(self, seed: int, sigma: float) -> None:
         self._seed, self._sigma = seed, sigma
         self._requests: Counter[tuple[str, bool]] = Counter()
 
     def of(self, request: bytes) -> float:
-        """Seconds. `request` begins with the head of a request."""
+        """Seconds.
+
+        `request` begins with the head of a request.
+        """
         start, target = _START.search(request), request.partition(b" HTTP/")[0]
         what = f"{target.partition(b'?')[0]!r} {start and start[1]!r}"
         asked = what, b"X-Amz-Signature=" in target
@@ -106,9 +111,14 @@ def _delay(store: str, delays: Delays, rate: float, port: int) -> None:
 
 @contextmanager
 def delayed(store: str, seed: int, *, sigma: float = SIGMA, rate: float = 0) -> Iterator[str]:
-    """A proxy before `store` that delays each request; yields its URL. The delays are log-normal: 15 ms in the median,
-    200 ms at the 99.9th percentile; all equal with a `sigma` of 0. `rate`: bytes a second of each connection, 0 for as
-    many as pass. A separate process: in a thread it would slow down the client that measures."""
+    """A proxy before `store` that delays each request; yields its URL.
+
+    The delays are log-normal: 15 ms in the median, 200 ms at the 99.9th percentile; all equal with a `sigma` of 0. A
+    separate process: in a thread it would slow down the client that measures.
+
+    Args:
+        rate: Bytes a second of each connection, 0 for as many as pass.
+    """
     port = free_port()
     process = multiprocessing.get_context("spawn").Process(
         target=_delay, args=(store, Delays(seed, sigma), rate, port), daemon=True
@@ -129,7 +139,10 @@ def _answers(port: int) -> bool:
 
 
 def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int], float]:
-    """Reads the n-th range of an object on one connection; returns its seconds. Fails unless all bytes arrive."""
+    """Read the n-th range of an object on one connection; return its seconds.
+
+    Fails unless all bytes arrive.
+    """
     url = urlsplit(
         client.generate_presigned_url(
             "get_object", Params={"Bucket": keys.bucket, "Key": keys.prefix + name}, ExpiresIn=3600
@@ -152,7 +165,7 @@ def reader(client: Any, keys: Keys, size: int, name: str = "o") -> Callable[[int
 def compare(
     ours: Callable[[int], float], theirs: Callable[[int], float], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of both, read alternately: the same ranges, and the same delays on average."""
+    """Return seconds of both, read alternately: the same ranges, and the same delays on average."""
     for number in range(3):
         ours(number), theirs(number)
     pairs = [(ours(n), theirs(n)) if n % 2 else (theirs(n), ours(n))[::-1] for n in range(rounds)]

@@ -19,7 +19,10 @@ _PYTHON = _HOME / "venv" / "bin" / "python"
 
 
 class Peer:
-    """A running session. It answers requests one after another."""
+    """A running session.
+
+    It answers requests one after another.
+    """
 
     def __init__(self, child: subprocess.Popen[str], log: Path) -> None:
         self._child, self._log = child, log
@@ -31,7 +34,7 @@ class Peer:
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
-        """The next answer, or a message without a request."""
+        """Return the next answer, or a message without a request."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
         if not line:
@@ -51,7 +54,10 @@ def _jars() -> list[Path]:
 
 @contextmanager
 def session(module: str, folder: Path, *more: str) -> Iterator[Peer]:
-    """`module`, run with Hudi's jar, a folder for scratch, and its other arguments. Ends with the block."""
+    """`module`, run with Hudi's jar, a folder for scratch, and its other arguments.
+
+    Ends with the block.
+    """
     if not is_there():
         raise ServiceFailed("no Hudi below .cache/hudi: run `make hudi`")
     folder.mkdir(exist_ok=True)

@@ -21,7 +21,10 @@ Worker = Generator[Request, Response, None]
 
 @dataclass
 class Sample:
-    """What one slice of load saw. Latencies are of counted answers only."""
+    """What one slice of load saw.
+
+    Latencies are of counted answers only.
+    """
 
     latencies_ms: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -53,7 +56,7 @@ class Sample:
 
 
 async def drive(target: Target, workers: Sequence[Worker], *, seconds: float = float("inf")) -> Sample:
-    """Runs each worker on its own connection until it ends or `seconds` are over."""
+    """Run each worker on its own connection until it ends or `seconds` are over."""
     sample = Sample()
     async with connections(target, len(workers)) as opened:
         cpu, own, started = target.cpu_s(), time.process_time(), time.perf_counter()
@@ -86,7 +89,7 @@ async def _work(connection: Connection, worker: Worker, deadline: float, sample:
 
 
 def repeat(wanted: Request, times: int | None = None) -> Worker:
-    """The same request, `times` times or without end."""
+    """Return the same request, `times` times or without end."""
     while times is None or times > 0:
         yield wanted
         times = times and times - 1

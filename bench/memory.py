@@ -39,7 +39,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 async def _fill(target: Target, count: int) -> tuple[list[float], float]:
-    """(resident MB at each moment, seconds that creating took)."""
+    """Return (resident MB at each moment, seconds that creating took)."""
     await target.call(bodies.create_namespace((NAMESPACE,)))
     rss = [target.rss_mb()]
     names = [f"t{n}" for n in range(count)]

@@ -28,7 +28,10 @@ READ_SHARES = (1.0, 0.9, 0.5, 0.0)
 
 @dataclass(frozen=True)
 class Tree:
-    """Names of the dataset. Node n's children are n·width+1 … n·width+width, as in the original."""
+    """Names of the dataset.
+
+    Node n's children are n·width+1 … n·width+width, as in the original.
+    """
 
     namespaces: list[tuple[str, ...]]
     tables: list[tuple[tuple[str, ...], str]]

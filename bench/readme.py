@@ -219,7 +219,10 @@ TRINO_CLAIMS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 def headlines(folder: Path = RESULTS) -> str:
-    """The README's table. It omits a bench without results."""
+    """Return the README's table.
+
+    It omits a bench without results.
+    """
     lines = ["| operation | Seamark | compared with | ratio |", "|---|--:|---|--:|"]
     for name, operation, shown, peer, ratio in _headline_rows(folder):
         lines.append(f"| [{operation}](bench/results/{name}.md) | {shown} | {peer} | {ratio} |")
@@ -227,13 +230,16 @@ def headlines(folder: Path = RESULTS) -> str:
 
 
 def picture(folder: Path = RESULTS) -> str:
-    """The README's picture, an SVG with the ratios of its table. A row without a ratio has it as its figure."""
+    """Return the README's picture, an SVG with the ratios of its table.
+
+    A row without a ratio has it as its figure.
+    """
     rows = _headline_rows(folder)
     return ratio_bars([(row[1], row[2].replace(" × faster", "×") if row[4] == "–" else row[4]) for row in rows])
 
 
 def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
-    """(bench, operation, Seamark's figure, peer, ratio)"""
+    """Return (bench, operation, Seamark's figure, peer, ratio)"""
     found = []
     for (name, case, measure), (operation, peer) in HEADLINES.items():
         if not (folder / f"{name}.json").exists():
@@ -246,7 +252,10 @@ def _headline_rows(folder: Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def section(folder: Path = RESULTS) -> str:
-    """The tables of the benchmarks page. It omits a bench without results."""
+    """Return the tables of the benchmarks page.
+
+    It omits a bench without results.
+    """
     shown = {name: Report.load(name, folder) for name in CLAIMS if (folder / f"{name}.json").exists()}
     plans = {name: Report.load(name, folder) for name in PLANNING_CLAIMS if (folder / f"{name}.json").exists()}
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
@@ -336,7 +345,11 @@ def _busy(shown: dict[str, Report]) -> list[str]:
 
 
 def filled(text: str, content: str) -> str:
-    """`text` with `content` between its markers. ValueError when the markers are missing or turned round."""
+    """`text` with `content` between its markers.
+
+    Raises:
+        ValueError: When the markers are missing or turned round.
+    """
     begin, end = text.find(BEGIN), text.find(END)
     if begin < 0 or end < begin:
         raise ValueError(f"the page lacks the lines {BEGIN!r} and {END!r}, in this order")

@@ -40,7 +40,7 @@ class Row:
     goal: float | None = None
 
     def ratio(self) -> float | None:
-        """How many times better ours is than the peer: above 1 is better, in either direction."""
+        """Return how many times better ours is than the peer: above 1 is better, in either direction."""
         ours, theirs = self.values.get(OURS), self.values.get(self.peer)
         if not ours or not theirs:
             return None
@@ -54,7 +54,10 @@ class Row:
 
 @dataclass
 class Report:
-    """One bench. `bounds` are what the machine allows at best, measured in the same run; `notes` say how to read it."""
+    """One bench.
+
+    `bounds` are what the machine allows at best, measured in the same run; `notes` say how to read it.
+    """
 
     bench: str
     question: str
@@ -78,7 +81,7 @@ class Report:
         self.rows.append(Row(case, measure, unit, {n: median_of(s, value) for n, s in samples.items()}, **options))
 
     def add_failures(self, case: str, samples: dict[str, list[Sample]]) -> None:
-        """Answers that were neither counted nor tolerated: said aloud, for they are not in the figures."""
+        """Answer that were neither counted nor tolerated: said aloud, for they are not in the figures."""
         for name, rounds in samples.items():
             failed, total = sum(s.failed for s in rounds), sum(sum(s.statuses.values()) for s in rounds)
             if failed:
@@ -129,7 +132,7 @@ class Report:
 
 
 def cells(row: Row, servers: Sequence[str]) -> list[str]:
-    """A row as text: case, measure, ratio, one value a server, goal."""
+    """Return a row as text: case, measure, ratio, one value a server, goal."""
     ratio, met = row.ratio(), row.goal_met()
     goal = "" if row.goal is None else f"{figure(row.goal)} {row.unit}: {'met' if met else 'missed'}"
     values = [f"{figure(row.values[name])} {row.unit}" if name in row.values else "–" for name in servers]

@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
-    """What every runner of benches takes: names and --quick."""
+    """Return what every runner of benches takes: names and --quick."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; all when none is given")
     parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
@@ -50,7 +50,7 @@ def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> a
 def names_of(
     parser: argparse.ArgumentParser, chosen: argparse.Namespace, benches: Mapping[str, Bench]
 ) -> Sequence[str]:
-    """The chosen benches, all without a choice; ends the process for a name that there is not."""
+    """Return the chosen benches, all without a choice; ends the process for a name that there is not."""
     unknown = set(chosen.names) - set(benches)
     if unknown:
         parser.error(f"no bench {', '.join(sorted(unknown))}; there are {', '.join(benches)}")
@@ -66,8 +66,11 @@ def run_benches(
     folder: Path | None = None,
     options: Callable[[str], Mapping[str, Any]] = lambda _: {},
 ) -> None:
-    """Runs, prints and saves one after another. `options` are a bench's own keywords, by its name. A `quick` run, or
-    one with `save` off because its sizes are not those of the README, writes nothing."""
+    """Runs, prints and saves one after another.
+
+    `options` are a bench's own keywords, by its name. A `quick` run, or one with `save` off because its sizes are not
+    those of the README, writes nothing.
+    """
     save = save and not quick
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=160)
@@ -87,7 +90,7 @@ def run_benches(
 
 
 async def _interruptible(work: Coroutine[Any, Any, Report]) -> Report:
-    """Ends `work` from within when the process receives a signal to end, so that the servers it started end, too."""
+    """End `work` from within when the process receives a signal to end, so that the servers it started end, too."""
     task = asyncio.ensure_future(work)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)

@@ -97,7 +97,7 @@ def _columns(node: exp.Table, names: set[str]) -> dict[str, SqlType]:
 
 
 def _choice() -> Row:
-    """The slowest of the queries, each the median of several."""
+    """Return the slowest of the queries, each the median of several."""
     names = set(re.findall(r"\b(?:lo|c|s|p|d)_\w+", " ".join(QUERIES.values())))
     slowest = 0.0
     for text in QUERIES.values():

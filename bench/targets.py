@@ -29,7 +29,9 @@ SERVER_CORE, LOAD_CORE = 0, (os.cpu_count() or 1) - 1
 
 @dataclass(frozen=True)
 class Target:
-    """A running server. `warehouse` is a folder it may read tables from, `separator` parts namespace levels in URLs.
+    """A running server.
+
+    `warehouse` is a folder it may read tables from, `separator` parts namespace levels in URLs.
 
     The standard's separator is %1F; the fixture's HTTP server refuses it, and its config names another.
     """
@@ -41,7 +43,7 @@ class Target:
     separator: str = "%1F"
 
     def at(self, namespace: tuple[str, ...]) -> str:
-        """A namespace in this server's URLs."""
+        """Return a namespace in this server's URLs."""
         return self.separator.join(quote(level, safe="") for level in namespace)
 
     @property
@@ -51,7 +53,7 @@ class Target:
         return port
 
     def processes(self) -> list[psutil.Process]:
-        """The server's processes and their children."""
+        """Return the server's processes and their children."""
         found = []
         for pid in self.pids:
             parent = psutil.Process(pid)
@@ -74,7 +76,7 @@ class Target:
         return [await Connection.open(self.port) for _ in range(count)]
 
     async def call(self, wanted: Request) -> Response:
-        """One request on its own connection; LoadError, with the server's words, unless it is counted."""
+        """Return one request on its own connection; LoadError, with the server's words, unless it is counted."""
         connection = await Connection.open(self.port)
         try:
             answer = await connection.ask(wanted)
@@ -90,7 +92,7 @@ class Target:
 
 @contextlib.contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Processes started inside stay on `core`."""
+    """Process started inside stay on `core`."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:

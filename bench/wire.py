@@ -20,7 +20,10 @@ class LoadError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request as bytes. An answer whose status is in `counted` is a success, one in `tolerated` is neither."""
+    """One request as bytes.
+
+    An answer whose status is in `counted` is a success, one in `tolerated` is neither.
+    """
 
     raw: bytes
     head: bool = False
@@ -39,7 +42,7 @@ class Response:
         return json.loads(self.body)
 
     def field(self, name: str) -> str:
-        """A header's value, empty when it is missing."""
+        """Return a header's value, empty when it is missing."""
         for line in self.header.split(b"\r\n"):
             key, _, value = line.partition(b":")
             if key.strip().lower() == name.lower().encode():
@@ -70,7 +73,10 @@ def request(
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One connection, one request at a time. The kernel writes straight into the buffer that the answer is cut from."""
+    """One connection, one request at a time.
+
+    The kernel writes straight into the buffer that the answer is cut from.
+    """
 
     def __init__(self) -> None:
         self._buffer = bytearray(1 << 18)

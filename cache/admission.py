@@ -62,8 +62,8 @@ class AdmittingCache(BudgetedCache[K, V]):
     """A cache within `budget_bytes`; 0 stores nothing.
 
     `pinned_bytes` is the part that pinned entries can use, and `holder_bytes` the part that each holder can use; of the
-    pinned part it can use the same share.
-    `sketch` counts `identify(key)`, so that several tiers can share it. ValueError for a negative budget or size.
+    pinned part it can use the same share. `sketch` counts `identify(key)`, so that several tiers can share it.
+    ValueError for a negative budget or size.
     """
 
     _entries: dict[K, _Entry[V]]
@@ -101,8 +101,11 @@ class AdmittingCache(BudgetedCache[K, V]):
         return self._holders.used_bytes(holder)
 
     def get(self, key: K, *, counted: bool = True) -> V | None:
-        """The value; None when absent. `counted` False: a continuation of an earlier request, such as the next small
-        read of a sequential reader in the same block, which does not make the block popular."""
+        """Return the value; None when absent.
+
+        `counted` False: a continuation of an earlier request, such as the next small read of a sequential reader in the
+        same block, which does not make the block popular.
+        """
         if counted:
             self._sketch.count(self._identify(key))
         entry = self._entries.get(key)
@@ -115,8 +118,11 @@ class AdmittingCache(BudgetedCache[K, V]):
         return entry.value
 
     def put(self, key: K, value: V, size_bytes: int, holder: str = "", *, pinned: bool = False) -> bool:
-        """Whether the value is stored now. Removes the key's previous value in any case. A pinned value that the
-        holder's share of the pinned part cannot hold is stored as others."""
+        """Return whether the value is stored now.
+
+        Removes the key's previous value in any case. A pinned value that the holder's share of the pinned part cannot
+        hold is stored as others.
+        """
         charged = self._replace(key, size_bytes, min(self._budget_bytes, self._holder_bytes))
         if charged is None:
             return False
@@ -134,7 +140,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         return key in self._entries
 
     def discard(self, key: K) -> None:
-        """Removes the key; no error when it is absent."""
+        """Remove the key; no error when it is absent."""
         if key in self._entries:
             self._remove(key)
 
@@ -153,8 +159,10 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._move(oldest, self._entries[oldest], "probation")
 
     def _make_room_of(self, holder: str, candidate: K, charged: int, is_pinned: bool) -> bool:
-        """Evicts entries of a holder at its share, if the candidate is requested more often. Whether it is within the
-        share then."""
+        """Evict entries of a holder at its share, if the candidate is requested more often.
+
+        Whether it is within the share then.
+        """
         excess = self.held_bytes(holder) + charged - self._holder_bytes
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
             return True
@@ -175,8 +183,9 @@ class AdmittingCache(BudgetedCache[K, V]):
         return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
 
     def _fit(self) -> None:
-        """Moves entries from the window to the main part until the window has its share, and evicts until the whole is
-        within the budget."""
+        """Move entries from the window to the main part until the window has its share, and evict until the whole is
+        within the budget.
+        """
         window = self._segments["window"]
         window_bytes = (self._budget_bytes - self._segments["pinned"].used_bytes) * _WINDOW_SHARE
         while window.keys and ((window.used_bytes > window_bytes and len(window.keys) > 1) or self._excess() > 0):
@@ -199,7 +208,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         return self._used_bytes - self._budget_bytes
 
     def _victims(self, need_bytes: int) -> list[K]:
-        """The entries of the main part that would be evicted for `need_bytes`; fewer if there are not enough."""
+        """Return the entries of the main part that would be evicted for `need_bytes`; fewer if there are not enough."""
         victims: list[K] = []
         for segment in ("probation", "protected"):
             for key in self._segments[segment].keys:
@@ -243,7 +252,10 @@ class AdmittingCache(BudgetedCache[K, V]):
         self._evictions += 1
 
     def check_invariants(self) -> None:
-        """AssertionError when the sizes do not add up. Linear; for tests."""
+        """AssertionError when the sizes do not add up.
+
+        Linear; for tests.
+        """
         self._check_account([entry.charged for entry in self._entries.values()])
         for name, keys in self._segments.items():
             assert keys.used_bytes == sum(self._entries[key].charged for key in keys.keys)

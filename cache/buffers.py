@@ -14,14 +14,20 @@ import numpy.typing as npt
 
 
 class Buffers:
-    """Keeps at most `kept_bytes` of buffers that are not in use. For any thread."""
+    """Keeps at most `kept_bytes` of buffers that are not in use.
+
+    For any thread.
+    """
 
     def __init__(self, size_bytes: int, kept_bytes: int) -> None:
         self.size_bytes = size_bytes
         self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=kept_bytes // max(1, size_bytes))
 
     def take(self, size_bytes: int) -> memoryview:
-        """Writable memory, which may contain bytes of earlier uses. It is used again once no view of it is left."""
+        """Writable memory, which may contain bytes of earlier uses.
+
+        It is used again once no view of it is left.
+        """
         if size_bytes != self.size_bytes or not self._free.maxlen:
             return memoryview(bytearray(size_bytes))
         try:

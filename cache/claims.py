@@ -18,8 +18,10 @@ from seamark.cache.envelope import key_digest
 
 
 class Claims:
-    """Belongs to one event loop or thread. One instance per file and process: POSIX releases a process's locks on a
-    file when it closes any descriptor of it."""
+    """Belongs to one event loop or thread.
+
+    One instance per file and process: POSIX releases a process's locks on a file when it closes any descriptor of it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._held: set[int] = set()
@@ -30,7 +32,10 @@ class Claims:
             self._file = -1
 
     def take(self, key: str) -> bool:
-        """Whether the claim was granted; False while another task or process has it. Never waits."""
+        """Return whether the claim was granted; False while another task or process has it.
+
+        Never waits.
+        """
         offset = _offset(key)
         if offset in self._held:
             return False
@@ -45,7 +50,7 @@ class Claims:
         return True
 
     def release(self, key: str) -> None:
-        """Releases the claim; no error without one."""
+        """Release the claim; no error without one."""
         offset = _offset(key)
         if offset in self._held:
             self._held.discard(offset)
@@ -53,7 +58,10 @@ class Claims:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, offset)
 
     def close(self) -> None:
-        """Releases every claim; later claims are granted without a lock. Idempotent."""
+        """Release every claim; later claims are granted without a lock.
+
+        Idempotent.
+        """
         self._held.clear()
         if self._file >= 0:
             os.close(self._file)

@@ -101,8 +101,11 @@ class DiskTier:
         return self._open(key)
 
     def get_resident(self, key: str) -> memoryview | None:
-        """The value, if it can be read without waiting for the disk: its pages are in the kernel's memory. None
-        otherwise: there may be a value nevertheless, and nothing is counted. Only for values that are never mapped."""
+        """Return the value, if it can be read without waiting for the disk: its pages are in the kernel's memory.
+
+        None otherwise: there may be a value nevertheless, and nothing is counted. Only for values that are never
+        mapped.
+        """
         if self._closed or _READ_NOW is None:
             return None
         digest = key_digest(key)
@@ -121,7 +124,7 @@ class DiskTier:
         return len(payload) + HEADER_BYTES >= self._map_bytes_min
 
     def may_have(self, key: str) -> bool:
-        """Whether there is a file for the key: cheap, not counted as a use, and no proof of a value."""
+        """Return whether there is a file for the key: cheap, not counted as a use, and no proof of a value."""
         if self._closed:
             return False
         try:
@@ -133,12 +136,16 @@ class DiskTier:
         return True
 
     def put(self, key: str, payload: Payload, holder: str = "") -> bool:
-        """As `Tier.put`. The value counts for `holder`, which is any text."""
+        """As `Tier.put`.
+
+        The value counts for `holder`, which is any text.
+        """
         return self.put_many([(key, payload, holder)])[0]
 
     def put_many(self, values: Sequence[tuple[str, Payload, str]]) -> list[bool]:
-        """`put` of several values (key, payload, holder), with one transaction of the account: a third of the work for
-        small values."""
+        """`put` of several values (key, payload, holder), with one transaction of the account: a third of the work
+        for small values.
+        """
         files = [_File.of(self._folder, key, payload, holder) for key, payload, holder in values]
         with self._lock:
             if self._closed:
@@ -202,8 +209,9 @@ class DiskTier:
         return ledger.make_room(cache, need_bytes)
 
     def map_over(self, key: str, region: Region) -> bool:
-        """Replaces the memory of a region, which has the payload of `key`, by the mapped file. Returns False if the
-        file is too small to be mapped, gone, or damaged; then the region is as before.
+        """Replace the memory of a region, which has the payload of `key`, by the mapped file.
+
+        Returns False if the file is too small to be mapped, gone, or damaged; then the region is as before.
         """
         if region.size_bytes < self._map_bytes_min:
             return False
@@ -262,7 +270,7 @@ class DiskTier:
         self._ledger.check_invariants()
 
     def _open(self, key: str) -> memoryview | None:
-        """A get that must read the disk."""
+        """Return a get that must read the disk."""
         payload, broken = None, False
         digest = key_digest(key)
         try:
@@ -305,7 +313,7 @@ class DiskTier:
         return [key_digest(key)[:16] for key in keys]
 
     def _record_uses(self, wait_s: float = 2.0) -> None:
-        """Writes the recorded uses to the account; those that cannot be written now are dropped, to bound memory."""
+        """Write the recorded uses to the account; those that cannot be written now are dropped, to bound memory."""
         keys = self._take_touched()
 
         def update(cache: Any) -> None:
@@ -326,7 +334,10 @@ class DiskTier:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A value to store. `size` includes the header."""
+    """A value to store.
+
+    `size` includes the header.
+    """
 
     key: str
     digest: bytes
@@ -344,7 +355,7 @@ class _File:
 
 
 def identity(key: str) -> bytes:
-    """The name of a key in the account of the folder, which `prefers` receives."""
+    """Return the name of a key in the account of the folder, which `prefers` receives."""
     return key_digest(key)[:16]
 
 
@@ -367,7 +378,7 @@ def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None
 
 
 def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
-    """Whether this payload is stored already, by its header: another worker may have been faster."""
+    """Return whether this payload is stored already, by its header: another worker may have been faster."""
     try:
         with path.open("rb") as file:
             return os.fstat(file.fileno()).st_size == file_bytes and file.read(HEADER_BYTES) == header

@@ -42,7 +42,7 @@ def key_digest(key: str) -> bytes:
 
 
 def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
-    """The header (64 bytes) for the payload, which is the concatenation of `parts`, each of itemsize 1."""
+    """Return the header (64 bytes) for the payload, which is the concatenation of `parts`, each of itemsize 1."""
     checksum = 0
     for part in parts:
         checksum = isal_zlib.crc32(part, checksum)
@@ -51,10 +51,13 @@ def seal(digest: bytes, parts: Sequence[memoryview]) -> bytes:
 
 
 def unseal(digest: bytes, data: memoryview, *, check_payload: bool = True) -> memoryview:
-    """The payload, a slice of `data` that keeps it alive. Damaged for any difference from what `seal` returned.
+    """Return the payload, a slice of `data` that keeps it alive.
 
     Without `check_payload` only the header is read, which states key and length: the payload's own checksums protect
     it.
+
+    Raises:
+        Damaged: For any difference from what `seal` returned.
     """
     if len(data) < HEADER_BYTES:
         raise Damaged(f"{len(data)} bytes are too short for a header")

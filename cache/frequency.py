@@ -20,8 +20,10 @@ _HALVED = bytes(count // 2 for count in range(256))
 
 
 class FrequencySketch:
-    """`keys_expected` is the number of keys whose frequencies matter, such as the entries of a cache. It has 5 to 10
-    bytes for each. Belongs to one thread."""
+    """`keys_expected` is the number of keys whose frequencies matter, such as the entries of a cache.
+
+    It has 5 to 10 bytes for each. Belongs to one thread.
+    """
 
     def __init__(self, keys_expected: int) -> None:
         """ValueError for less than one key."""
@@ -69,7 +71,7 @@ class FrequencySketch:
         )
 
     def _enter(self, slots: tuple[int, int, int, int]) -> bool:
-        """Whether the doorkeeper had the key before."""
+        """Return whether the doorkeeper had the key before."""
         had = self._is_inside(slots)
         for slot, bit in ((slots[0], slots[1] & 7), (slots[2], slots[3] & 7)):
             self._doorkeeper[slot] |= 1 << bit

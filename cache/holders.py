@@ -35,11 +35,14 @@ class Holders(Generic[K]):
         return self._bytes.get(holder, 0)
 
     def oldest(self, holder: str) -> Iterator[K]:
-        """The keys, the least recently used first."""
+        """Return the keys, the least recently used first."""
         return iter(self._keys.get(holder, ()))
 
     def check_invariants(self, charged: dict[tuple[str, K], int], limit_bytes: int) -> None:
-        """AssertionError unless these are the entries, and each holder is within the limit. For tests."""
+        """AssertionError unless these are the entries, and each holder is within the limit.
+
+        For tests.
+        """
         assert {(holder, key) for holder, keys in self._keys.items() for key in keys} == set(charged)
         sums: dict[str, int] = {}
         for (holder, _), size in charged.items():

@@ -138,13 +138,13 @@ class _Account(Cache):  # type: ignore[misc]  # diskcache has no types
 
 
 def file_name(key: bytes) -> str:
-    """The path of a key's file (any bytes; long keys are truncated), relative to the folder."""
+    """Return the path of a key's file (any bytes; long keys are truncated), relative to the folder."""
     name = key[:16].hex()
     return f"{name[0]}/{name}{SUFFIX}"
 
 
 def charge(file_bytes: int) -> int:
-    """The charge of a file of this length: its blocks and its directory entry."""
+    """Return the charge of a file of this length: its blocks and its directory entry."""
     return -(-file_bytes // BLOCK_BYTES) * BLOCK_BYTES + 128
 
 
@@ -164,10 +164,12 @@ class Ledger:
         self.evictions = 0
 
     def run(self, action: Callable[[Any], T], wait_s: float = LOCK_WAIT_S) -> T:
-        """The result of `action`, which gets diskcache's `Cache`, under the lock.
+        """Return the result of `action`, which gets diskcache's `Cache`, under the lock.
 
-        A corrupt account is replaced by an empty one, and the action is tried again. Unavailable when the lock is held
-        for longer than `wait_s`, or when the disk is full, read-only or missing.
+        A corrupt account is replaced by an empty one, and the action is tried again.
+
+        Raises:
+            Unavailable: When the lock is held for longer than `wait_s`, or when the disk is full, read-only or missing.
         """
         with self._locked(wait_s):
             try:
@@ -182,7 +184,10 @@ class Ledger:
                 raise Unavailable(_words(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
-        """Evicts until `need_bytes` more fit, and returns whether they do. Evicts nothing for what can never fit."""
+        """Evict until `need_bytes` more fit, and return whether they do.
+
+        Evicts nothing for what can never fit.
+        """
         room = self._budget_bytes - RESERVE_BYTES - need_bytes
         used_bytes = cache.volume()
         if used_bytes <= room:
@@ -194,19 +199,21 @@ class Ledger:
         return bool(cache.volume() <= room)
 
     def fits(self, cache: Any, need_bytes: int) -> bool:
-        """Whether `need_bytes` more fit without an eviction."""
+        """Return whether `need_bytes` more fit without an eviction."""
         return bool(cache.volume() <= self._budget_bytes - RESERVE_BYTES - need_bytes)
 
     def oldest(self, cache: Any) -> bytes | None:
-        """The key that is evicted next; None without entries."""
+        """Return the key that is evicted next; None without entries."""
         rows = cache._sql("SELECT key FROM Cache ORDER BY access_time, rowid LIMIT 1").fetchall()
         return bytes(rows[0][0]) if rows else None
 
     def make_room_of(
         self, cache: Any, holder: str, need_bytes: int, limit_bytes: int, admits: Callable[[bytes], bool]
     ) -> bool:
-        """Evicts entries of the holder until `need_bytes` more are within its limit, and returns whether they are.
-        `admits` receives the key of an entry, and returns whether it may be evicted."""
+        """Evict entries of the holder until `need_bytes` more are within its limit, and return whether they are.
+
+        `admits` receives the key of an entry, and returns whether it may be evicted.
+        """
         if need_bytes > limit_bytes:
             return False
         while self.held_bytes(cache, holder) + need_bytes > limit_bytes:
@@ -223,7 +230,10 @@ class Ledger:
         return int(rows[0][0]) if rows else 0
 
     def touch(self, cache: Any, keys: Iterable[bytes]) -> None:
-        """Marks them as the most recently used. Must be called in a transaction."""
+        """Mark them as the most recently used.
+
+        Must be called in a transaction.
+        """
         for key in keys:
             cache.get(key)
 
@@ -239,7 +249,7 @@ class Ledger:
             raise
 
     def close(self) -> None:
-        """Closes SQLite's file; a later `run` opens it again."""
+        """Close SQLite's file; a later `run` opens it again."""
         with self._mutex:
             self._forget()
 
@@ -249,7 +259,7 @@ class Ledger:
             self._cache = None
 
     def _open(self) -> Any:
-        """The current account on disk, which may have been removed or replaced."""
+        """Return the current account on disk, which may have been removed or replaced."""
         path = self._folder / _DATABASE
         if self._cache is None or _inode(path) != self._inode:
             self._forget()
@@ -280,7 +290,7 @@ class Ledger:
         return self._cache
 
     def _audit(self, cache: Any) -> None:
-        """Removes rows without files and files without rows, which crashes leave. _Corrupt for inconsistent rows."""
+        """Remove rows without files and files without rows, which crashes leave. _Corrupt for inconsistent rows."""
         with closing(sqlite3.connect(self._folder / _DATABASE, timeout=_SQLITE_TIMEOUT_S)) as connection:
             ((verdict,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
             rows = connection.execute("SELECT key, size, filename FROM Cache").fetchall()
@@ -301,7 +311,7 @@ class Ledger:
                 cache.delete(key)
 
     def _files(self) -> Iterator[str]:
-        """Every file in the shards, including incomplete files."""
+        """Yield every file in the shards, including incomplete files."""
         for shard in range(SHARDS):
             try:
                 names = os.listdir(self._folder / f"{shard:x}")
@@ -310,7 +320,7 @@ class Ledger:
             yield from (f"{shard:x}/{name}" for name in names)
 
     def _rebuild(self) -> None:
-        """Starts with an empty folder: without its account no file could be evicted, and the budget would not hold."""
+        """Start with an empty folder: without its account no file could be evicted, and the budget would not hold."""
         self._forget()
         for name in (_DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"):
             (self._folder / name).unlink(missing_ok=True)
@@ -345,7 +355,10 @@ class Ledger:
             self._mutex.release()
 
     def check_invariants(self) -> None:
-        """AssertionError when rows, files and budget disagree. Linear; for tests."""
+        """AssertionError when rows, files and budget disagree.
+
+        Linear; for tests.
+        """
 
         def check(cache: Any) -> None:
             rows = {file_name(key): key for key in cache}
@@ -370,7 +383,7 @@ def _inode(path: Path) -> int:
 
 
 def _is_corruption(error: BaseException) -> bool:
-    """Whether SQLite's first error indicates corruption: on a full disk diskcache's ROLLBACK fails, too."""
+    """Return whether SQLite's first error indicates corruption: on a full disk diskcache's ROLLBACK fails, too."""
     first = _first(error)
     if isinstance(first, sqlite3.Error):
         return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING

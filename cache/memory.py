@@ -28,7 +28,10 @@ ENTRY_OVERHEAD_BYTES = 200
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """Counts since the start, and the current contents. `refused` counts values larger than the budget."""
+    """Counts since the start, and the current contents.
+
+    `refused` counts values larger than the budget.
+    """
 
     hits: int
     misses: int
@@ -62,7 +65,7 @@ class BudgetedCache(ABC, Generic[K, V]):
         return len(self._entries)
 
     def __contains__(self, key: object) -> bool:
-        """Counts neither as a use nor as a hit."""
+        """Count neither as a use nor as a hit."""
         return key in self._entries
 
     @property
@@ -72,11 +75,16 @@ class BudgetedCache(ABC, Generic[K, V]):
 
     @abstractmethod
     def discard(self, key: K) -> None:
-        """Removes the key; no error when it is absent."""
+        """Remove the key; no error when it is absent."""
 
     def _replace(self, key: K, size_bytes: int, limit_bytes: int) -> int | None:
-        """Removes the key. The bytes to charge for its new value; None, counted, above the limit. ValueError for a
-        negative size."""
+        """Remove the key.
+
+        The bytes to charge for its new value; None, counted, above the limit.
+
+        Raises:
+            ValueError: For a negative size.
+        """
         if size_bytes < 0:
             raise ValueError(f"size_bytes is {size_bytes}; it must be 0 or more")
         self.discard(key)
@@ -114,7 +122,7 @@ class MemoryCache(BudgetedCache[K, V]):
         super().__init__(budget_bytes, OrderedDict(), name)
 
     def get(self, key: K) -> V | None:
-        """The value, which becomes the most recently used; None when absent."""
+        """Return the value, which becomes the most recently used; None when absent."""
         entry = self._entries.get(key)
         if entry is None:
             self._misses += 1
@@ -124,7 +132,10 @@ class MemoryCache(BudgetedCache[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
-        """Whether the value was stored. Removes the key's previous value even when the new value is refused."""
+        """Return whether the value was stored.
+
+        Removes the key's previous value even when the new value is refused.
+        """
         charged = self._replace(key, size_bytes, self._budget_bytes)
         if charged is None:
             return False
@@ -137,18 +148,21 @@ class MemoryCache(BudgetedCache[K, V]):
         return True
 
     def discard(self, key: K) -> None:
-        """Removes the key; no error when it is absent."""
+        """Remove the key; no error when it is absent."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._used_bytes -= entry[1]
 
     def clear(self) -> None:
-        """Removes every entry; the counts stay."""
+        """Remove every entry; the counts stay."""
         self._entries.clear()
         self._used_bytes = 0
 
     def check_invariants(self) -> None:
-        """AssertionError when the sizes do not add up. Linear; for tests."""
+        """AssertionError when the sizes do not add up.
+
+        Linear; for tests.
+        """
         self._check_account([charged for _, charged in self._entries.values()])
 
 
@@ -164,7 +178,7 @@ class SharedCache(BudgetedCache[K, V]):
         self._holders: Holders[K] = Holders()
 
     def get(self, key: K) -> V | None:
-        """The value, which becomes the most recently used; None when absent."""
+        """Return the value, which becomes the most recently used; None when absent."""
         entry = self._entries.get(key)
         if entry is None:
             self._misses += 1
@@ -175,7 +189,10 @@ class SharedCache(BudgetedCache[K, V]):
         return entry[0]
 
     def put(self, key: K, value: V, size_bytes: int, holder: str) -> bool:
-        """Whether the value was stored. Removes the key's previous value even when the new value is refused."""
+        """Return whether the value was stored.
+
+        Removes the key's previous value even when the new value is refused.
+        """
         charged = self._replace(key, size_bytes, self._holder_bytes)
         if charged is None:
             return False
@@ -189,7 +206,7 @@ class SharedCache(BudgetedCache[K, V]):
         return True
 
     def discard(self, key: K) -> None:
-        """Removes the key; no error when it is absent."""
+        """Remove the key; no error when it is absent."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._used_bytes -= entry[1]
@@ -200,7 +217,10 @@ class SharedCache(BudgetedCache[K, V]):
         self._evictions += 1
 
     def check_invariants(self) -> None:
-        """AssertionError when the sizes do not add up. Linear; for tests."""
+        """AssertionError when the sizes do not add up.
+
+        Linear; for tests.
+        """
         self._check_account([charged for _, charged, _ in self._entries.values()])
         charged = {(holder, key): size for key, (_, size, holder) in self._entries.items()}
         self._holders.check_invariants(charged, self._holder_bytes)
@@ -212,7 +232,7 @@ _naming = Lock()
 
 
 def memory_by_name() -> dict[str, int]:
-    """The used bytes of the named caches of this process, for its metrics."""
+    """Return the used bytes of the named caches of this process, for its metrics."""
     with _naming:
         caches = list(_named)
     used: dict[str, int] = {}

@@ -34,9 +34,14 @@ async def open_stack(
     check_mapped: bool = True,
     on_mapped: Callable[[V], None] | None = None,
 ) -> AsyncIterator[Stack[V]]:
-    """`folder` contains at most `disk_bytes` of values; 0 disables the disk tier. The file of the claims is next to it.
-    `threads` threads called `name` do the disk's work. Mappings are kept only by the values in use, so that the memory
-    tier accounts for all memory. `check_mapped`: see `DiskTier`; `on_mapped`: see `Stack`."""
+    """`folder` contains at most `disk_bytes` of values; 0 disables the disk tier.
+
+    The file of the claims is next to it. `threads` threads called `name` do the disk's work. Mappings are kept only by
+    the values in use, so that the memory tier accounts for all memory.
+
+    Args:
+        check_mapped: See `DiskTier`; `on_mapped`: see `Stack`.
+    """
     executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
     disk = claims = None
     if disk_bytes:

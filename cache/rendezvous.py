@@ -20,7 +20,10 @@ _HASHES = 1 << 8 * _HASH_BYTES
 
 
 class Rendezvous:
-    """`weights`: by the name of the node. A node of weight 0 or less owns nothing."""
+    """`weights`: by the name of the node.
+
+    A node of weight 0 or less owns nothing.
+    """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         self._nodes = [
@@ -30,7 +33,7 @@ class Rendezvous:
         ]
 
     def ranked(self, key: str, count: int = 2) -> list[str]:
-        """The `count` nodes with the highest scores for the key, the owner first."""
+        """Return the `count` nodes with the highest scores for the key, the owner first."""
         data = b"\x00" + key.encode("utf-8", "surrogatepass")
         scores = []
         for name, weight, state in self._nodes:

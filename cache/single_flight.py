@@ -29,11 +29,11 @@ class SingleFlight(Generic[K, V]):
         self._flights: dict[K, _Flight[V]] = {}
 
     def __len__(self) -> int:
-        """The number of running fetches."""
+        """Return the number of running fetches."""
         return len(self._flights)
 
     async def run(self, key: K, fetch: Callable[[], Awaitable[V]]) -> V:
-        """The result or the error of `fetch`, or of the running fetch for this key.
+        """Return the result or the error of `fetch`, or of the running fetch for this key.
 
         CancelledError when the caller is cancelled, or when the fetch cancels itself.
         """
@@ -71,7 +71,10 @@ class SingleFlight(Generic[K, V]):
             del self._flights[key]
 
     def check_invariants(self) -> None:
-        """AssertionError when a landed or abandoned flight is still listed. For tests."""
+        """AssertionError when a landed or abandoned flight is still listed.
+
+        For tests.
+        """
         for key, flight in self._flights.items():
             assert not flight.task.cancelled(), f"the flight for {key!r} was cancelled and is still listed"
             assert flight.waiters >= 0, f"the flight for {key!r} counts {flight.waiters} waiters"

@@ -35,7 +35,9 @@ _OPENED_TOGETHER = 64
 
 @dataclass(frozen=True, slots=True)
 class StackStats:
-    """Counts since the start. `disk` is None without a disk tier.
+    """Counts since the start.
+
+    `disk` is None without a disk tier.
 
     `fetches` started; `waits` for another process that was fetching, `overtaken` waits that timed out, after which this
     process fetched; `dropped` values that were not written to the disk because the queue was full; `unreadable` values
@@ -101,11 +103,11 @@ class Stack(Generic[V]):
         self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
 
     def cached(self, key: str) -> V | None:
-        """The value if it is in memory; for callers with many keys that should not await each."""
+        """Return the value if it is in memory; for callers with many keys that should not await each."""
         return self._memory.get(key)
 
     async def get(self, key: str, fetch: Callable[[], Awaitable[Payload]], open: Callable[[memoryview], V]) -> V:
-        """The value of `key`: from memory, or `open` of the bytes from the disk or from `fetch`.
+        """Return the value of `key`: from memory, or `open` of the bytes from the disk or from `fetch`.
 
         `fetch` decodes and runs its work in threads. All waiters get an error of `fetch`, or of `open` after it, and
         nothing is stored. If `open` refuses bytes from the disk (of an older program, for instance), they are fetched.
@@ -116,8 +118,9 @@ class Stack(Generic[V]):
         return await self._flights.run(key, lambda: self._load(key, fetch, open))
 
     async def stored(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
-        """The values that memory or the disk has; None for the others, and nothing is fetched. One job of a thread
-        opens many files, while a `get` of each key has its own job.
+        """Return the values that memory or the disk has; None for the others, and nothing is fetched.
+
+        One job of a thread opens many files, while a `get` of each key has its own job.
         """
         values = [self._memory.get(key) for key in keys]
         if self._disk is None or self._closed:
@@ -143,11 +146,11 @@ class Stack(Generic[V]):
         return [self._read(key, open) if disk.may_have(key) else None for key in keys]
 
     def discard(self, key: str) -> None:
-        """Removes the value from memory only; the disk and other processes may still have it."""
+        """Remove the value from memory only; the disk and other processes may still have it."""
         self._memory.discard(key)
 
     async def remove(self, key: str) -> None:
-        """Removes a value that was found to be damaged from memory and disk."""
+        """Remove a value that was found to be damaged from memory and disk."""
         self._memory.discard(key)
         if self._disk is not None and not self._closed:
             await self._in_thread(self._disk.discard, key)
@@ -189,7 +192,10 @@ class Stack(Generic[V]):
         return value
 
     def _read(self, key: str, open: Callable[[memoryview], V]) -> tuple[V, Callable[[V], int]] | None:
-        """The value and its weigher. Runs in a thread. Never raises: a failed cache must not fail a query."""
+        """Return the value and its weigher.
+
+        Runs in a thread. Never raises: a failed cache must not fail a query.
+        """
         assert self._disk is not None
         payload = self._disk.get(key)
         if payload is None:
@@ -207,7 +213,7 @@ class Stack(Generic[V]):
             return None
 
     async def _claim(self, key: str) -> bool:
-        """Whether this process fetches; False after the wait timed out, or when the value may be stored now."""
+        """Return whether this process fetches; False after the wait timed out, or when the value may be stored now."""
         assert self._claims is not None
         if self._claims.take(key):
             return True
@@ -220,7 +226,7 @@ class Stack(Generic[V]):
         return False
 
     def _enqueue(self, put: _Put[V]) -> bool:
-        """Whether the value will be written to the disk."""
+        """Return whether the value will be written to the disk."""
         if self._disk is None or self._closed:
             return False
         if self._pending_bytes + len(put.payload) > self._pending_bytes_max:
@@ -266,7 +272,10 @@ class Stack(Generic[V]):
         )
 
     async def close(self) -> None:
-        """Writes the queue to the disk, then closes the tiers. Later gets still work, from memory or by fetching."""
+        """Write the queue to the disk, then close the tiers.
+
+        Later gets still work, from memory or by fetching.
+        """
         self._closed = True
         if self._writer is not None:
             drained = asyncio.create_task(self._queue.join())
@@ -282,14 +291,17 @@ class Stack(Generic[V]):
             await self._in_thread(self._disk.close)
 
     def check_invariants(self) -> None:
-        """AssertionError when the counts do not add up. For tests; call it while nothing is in flight."""
+        """AssertionError when the counts do not add up.
+
+        For tests; call it while nothing is in flight.
+        """
         self._memory.check_invariants()
         self._flights.check_invariants()
         assert self._queue.empty() == (self._pending_bytes == 0), f"{self._pending_bytes} bytes wait to be put"
 
 
 def _whole(payload: Payload) -> memoryview:
-    """A flat read-only view; several parts are joined, which copies them."""
+    """Return a flat read-only view; several parts are joined, which copies them."""
     parts = parts_of(payload)
     view = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     return view.toreadonly()

@@ -24,10 +24,14 @@ Payload: TypeAlias = Bytes | Sequence[Bytes]
 
 @dataclass(frozen=True, slots=True)
 class TierStats:
-    """Counts since this process opened the tier. `entries` and `used_bytes` are those after its last write.
+    """Counts since this process opened the tier.
 
-    `refused`: values that can never fit. `damaged`: broken entries, which are removed and count as misses, too.
-    `errors`: failed operations; `last_error` is the reason of the last, "" without any.
+    `entries` and `used_bytes` are those after its last write.
+
+    Attributes:
+        refused: Values that can never fit.
+        damaged: Broken entries, which are removed and count as misses, too.
+        errors: Failed operations; `last_error` is the reason of the last, "" without any.
     """
 
     hits: int
@@ -47,34 +51,54 @@ class Tier(Protocol):
     """Methods block and may be called from any thread, also concurrently."""
 
     def get(self, key: str) -> memoryview | None:
-        """The payload: read-only, flat, of format "B". It stays valid while it or a view of it exists."""
+        """Return the payload: read-only, flat, of format "B".
+
+        It stays valid while it or a view of it exists.
+        """
 
     def may_have(self, key: str) -> bool:
         """False if `get` would find nothing: cheap, not counted as a use, and True is no proof of a value."""
 
     def is_mapped(self, payload: memoryview) -> bool:
-        """Whether a payload from `get` is a mapped file: its pages belong to the kernel's page cache and do not count
-        as memory of this process."""
+        """Return whether a payload from `get` is a mapped file: its pages belong to the kernel's page cache and do
+        not count as memory of this process.
+        """
 
     def put(self, key: str, payload: Payload) -> bool:
-        """Whether the value is stored now. TypeError for a payload without contiguous buffers."""
+        """Return whether the value is stored now.
+
+        Raises:
+            TypeError: For a payload without contiguous buffers.
+        """
 
     def map_over(self, key: str, region: Region) -> bool:
-        """Whether the memory of `region`, which has the payload of `key`, is now the stored value's mapped file."""
+        """Return whether the memory of `region`, which has the payload of `key`, is now the stored value's mapped
+        file.
+        """
 
     def discard(self, key: str) -> None:
-        """Removes the key; no error when it is absent."""
+        """Remove the key; no error when it is absent."""
 
     def stats(self) -> TierStats: ...
 
     def close(self) -> None:
-        """Releases resources; returned payloads stay valid. Afterwards every get is a miss. Idempotent."""
+        """Release resources; returned payloads stay valid.
+
+        Afterwards every get is a miss. Idempotent.
+        """
 
     def check_invariants(self) -> None:
-        """AssertionError when the counts do not add up. For tests; call it while nothing else uses the tier."""
+        """AssertionError when the counts do not add up.
+
+        For tests; call it while nothing else uses the tier.
+        """
 
 
 def parts_of(payload: Payload) -> list[memoryview]:
-    """The buffers of a payload as flat views of bytes. TypeError for an object without a contiguous buffer."""
+    """Return the buffers of a payload as flat views of bytes.
+
+    Raises:
+        TypeError: For an object without a contiguous buffer.
+    """
     parts = [payload] if isinstance(payload, bytes | bytearray | memoryview) else payload
     return [memoryview(part).cast("B") for part in parts]

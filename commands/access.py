@@ -57,8 +57,9 @@ def token() -> None:
 
 @click.group()
 def grant() -> None:
-    """Add, list and remove grants: reader, writer or admin, on the whole catalog or a namespace and everything
-    below it."""
+    """Add, list and remove grants: reader, writer or admin, on the whole catalog or a namespace and everything below
+    it.
+    """
 
 
 @token.command("create")
@@ -77,7 +78,9 @@ def create(
     config: Path | None,
     **flags: Any,
 ) -> None:
-    """Create the token NAME and print it on standard output. No later command shows it.
+    """Create the token NAME and print it on standard output.
+
+    No later command shows it.
 
     Audit log and timeline show NAME. Engines take the token as `token`, or as `credential` NAME:TOKEN.
     """
@@ -127,7 +130,10 @@ def list_tokens(as_json: bool, config: Path | None, **flags: Any) -> None:
 @json_option
 @_where
 def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
-    """Revoke the token NAME and all its access tokens. Its grants stay for a new token of the same name."""
+    """Revoke the token NAME and all its access tokens.
+
+    Its grants stay for a new token of the same name.
+    """
 
     async def work(store: PointerStore, clock: Clock) -> None:
         await revoke_token(store, clock, name)
@@ -209,8 +215,11 @@ def list_grants(principal: str | None, as_json: bool, config: Path | None, **fla
 
 
 def _run(config: Path | None, flags: dict[str, Any], work: Work[T], *, creates: bool = True) -> T:
-    """Runs `work` on the database of the settings; errors become a message and an exit code. A home without a database
-    may be the wrong one: without `creates` it is an error, and nothing is created; otherwise a line reports it."""
+    """Run `work` on the database of the settings; errors become a message and an exit code.
+
+    A home without a database may be the wrong one: without `creates` it is an error, and nothing is created; otherwise
+    a line reports it.
+    """
     settings = load_settings(flags, config)
     database = sqlite_file(settings)
     is_new = database is not None and not os.path.lexists(database)

@@ -42,7 +42,7 @@ ENGINES = ("auto", "process", "spark")
 
 
 def engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--engine` and `--master` to a command."""
+    """Add `--engine` and `--master` to a command."""
     command = click.option(
         "--master",
         default="local[*]",
@@ -62,7 +62,10 @@ def engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def open_workers(engine: str, master: str) -> Iterator[Workers]:
-    """Closed with the block. Misconfigured when Spark is requested and not installed."""
+    """Closed with the block.
+
+    Misconfigured when Spark is requested and not installed.
+    """
     start = partial(start_spark, master)
     workers: Workers = InProcessWorkers()
     if engine == "spark":
@@ -92,9 +95,12 @@ def start_spark(master: str) -> Workers:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Within the block, SIGTERM acts like Ctrl-C. Each ends the block with KeyboardInterrupt, and the command, quietly,
-    with the code that shells give to a process that the signal ends. Further signals have no effect: they would
-    interrupt what cleans up. SIGKILL stops immediately."""
+    """Within the block, SIGTERM acts like Ctrl-C.
+
+    Each ends the block with KeyboardInterrupt, and the command, quietly, with the code that shells give to a process
+    that the signal ends. Further signals have no effect: they would interrupt what cleans up. SIGKILL stops
+    immediately.
+    """
     received: list[int] = []
 
     def interrupt(number: int, frame: FrameType | None) -> None:

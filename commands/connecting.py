@@ -36,7 +36,10 @@ Client = TypeVar("Client", bound=SeamarkClient)
 
 
 def served_at(config: Path | None, flags: dict[str, Any]) -> str:
-    """The URL of the server with this home. Misconfigured when none is running."""
+    """Return the URL of the server with this home.
+
+    Misconfigured when none is running.
+    """
     path = load_settings(flags, config).home / "server.json"
     try:
         return str(from_json(path.read_bytes(), dict[str, Any])["url"])
@@ -49,7 +52,7 @@ def served_at(config: Path | None, flags: dict[str, Any]) -> str:
 
 
 def failed(error: ClientError, *, has_token: bool) -> click.ClickException:
-    """The error of the command for an error of its client, with what to do as far as that is known."""
+    """Return the error of the command for an error of its client, with what to do as far as that is known."""
     hint = ""
     if isinstance(error, Unauthenticated) and not has_token:
         hint = "; set --token or the variable SEAMARK_TOKEN"
@@ -60,7 +63,10 @@ def failed(error: ClientError, *, has_token: bool) -> click.ClickException:
 
 @contextmanager
 def connected(make: Callable[[], Client]) -> Iterator[Client]:
-    """The client, closed with the block. Errors within the block become error messages of the command."""
+    """The client, closed with the block.
+
+    Errors within the block become error messages of the command.
+    """
     try:
         client = make()
     except ValueError as error:
@@ -78,7 +84,7 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
 
 
 def server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--url`, `--token`, `--home` and `--config` to a command, and passes it the client as `client`."""
+    """Add `--url`, `--token`, `--home` and `--config` to a command, and pass it the client as `client`."""
 
     @settings_flags(("home",))
     @address_options
@@ -100,8 +106,9 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Within the block, NotFound also says what to do: which command restores or creates what does not exist, or what
-    exists and is spelled like it: like `table`, or like the name in the error."""
+    """Within the block, NotFound also says what to do: which command restores or creates what does not exist, or
+    what exists and is spelled like it: like `table`, or like the name in the error.
+    """
     try:
         yield
     except NotFound as error:
@@ -125,7 +132,10 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
 
 
 def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
-    """Whether what is no table is a view, or the reverse. Never raises."""
+    """Return whether what is no table is a view, or the reverse.
+
+    Never raises.
+    """
     if what not in ("Table", "View"):
         return False
     try:
@@ -137,7 +147,10 @@ def _is_other(client: SeamarkClient, what: str, name: str) -> bool:
 
 
 def _was_dropped(client: SeamarkClient, name: str) -> bool:
-    """Whether a table or view of this name can be restored. Never raises."""
+    """Return whether a table or view of this name can be restored.
+
+    Never raises.
+    """
     try:
         *namespace, last = split_table(name)
         entries = islice(dropped_entries(client, tuple(namespace)), _NAMES_MAX)
@@ -160,7 +173,10 @@ def _similar(name: str, names: Iterator[str]) -> str | None:
 
 
 def similar_name(client: SeamarkClient, table: Any) -> str | None:
-    """The name of an existing table that is spelled like one that does not exist. Never raises."""
+    """Return the name of an existing table that is spelled like one that does not exist.
+
+    Never raises.
+    """
     if not isinstance(table, str):
         return None
     try:

@@ -67,8 +67,8 @@ class DemoResult:
 def demo(files: int, keep: bool) -> None:
     """Look one user up in 2,000 files, then again with an index.
 
-    Starts its own server in a temporary folder, writes the table with PyIceberg, and deletes all when it ends.
-    Takes less than a minute.
+    Starts its own server in a temporary folder, writes the table with PyIceberg, and deletes all when it ends. Takes
+    less than a minute.
     """
     if not 1 <= files <= FILES_MAX:
         raise click.BadParameter(f"{files} is not between 1 and {FILES_MAX:,}", param_hint="--files")
@@ -99,7 +99,10 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """The URL of a server with its defaults; it ends with the block. ClickException if it does not start."""
+    """The URL of a server with its defaults; it ends with the block.
+
+    ClickException if it does not start.
+    """
     home, log = folder / "home", folder / "server.log"
     argv = [sys.executable, "-c", "from seamark.commands.main import main; main()", "serve"]
     argv += ["--home", str(home), "--host", "127.0.0.1", "--port", "0"]
@@ -131,7 +134,10 @@ def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
 
 
 def measure(url: str, files: int, progress: Progress) -> DemoResult:
-    """Writes the table and looks a user up before and after the index. ClickException if an answer is wrong."""
+    """Write the table and look a user up before and after the index.
+
+    ClickException if an answer is wrong.
+    """
     events = make_events(files)
     user = int(events["user_id"][len(events) // 2].as_py())
     expected = _sorted(events.filter(pc.equal(events["user_id"], user)))
@@ -190,8 +196,10 @@ def look_up(catalog: RestCatalog, user: int) -> Lookup:
 
 
 def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:
-    """Defines the index by a table property, and waits until the server has built it; returns the seconds.
-    ClickException if that takes minutes."""
+    """Define the index by a table property, and wait until the server has built it; return the seconds.
+
+    ClickException if that takes minutes.
+    """
     started_s = _CLOCK.monotonic()
     with catalog.load_table(TABLE).transaction() as transaction:
         transaction.set_properties({f"seamark.index.{INDEX}": DEFINITION})

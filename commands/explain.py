@@ -147,7 +147,10 @@ def _considered(explanation: Explanation) -> int:
 
 
 def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> None:
-    """`is_whole`: whether the explained predicate is all that the reader checks. A query may check more."""
+    """`is_whole`: whether the explained predicate is all that the reader checks.
+
+    A query may check more.
+    """
     console = open_console()
     console.print(
         make_table(
@@ -206,7 +209,7 @@ def _show(table: str, explanation: Explanation, *, is_whole: bool = True) -> Non
 
 
 def advice(table: str, explanation: Explanation) -> Iterator[str]:
-    """A sentence for each term that leaves most files, with the command that would help."""
+    """Yield a sentence for each term that leaves most files, with the command that would help."""
     if explanation.files <= 1:
         return
     indexed = {index["name"]: index for index in explanation.indexes}

@@ -85,7 +85,10 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
 def create(
     client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
 ) -> None:
-    """Define an index on TABLE. Plans use each index file after it is registered."""
+    """Define an index on TABLE.
+
+    Plans use each index file after it is registered.
+    """
     try:
         terms = tuple(part.strip() for given in columns for part in split_arguments(given))
     except errors.BadRequest as error:
@@ -146,7 +149,10 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 @click.argument("name")
 @server_command
 def pause(client: IndexClient, table: str, name: str, as_json: bool) -> None:
-    """Pause the index NAME of TABLE: plans do not use it, and builds skip it. Its index files stay."""
+    """Pause the index NAME of TABLE: plans do not use it, and builds skip it.
+
+    Its index files stay.
+    """
     paused = client.put_index(table, name, state="paused")
     print_result(paused.json, f"Index {name} is paused", as_json=as_json)
 
@@ -173,7 +179,7 @@ def drop(client: IndexClient, table: str, name: str, as_json: bool) -> None:
 
 
 def _name_of(kind: str, columns: tuple[str, ...]) -> str:
-    """The columns' letters, digits and underscores, and the kind."""
+    """Return the columns' letters, digits and underscores, and the kind."""
     words = ["".join(character if character.isalnum() else " " for character in column).split() for column in columns]
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 

@@ -44,9 +44,9 @@ def verify_command(
 ) -> None:
     """Verify the index NAME of TABLE, or all its indexes, against the data.
 
-    Reads each live index file (checksums, counts) and some of its data files (key by key), and compares the row
-    counts of the index with those of the table. Wrong index files are quarantined: plans do not use them, and the
-    next build replaces them. This machine reads the data files, so it needs access to the table's storage.
+    Reads each live index file (checksums, counts) and some of its data files (key by key), and compares the row counts
+    of the index with those of the table. Wrong index files are quarantined: plans do not use them, and the next build
+    replaces them. This machine reads the data files, so it needs access to the table's storage.
     """
     indexes = client.indexes(table) if name is None else [client.index(table, name)]
     for index in indexes:
@@ -143,7 +143,7 @@ def _verdict(audit: Audit, verdict: VerificationResult) -> str:
 
 
 def _end_of(location: str) -> str:
-    """The build's folder and the file name; the index files of a table share the folder above."""
+    """Return the build's folder and the file name; the index files of a table share the folder above."""
     return "/".join(location.split("/")[-2:])
 
 

@@ -52,7 +52,10 @@ _log = structlog.get_logger("seamark.jobs")
 
 
 def main() -> None:
-    """Until the end of the input. Prints of libraries go to standard error, so that they cannot damage an answer."""
+    """Until the end of the input.
+
+    Prints of libraries go to standard error, so that they cannot damage an answer.
+    """
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     yield_to_requests()
@@ -74,14 +77,20 @@ def main() -> None:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """The lines of the input. Unbuffered, so that `_run_in_child` sees its end."""
+    """Yield the lines of the input.
+
+    Unbuffered, so that `_run_in_child` sees its end.
+    """
     with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as source:
         yield from iter(source.readline, b"")
 
 
 def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
-    """Waits for the child. If it ends without an answer, this process ends with its code: the server then knows that
-    the job has failed, and starts another worker."""
+    """Wait for the child.
+
+    If it ends without an answer, this process ends with its code: the server then knows that the job has failed, and
+    starts another worker.
+    """
     with tempfile.TemporaryDirectory(prefix="seamark-job-", ignore_cleanup_errors=True) as scratch:
         parent = os.getpid()
         child = os.fork()
@@ -95,7 +104,10 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
 
 
 def _ended(child: int) -> int:
-    """The exit code of the child, negative for a signal. It is killed if the input of this process ends before."""
+    """Return the exit code of the child, negative for a signal.
+
+    It is killed if the input of this process ends before.
+    """
     handle = os.pidfd_open(child)
     try:
         waiting = select.poll()
@@ -116,14 +128,14 @@ def _end_with_parent(parent: int) -> None:
 
 
 def _leave_input() -> None:
-    """Closes the input, which has the logins and keys of later jobs: a process that a job starts may outlive it."""
+    """Close the input, which has the logins and keys of later jobs: a process that a job starts may outlive it."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
 
 
 def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
-    """Runs the job in this process, which ends with it."""
+    """Run the job in this process, which ends with it."""
     try:
 
         def answer(answer: JobAnswer) -> None:
@@ -142,8 +154,8 @@ def yield_to_requests() -> None:
     SCHED_BATCH: the process interrupts no other that runs when it wakes up. What the system refuses is left out.
 
     Where Linux groups processes by sessions (sched(7), autogroup), a priority counts only within its session, and
-    sessions share the CPU equally. So the worker has a separate session with a low priority: in that of the server,
-    it would use up the server's share, and requests would wait for other programs.
+    sessions share the CPU equally. So the worker has a separate session with a low priority: in that of the server, it
+    would use up the server's share, and requests would wait for other programs.
     """
     os.nice(_NICE)
     if os.getsid(0) == os.getpid():
@@ -159,9 +171,14 @@ def yield_to_requests() -> None:
 def run(
     request: JobRequest, report: Report, runner: BatchRunner | None = None, *, scratch: str | None = None
 ) -> JobAnswer:
-    """Runs a job, with the rewrites where `runner` runs them. An error of any kind is an answer, because the next job
-    may succeed. `report` receives the progress from time to time. `scratch`: this process is for the job alone, and is
-    restricted to its table and this folder for temporary files."""
+    """Run a job, with the rewrites where `runner` runs them.
+
+    An error of any kind is an answer, because the next job may succeed. `report` receives the progress from time to
+    time.
+
+    Args:
+        scratch: This process is for the job alone, and is restricted to its table and this folder for temporary files.
+    """
     os.umask(request.umask)
     if request.folders is not None:
         confine(request.folders)

@@ -24,7 +24,7 @@ json_option: Callable[[Command], Command] = click.option("--json", "as_json", is
 
 
 def address_options(command: Command) -> Command:
-    """Adds `--url` and `--token` of the server."""
+    """Add `--url` and `--token` of the server."""
     command = click.option("--token", envvar="SEAMARK_TOKEN", help="A bearer token. [SEAMARK_TOKEN]")(command)
     return click.option(
         "--url", envvar="SEAMARK_URL", show_envvar=True, help="URL of the server. Default: from --home/server.json."
@@ -32,7 +32,7 @@ def address_options(command: Command) -> Command:
 
 
 def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], Command]:
-    """Adds `--config` and a flag for each setting (or for `names`) to a command; flags without a value are unset."""
+    """Add `--config` and a flag for each setting (or for `names`) to a command; flags without a value are unset."""
 
     def add(command: Command) -> Command:
         for name in reversed(names or tuple(FIELDS)):
@@ -61,7 +61,10 @@ def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) 
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """Settings for a command. Exits with code 2 and a message when they are invalid."""
+    """Settings for a command.
+
+    Exits with code 2 and a message when they are invalid.
+    """
     try:
         settings = load(flags, os.environ, config)
         exposed = exposed_secrets(os.environ, config)
@@ -86,7 +89,10 @@ def refuse(error: ConfigError) -> click.ClickException:
 
 
 def parse_duration(text: str, option: str) -> int:
-    """Seconds, of a number with a unit such as `12h`. BadParameter, with the option, for other text."""
+    """Seconds, of a number with a unit such as `12h`.
+
+    BadParameter, with the option, for other text.
+    """
     match = _DURATION.match(text)
     if match is None:
         raise click.BadParameter(
@@ -96,7 +102,10 @@ def parse_duration(text: str, option: str) -> int:
 
 
 def parse_time_ms(text: str, option: str) -> int:
-    """Milliseconds since the epoch, as `parse_as_of`. BadParameter, with the option, for other text."""
+    """Return milliseconds since the epoch, as `parse_as_of`.
+
+    BadParameter, with the option, for other text.
+    """
     try:
         return parse_as_of(text)
     except ValueError:
@@ -106,8 +115,10 @@ def parse_time_ms(text: str, option: str) -> int:
 
 
 def parse_size(text: str, option: str) -> int:
-    """Bytes, of a number with a unit such as `512MB`, by powers of 1024. BadParameter, with the option, for other
-    text."""
+    """Bytes, of a number with a unit such as `512MB`, by powers of 1024.
+
+    BadParameter, with the option, for other text.
+    """
     size_bytes = parse_bytes(text)
     if size_bytes is None:
         raise click.BadParameter(f"{text!r} is not a size: write a number and KB, MB, GB or TB", param_hint=option)

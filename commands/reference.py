@@ -36,7 +36,7 @@ server ignores unknown `SEAMARK_…` variables, because orchestrators set such n
 
 
 def settings_page() -> str:
-    """The page on settings, in order of declaration."""
+    """Return the page on settings, in order of declaration."""
     parts = [_HEAD]
     for name, field in FIELDS.items():
         metadata = field.metadata
@@ -51,7 +51,7 @@ def settings_page() -> str:
 
 
 def openapi_document() -> str:
-    """The OpenAPI document of Seamark's API, indented."""
+    """Return the OpenAPI document of Seamark's API, indented."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
     return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"

@@ -31,7 +31,7 @@ _BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u20
 
 
 def printable(text: str) -> str:
-    """The text with escapes instead of characters that a terminal interprets."""
+    """Return the text with escapes instead of characters that a terminal interprets."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escaped(character) if _is_control(character) else character for character in text)
@@ -48,7 +48,7 @@ def _escaped(character: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Prints a line to standard output or standard error."""
+    """Print a line to standard output or standard error."""
     click.echo(printable(text), err=err)
 
 
@@ -73,7 +73,10 @@ def make_table(
     title: str | None = None,
     framed: bool = True,
 ) -> Table:
-    """`right_aligned`: the columns that are aligned to the right. Cells are no markup: names contain brackets."""
+    """`right_aligned`: the columns that are aligned to the right.
+
+    Cells are no markup: names contain brackets.
+    """
     table = Table(title=title, title_justify="left")
     if not framed:
         table = Table(box=None, pad_edge=False, header_style="bold")
@@ -103,8 +106,10 @@ def print_json(value: Any) -> None:
 
 
 def print_result(result: Any, text: str, *, as_json: bool) -> None:
-    """What a command has done: as a sentence, or as JSON. The fields of a dataclass get hyphens, as in the answers of
-    the server."""
+    """What a command has done: as a sentence, or as JSON.
+
+    The fields of a dataclass get hyphens, as in the answers of the server.
+    """
     if not as_json:
         click.echo(printable(text))
     elif dataclasses.is_dataclass(result) and not isinstance(result, type):
@@ -119,15 +124,16 @@ def time_text(epoch_ms: int | None) -> str:
 
 
 def show_count(count: int, noun: str, verb: str = "") -> str:
-    """A number of things whose plural ends in s, such as "1 file" or "1,000 files"; with a `verb` that follows it in
-    the plural, such as "were", "1 file was"."""
+    """Return a number of things whose plural ends in s, such as "1 file" or "1,000 files"; with a `verb` that
+    follows it in the plural, such as "were", "1 file was".
+    """
     if count == 1:
         return f"1 {noun} {_SINGULAR[verb]}" if verb else f"1 {noun}"
     return f"{count:,} {noun}s {verb}".rstrip()
 
 
 def show_size(count: int) -> str:
-    """A size in bytes, in a suitable unit of powers of 1024; as the console shows it (`format.js`)."""
+    """Return a size in bytes, in a suitable unit of powers of 1024; as the console shows it (`format.js`)."""
     size, units = float(count), iter(_SIZE_UNITS)
     unit = next(units)
     while size >= 1024 and unit != _SIZE_UNITS[-1]:

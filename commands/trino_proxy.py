@@ -40,7 +40,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Command]:
-    """The option for a limit of `ProxySettings`: of seconds, of bytes, or a number."""
+    """Return the option for a limit of `ProxySettings`: of seconds, of bytes, or a number."""
     default = getattr(ProxySettings, name)
     kind = click.IntRange(min=int(least)) if isinstance(default, int) else click.FloatRange(min=least)
     unit = "SECONDS" if name.endswith("_s") else "BYTES" if name.endswith("_bytes") else "COUNT"
@@ -222,8 +222,10 @@ def trino_proxy(
 
 
 def _faults(settings: ProxySettings) -> list[str]:
-    """The servers behind the proxy that do not answer within `_ANSWER_S`, or are others. Name resolution has no time
-    limit, therefore each request has a thread."""
+    """Return the servers behind the proxy that do not answer within `_ANSWER_S`, or are others.
+
+    Name resolution has no time limit, therefore each request has a thread.
+    """
     authorities = None if settings.authorities is None else ssl.create_default_context(cafile=settings.authorities)
     servers = {("Trino", url): (f"{url}/v1/info", settings.upstream_tls) for url in settings.trino}
     servers["Seamark", settings.seamark] = (f"{settings.seamark}/healthz", authorities)
@@ -255,12 +257,15 @@ class _Answer(NamedTuple):
     body: bytes
 
     def is_of(self, name: str) -> bool:
-        """Whether a server of that name may have given it. One before it may answer, such as with 401."""
+        """Return whether a server of that name may have given it.
+
+        One before it may answer, such as with 401.
+        """
         return self.status != 404 and (name != "Trino" or self.status != 200 or b'"nodeVersion"' in self.body)
 
 
 def _answer(url: str, tls: ssl.SSLContext | None) -> _Answer | None:
-    """None if no HTTP server answers."""
+    """Return None if no HTTP server answers."""
     try:
         with urllib3.PoolManager(retries=False, timeout=_ANSWER_S, ssl_context=tls) as pool:
             response = pool.request("GET", url, preload_content=False)

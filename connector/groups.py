@@ -10,8 +10,10 @@ T = TypeVar("T")
 
 
 def divide(items: Iterable[T], weigh: Callable[[T], tuple[int, ...]], limits: tuple[int, ...]) -> Iterator[list[T]]:
-    """Groups of successive items. The weights of a group add up to at most each of the limits; an item above a limit
-    has its own group."""
+    """Groups of successive items.
+
+    The weights of a group add up to at most each of the limits; an item above a limit has its own group.
+    """
     group: list[T] = []
     total = (0,) * len(limits)
     for item in items:

@@ -203,13 +203,16 @@ async def open_components(
 
 
 def new_holder(clock: Clock) -> str:
-    """The name of this worker among all on the pointer store, for leases."""
+    """Return the name of this worker among all on the pointer store, for leases."""
     return f"{socket.gethostname()}:{os.getpid()}:{clock.uuid4()}"
 
 
 @asynccontextmanager
 async def table_services(components: ServerComponents, url: str) -> AsyncIterator[None]:
-    """Run the table services during the block. `url` is that of this server, which is serving."""
+    """Run the table services during the block.
+
+    `url` is that of this server, which is serving.
+    """
     async with open_scheduler(
         components.settings,
         components.store,
@@ -233,7 +236,11 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
 @asynccontextmanager
 async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
-    """None without an endpoint. ConfigError if the optional SDK is not installed."""
+    """None without an endpoint.
+
+    Raises:
+        ConfigError: If the optional SDK is not installed.
+    """
     if not settings.otel_endpoint:
         yield None
         return
@@ -246,28 +253,36 @@ async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
 
 
 def log_repaired(paths: Sequence[Path]) -> None:
-    """Logs the files that other accounts could access before."""
+    """Log the files that other accounts could access before."""
     if paths:
         shown = [str(path) for path in paths[:_REPAIRED_SHOWN]]
         _log.warning("files were open to other accounts, and are private now", count=len(paths), paths=shown)
 
 
 def open_certificate(settings: Settings) -> Certificate | None:
-    """The certificate of tls_cert and tls_key; None without them. ConfigError, with the file, if it is unusable."""
+    """Return the certificate of tls_cert and tls_key; None without them.
+
+    Raises:
+        ConfigError: With the file, if it is unusable.
+    """
     return Certificate(Path(settings.tls_cert), Path(settings.tls_key)) if settings.tls_cert else None
 
 
 def warn_of_plain_http(settings: Settings) -> None:
-    """Warns if tokens can be read in transit: beyond loopback, without TLS here and unless a proxy terminates TLS."""
+    """Warn if tokens can be read in transit: beyond loopback, without TLS here and unless a proxy terminates TLS."""
     if settings.auth != "none" and not settings.tls_cert and not is_loopback(settings.host):
         _log.warning("tokens travel unencrypted: give tls_cert and tls_key, or end TLS in a proxy", host=settings.host)
 
 
 def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket.socket:
-    """A bound TCP socket that does not listen yet; `shared` lets other workers bind the same port (SO_REUSEPORT).
+    """Return a bound TCP socket that does not listen yet; `shared` lets other workers bind the same port
+    (SO_REUSEPORT).
+
     `port` is by default that of the settings.
 
-    ConfigError if the address is in use, is not one of this machine's, or is open to others without authentication.
+    Raises:
+        ConfigError: If the address is in use, is not one of this machine's, or is open to others without
+            authentication.
     """
     check_binding(settings)
     port = settings.port if port is None else port
@@ -292,7 +307,7 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
 
 
 def url_of(settings: Settings, sock: socket.socket) -> str:
-    """The base URL of `sock`; a wildcard address becomes loopback."""
+    """Return the base URL of `sock`; a wildcard address becomes loopback."""
     host, port = sock.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  compared, not bound
     scheme = "https" if settings.tls_cert else "http"
@@ -363,7 +378,7 @@ def _tls_of(components: ServerComponents) -> ssl.SSLContext | None:
 
 
 async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.SockSite) -> None:
-    """Lets running requests finish within `drain_timeout_s`, and aborts the others.
+    """Let running requests finish within `drain_timeout_s`, and abort the others.
 
     aiohttp's shutdown stops reading first, so a request whose body is incomplete could never finish. So this function
     waits for the handlers, and leaves the remaining time to aiohttp for answers that are still being sent.
@@ -383,7 +398,7 @@ async def _drain(components: ServerComponents, runner: web.AppRunner, site: web.
 
 
 def freeze_garbage() -> None:
-    """Excludes permanent objects (modules, routes, settings: 100,000 objects) from garbage collection, each run of
+    """Exclude permanent objects (modules, routes, settings: 100,000 objects) from garbage collection, each run of
     which would otherwise block the event loop for tens of milliseconds.
     """
     gc.collect()
@@ -400,10 +415,14 @@ async def serve(
     *,
     is_first: bool = True,
 ) -> None:
-    """Serves until SIGTERM or SIGINT, then drains. A second signal has no effect; SIGKILL stops immediately.
+    """Serve until SIGTERM or SIGINT, then drains.
+
+    A second signal has no effect; SIGKILL stops immediately.
 
     `parent` is a file descriptor that becomes readable when the supervisor exits, so that a worker stops with it.
-    `is_first`: this worker reports what concerns all workers.
+
+    Args:
+        is_first: This worker reports what concerns all workers.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -446,7 +465,10 @@ def run(
     *,
     is_first: bool = True,
 ) -> None:
-    """Runs one worker on its own event loop; returns after the drain. Parameters as in `serve`."""
+    """Run one worker on its own event loop; returns after the drain.
+
+    Parameters as in `serve`.
+    """
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(settings, sock, SystemClock(), extensions, on_ready, parent, is_first=is_first))
@@ -466,7 +488,7 @@ async def _refresh_keys(components: ServerComponents) -> None:
 
 
 async def _sample(components: ServerComponents) -> None:
-    """Updates the gauges of other components, and measures the latency of the event loop."""
+    """Update the gauges of other components, and measure the latency of the event loop."""
     metrics, clock = components.metrics, components.clock
     while True:
         before = clock.monotonic()

@@ -22,7 +22,10 @@ EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
 
 
 def first_seed(variable: str = "TEST_SEED") -> int:
-    """The number in `variable`, else in TEST_SEED, else 1. An exploring run sets TEST_SEED for its processes."""
+    """Return the number in `variable`, else in TEST_SEED, else 1.
+
+    An exploring run sets TEST_SEED for its processes.
+    """
     said = os.environ.get(variable) or os.environ.get("TEST_SEED")
     if not said:
         said = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
@@ -48,8 +51,10 @@ def seeds_by_version(
 
 
 def examples(number: int, judged: int | None = None) -> int:
-    """Of a random test: `number` where tests explore. An ordinary run draws the same examples each time, so it takes
-    `judged` of them, or a third."""
+    """Of a random test: `number` where tests explore.
+
+    An ordinary run draws the same examples each time, so it takes `judged` of them, or a third.
+    """
     if EXPLORING:
         return number
     return -(-number // 3) if judged is None else judged
@@ -61,8 +66,10 @@ def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
 
 
 def settle() -> None:
-    """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes. No
-    deadlines, nor one for the first ten examples: how long they took on a busy machine is no property of the code."""
+    """The same for Hypothesis, and an exploring run draws its seed here, before pytest-xdist starts processes.
+
+    No deadlines, nor one for the first ten examples: how long they took on a busy machine is no property of the code.
+    """
     first_seed()
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("judge", derandomize=True, database=None, **patient)

@@ -11,7 +11,11 @@ PATIENCE_S = 60.0
 
 
 async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """Returns when `holds()` is true. AssertionError when it is not within `within_s`."""
+    """Return when `holds()` is true.
+
+    Raises:
+        AssertionError: When it is not within `within_s`.
+    """
     deadline_s = time.monotonic() + within_s
     while not holds():
         assert time.monotonic() < deadline_s, "the condition does not hold"
@@ -19,8 +23,9 @@ async def until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> No
 
 
 def block_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
-    """`until` for code without an event loop, which often asks a server: ever less often, since each question takes CPU
-    time from what it waits for."""
+    """`until` for code without an event loop, which often asks a server: ever less often, since each question takes
+    CPU time from what it waits for.
+    """
     deadline_s, pause_s = time.monotonic() + within_s, 0.02
     while not holds():
         assert time.monotonic() < deadline_s, "the condition does not hold"

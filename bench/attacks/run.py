@@ -74,7 +74,7 @@ class Besieged:
     hostile_token: str
 
     async def look(self, seconds: float) -> Seen:
-        """The good client's plans, loads and commits, for so long."""
+        """Return the good client's plans, loads and commits, for so long."""
         seen, process = Seen(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
         number = 0
@@ -100,7 +100,7 @@ class Besieged:
         return seen
 
     async def under(self, attack: str, seconds: float) -> Seen:
-        """What the good client sees while `attack` runs."""
+        """Return what the good client sees while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
         try:

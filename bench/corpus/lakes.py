@@ -84,7 +84,7 @@ RETAIL = {
 
 
 def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
-    """Makes all tables; `share` of the rows and files, for a short run."""
+    """Make all tables; `share` of the rows and files, for a short run."""
     scale, files = max(0.01, SCALE * share), max(8, round(FACT_FILES * share))
     star, tpch = generate(CACHE / "ssb", scale), scratch / "tpch"
     argv = [str(Path(sys.executable).parent / "tpchgen-cli"), "parquet", "-s", f"{scale:g}", "-o", str(tpch), "--quiet"]
@@ -108,7 +108,7 @@ def fill(server: Seamark, scratch: Path, *, share: float = 1.0) -> None:
 
 
 def data_files(server: Seamark) -> dict[tuple[str, str], list[str]]:
-    """The paths of the data files of all tables, by namespace and name."""
+    """Return the paths of the data files of all tables, by namespace and name."""
     catalog = load_catalog("sea", type="rest", uri=server.base_url)
     names = [(namespace, name) for namespace in NAMESPACES for _, name in catalog.list_tables(namespace)]
     files = {name: [one.file.file_path for one in catalog.load_table(name).scan().plan_files()] for name in names}

@@ -28,7 +28,10 @@ class RowsDiffer(Exception):
 
 
 def rows_of(con: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
-    """The rows of a query. Sums of floats depend on the order of the rows in their last digits."""
+    """Return the rows of a query.
+
+    Sums of floats depend on the order of the rows in their last digits.
+    """
     return Counter(
         repr(tuple(f"{one:.9g}" if isinstance(one, float) else one for one in row))
         for row in con.execute(text).fetchall()
@@ -89,7 +92,7 @@ class HeldRows:
 
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
-    """Files that are enough, none of which can be left out of them."""
+    """Return files that are enough, none of which can be left out of them."""
     kept = set(files)
     left = [sorted(files)]
     while left:

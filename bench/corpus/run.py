@@ -191,7 +191,7 @@ def _considered(plan: Explanation) -> int:
 
 
 def _answer(con: duckdb.DuckDBPyConnection, text: str) -> tuple[Counter[str], int]:
-    """The rows, and the number of files that were read."""
+    """Return the rows, and the number of files that were read."""
     rows = rows_of(con, text)
     profile = con.get_profiling_information()
     return rows, _files_read(json.loads(profile) if isinstance(profile, str) else profile)

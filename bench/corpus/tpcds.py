@@ -49,7 +49,7 @@ _KEYS = (
 
 
 def generator() -> duckdb.DuckDBPyConnection | None:
-    """A connection with the extension; None if it cannot be had."""
+    """Return a connection with the extension; None if it cannot be had."""
     folder = CACHE / "tpcds" / duckdb.__version__
     found = next(folder.rglob("tpcds.duckdb_extension"), None)
     if found is None:
@@ -66,7 +66,9 @@ def generator() -> duckdb.DuckDBPyConnection | None:
 
 
 def texts(con: duckdb.DuckDBPyConnection) -> dict[int, str]:
-    """The queries by number, without the LIMIT of their result: rows that are equal in its order are not sure."""
+    """Return the queries by number, without the LIMIT of their result: rows that are equal in its order are not
+    sure.
+    """
     found = con.execute("SELECT query_nr, query FROM tpcds_queries() ORDER BY ALL").fetchall()
     return {number: _LIMIT.sub("", text.strip().removesuffix(";")) for number, text in found}
 
@@ -88,7 +90,7 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
 
 
 def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
-    """The CPU time in which a query is read: the shortest of a few."""
+    """Return the CPU time in which a query is read: the shortest of a few."""
     columns, best = _columns(con), float("inf")
     for _ in range(_ROUNDS):
         begin = time.thread_time()
@@ -106,7 +108,7 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
 
 
 def _columns(con: duckdb.DuckDBPyConnection) -> dict[str, dict[str, str]]:
-    """The columns of each table, with Iceberg's types."""
+    """Return the columns of each table, with Iceberg's types."""
     found: dict[str, dict[str, str]] = {}
     listed = "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE NOT internal"
     for table, column, kind in con.execute(listed).fetchall():

@@ -61,7 +61,10 @@ def main() -> int:
 
 
 def run(options: Options, console: Console) -> list[Comparison]:
-    """The whole demo: what each engine read. DemoFailed, and no result, if an answer is wrong."""
+    """Return the whole demo: what each engine read.
+
+    DemoFailed, and no result, if an answer is wrong.
+    """
     columns = TextColumn("{task.description:<48}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with home(options) as folder, Progress(*columns, console=console) as progress:
         steps = progress.add_task("Seamark and Spark start", total=2)

@@ -46,7 +46,10 @@ STALLED_S_MAX = 300.0
 
 @contextlib.contextmanager
 def session(uri: str, folder: Path) -> Iterator[SparkSession]:
-    """Spark with the server at `uri` as its catalog and `ssb` as its namespace. Messages of the JVM go to spark.log."""
+    """Spark with the server at `uri` as its catalog and `ssb` as its namespace.
+
+    Messages of the JVM go to spark.log.
+    """
     conf = {
         **session_conf(iceberg_jars(CACHE / "jars")),
         **catalog_conf(connect.CATALOG, uri),
@@ -67,7 +70,7 @@ def session(uri: str, folder: Path) -> Iterator[SparkSession]:
 
 @contextlib.contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """Processes started inside inherit `path` as their standard error."""
+    """Process started inside inherit `path` as their standard error."""
     sys.stderr.flush()
     saved = os.dup(2)
     with path.open("ab") as log:
@@ -80,7 +83,10 @@ def _stderr_into(path: Path) -> Iterator[None]:
 
 
 def write(spark: SparkSession, data: Path, options: Options, progress: Progress) -> None:
-    """The tables as Spark writes them, the facts by date. Those that are clustered next are a copy in any order."""
+    """The tables as Spark writes them, the facts by date.
+
+    Those that are clustered next are a copy in any order.
+    """
     tables = [*((NAMESPACE, table) for table in TABLES), CLUSTERED]
     for namespace, table in progress.track(tables, description="Spark writes the tables"):
         target = f"{connect.CATALOG}.{namespace}.{table}"
@@ -89,7 +95,7 @@ def write(spark: SparkSession, data: Path, options: Options, progress: Progress)
 
 
 def cluster_facts(spark: SparkSession, client: IndexClient, options: Options, progress: Progress) -> None:
-    """Rewrites the second fact table into Seamark's layout."""
+    """Rewrite the second fact table into Seamark's layout."""
     task = progress.add_task("Seamark clusters the facts", total=1)
     cluster(spark, CLUSTERED, CLUSTERED_BY, joins=JOINS, files=options.fact_files, client=client)
     progress.update(task, completed=1)
@@ -102,7 +108,11 @@ def define_indexes(client: IndexClient, table: tuple[str, str]) -> None:
 
 
 def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
-    """Returns when the server has built the indexes of both. DemoFailed if it gets stuck."""
+    """Return when the server has built the indexes of both.
+
+    Raises:
+        DemoFailed: If it gets stuck.
+    """
     indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED]
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
     most, until = 0, time.monotonic() + STALLED_S_MAX

@@ -24,8 +24,12 @@ class DemoFailed(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """`scale`: of the benchmark, 1 is 6 million facts. `keep`: the server stays up over `home`. `trino`: Trino
-    runs the queries, too, where it is installed."""
+    """`scale`: of the benchmark, 1 is 6 million facts.
+
+    Attributes:
+        keep: The server stays up over `home`.
+        trino: Trino runs the queries, too, where it is installed.
+    """
 
     scale: float = 1
     fact_files: int = 800

@@ -39,21 +39,25 @@ Ask = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
 
 @dataclass
 class Query:
-    """One query. `bound`: files of the clustered layout that hold a row of the answer; no plan can keep fewer."""
+    """One query.
+
+    Attributes:
+        bound: Files of the clustered layout that hold a row of the answer; no plan can keep fewer.
+    """
 
     name: str
     bound: int
     answers: dict[str, list[Measured]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
 
     def files(self, column: str) -> int:
-        """The most of any round."""
+        """Return the most of any round."""
         return max(answer.files for answer in self.answers[column])
 
     def size_bytes(self, column: str) -> int:
         return max(answer.size_bytes for answer in self.answers[column])
 
     def seconds(self, column: str) -> float:
-        """The median of all rounds."""
+        """Return the median of all rounds."""
         return statistics.median(answer.seconds for answer in self.answers[column])
 
 
@@ -68,18 +72,21 @@ class Comparison:
         return sum(of(query) for query in self.queries)
 
     def mean(self, of: Callable[[Query], float]) -> float:
-        """The geometric mean."""
+        """Return the geometric mean."""
         return exp(statistics.fmean(log(of(query)) for query in self.queries))
 
     def fewer_files(self, column: str) -> float:
-        """How many times fewer files than Iceberg opens, in the geometric mean. No file counts as one."""
+        """Return how many times fewer files than Iceberg opens, in the geometric mean.
+
+        No file counts as one.
+        """
         return self.mean(lambda query: query.files(ICEBERG) / max(1, query.files(column)))
 
     def sooner(self, column: str) -> float:
         return self.mean(lambda query: query.seconds(ICEBERG) / query.seconds(column))
 
     def over_bound(self) -> float:
-        """The worst ratio of files opened in Seamark's layout to files that hold a row."""
+        """Return the worst ratio of files opened in Seamark's layout to files that hold a row."""
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
 
 
@@ -88,12 +95,12 @@ FLIGHTS = tuple(name for name in QUERIES if name.endswith(".1"))
 
 
 def on_clustered(text: str) -> str:
-    """The query over the facts in Seamark's layout."""
+    """Return the query over the facts in Seamark's layout."""
     return _FACT_NAME.sub(".".join(lake.CLUSTERED), text)
 
 
 def spark_asks(spark: SparkSession) -> dict[str, Ask]:
-    """How Spark runs a query, for each column."""
+    """Return how Spark runs a query, for each column."""
 
     def asking(run: Callable[[str], DataFrame]) -> Ask:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
@@ -120,10 +127,17 @@ def compare(
     rounds: int,
     warm_up: Sequence[str] = tuple(QUERIES),
 ) -> Comparison:
-    """Asks the queries `rounds` times, in each way. `bounds`: of each query. DemoFailed if an answer is wrong.
+    """Ask the queries `rounds` times, in each way.
 
     Before, each query of `warm_up` runs once in one way, which is not counted: the engine compiles and caches what all
-    need. The first round ends with Iceberg, so that a still cold engine is not to its disadvantage."""
+    need. The first round ends with Iceberg, so that a still cold engine is not to its disadvantage.
+
+    Args:
+        bounds: Of each query.
+
+    Raises:
+        DemoFailed: If an answer is wrong.
+    """
     queries = [Query(name, bounds[name]) for name in QUERIES]
     total = len(warm_up) + len(queries) * rounds * len(COLUMNS)
     task = progress.add_task(f"13 queries in {engine}, three ways in turns", total=total)

@@ -57,7 +57,11 @@ def ranges(paths: Sequence[str], data: Path) -> dict[str, Bars]:
 def write_report(
     compared: Sequence[Comparison], written: Sequence[str], clustered: Sequence[str], data: Path, scale: float
 ) -> str:
-    """The page as text. `written` and `clustered`: paths of the facts' files."""
+    """Return the page as text.
+
+    Args:
+        written, clustered: Paths of the facts' files.
+    """
     before, after = ranges(written, data), ranges(clustered, data)
     pictures = "".join(
         '<div class="pair">'

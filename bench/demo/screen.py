@@ -43,7 +43,7 @@ def show(compared: Sequence[Comparison], scale: float, console: Console) -> None
 
 
 def totals_table(comparison: Comparison) -> Table:
-    """A row for each way of asking: what all queries took."""
+    """Return a row for each way of asking: what all queries took."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(comparison.engine, no_wrap=True)
     for head in ("files", "MiB", "s"):
@@ -60,7 +60,9 @@ def totals_table(comparison: Comparison) -> Table:
 
 
 def result_table(comparison: Comparison) -> Table:
-    """A row for each query: files opened, megabytes and seconds, each in three columns; it fits into 80 characters."""
+    """Return a row for each query: files opened, megabytes and seconds, each in three columns; it fits into 80
+    characters.
+    """
     table = Table(show_footer=True, box=SIMPLE_HEAD, padding=0, pad_edge=False)
     total = comparison.total
     table.add_column("\nquery", "all", no_wrap=True)
@@ -99,7 +101,7 @@ def _show_bars(comparison: Comparison, console: Console) -> None:
 
 
 def sentence(comparison: Comparison) -> str:
-    """What the demo shows, with its figures."""
+    """Return what the demo shows, with its figures."""
     return (
         f"The same data, the same {comparison.engine}, the same answers: {comparison.fewer_files(UNTOUCHED):.1f}× "
         f"fewer files with the files as written, {comparison.fewer_files(CLUSTERED):.1f}× fewer and "

@@ -87,7 +87,7 @@ class Lru:
         self._used = 0
 
     def has(self, key: int, size_bytes: int) -> bool:
-        """Whether it is there; afterwards it is, if it fits at all."""
+        """Return whether it is there; afterwards it is, if it fits at all."""
         if key in self._sizes:
             self._sizes.move_to_end(key)
             return True
@@ -112,8 +112,9 @@ class HitRates:
 
 
 def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) -> HitRates:
-    """At 1/`scale` of tables, files and budgets, and with a tenth of the replicas, whose budgets are ten times as large
-    for the peer tier: the number of replicas that share it changes only who owns what."""
+    """At 1/`scale` of tables, files and budgets, and with a tenth of the replicas, whose budgets are ten times as
+    large for the peer tier: the number of replicas that share it changes only who owns what.
+    """
     rng = random.Random(SEED)
     replicas, tables = fleet.replicas // 10, fleet.tables // scale
     weights = [1 / (rank + 1) for rank in range(tables)]
@@ -163,7 +164,7 @@ def _table_files(rng: random.Random, tables: int, files: int) -> Sequence[int]:
 
 
 def figures() -> str:
-    """The table of the page."""
+    """Return the table of the page."""
     fleet, settings = Fleet(), Settings()
     ring, rates = shares(fleet, keys=20_000), hit_rates(fleet, settings, scale=100, requests=60_000)
     missed = rates.peers + rates.storage
@@ -203,7 +204,11 @@ def _size(count: float) -> str:
 
 
 def replaced_figures(page: str, text: str) -> str:
-    """The page with `text` between its marks. ValueError without them."""
+    """Return the page with `text` between its marks.
+
+    Raises:
+        ValueError: Without them.
+    """
     before, begin, rest = page.partition(BEGIN + "\n")
     _, end, after = rest.partition(END)
     if not begin or not end:

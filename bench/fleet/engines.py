@@ -81,7 +81,7 @@ def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
 
 
 def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
-    """Creates the tables by the direct server, past the delay, and registers them with the other."""
+    """Create the tables by the direct server, past the delay, and register them with the other."""
     with closing(RestCatalog("near", uri=direct.base_url, **near.client_properties(), **_FSSPEC)) as catalog:
         catalog.create_namespace(namespace)
         registered = RestCatalog("gateway", uri=gateway.base_url)

@@ -51,7 +51,10 @@ Read = Callable[[int], float]
 
 
 def reader(client: Any, keys: Keys, size: int, name: str) -> Read:
-    """Reads the n-th range of an object on one connection; returns its seconds. Fails unless all bytes arrive."""
+    """Read the n-th range of an object on one connection; return its seconds.
+
+    Fails unless all bytes arrive.
+    """
     url = _presigned(client, keys, name)
     connection = socket.create_connection((str(url.hostname), int(url.port or 80)))
     buffer = memoryview(bytearray(2 * MEBIBYTE))
@@ -96,7 +99,11 @@ class Ranges:
 def add_rows(
     report: Report, case: str, ours: list[float], theirs: list[float], factor: float, limit: list[float] | None = None
 ) -> None:
-    """`factor`: how many times faster than the direct read the goal is. `limit`: the seconds of sendfile."""
+    """`factor`: how many times faster than the direct read the goal is.
+
+    Args:
+        limit: The seconds of sendfile.
+    """
     for name, of in (("median", statistics.median), ("mean", statistics.fmean)):
         values = {"seamark": of(ours) * 1000, "direct": of(theirs) * 1000}
         goal = values["direct"] / factor if name == "median" else None
@@ -109,7 +116,7 @@ def add_rows(
 
 
 def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
-    """(keys of the gateway, keys of the store, names of new objects)."""
+    """Return (keys of the gateway, keys of the store, names of new objects)."""
     if not rig.has_table("t"):
         rig.create_table("t")
     keys = rig.keys("t")
@@ -122,7 +129,7 @@ def upload(rig: Rig, s3: S3, count: int) -> tuple[Keys, Keys, list[str]]:
 
 
 def compare(ours: Ranges, theirs: Ranges, count: int) -> tuple[list[float], list[float]]:
-    """Seconds of both, alternately, of the first `count` ranges."""
+    """Return seconds of both, alternately, of the first `count` ranges."""
     pairs = [(ours.read(n), theirs.read(n)) if n % 2 else (theirs.read(n), ours.read(n))[::-1] for n in range(count)]
     return [one for one, _ in pairs], [other for _, other in pairs]
 
@@ -189,7 +196,7 @@ def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
 
 
 def _sending(listener: socket.socket, path: str) -> None:
-    """Answers each line with the part of the file that it names, by sendfile."""
+    """Answer each line with the part of the file that it names, by sendfile."""
 
     def serve(connection: socket.socket) -> None:
         with connection, open(path, "rb") as file:
@@ -236,7 +243,7 @@ def _receive(connection: socket.socket, request: bytes, size: int, buffer: memor
 
 
 def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
-    """Bytes a second on one connection."""
+    """Return bytes a second on one connection."""
     buffer = memoryview(bytearray(2 * MEBIBYTE))
     with socket.create_connection(("127.0.0.1", port)) as connection:
         for number in range(8):
@@ -310,8 +317,9 @@ def _kernel_bytes() -> int:
 
 
 def concurrent_readers(rig: Rig, keys: Keys, name: str, count: int, size: int) -> tuple[int, int, int, int]:
-    """(MiB of memory of the server more at the peak, MiB of the kernel's for connections, answers, refusals) while
-    `count` connections read a range and take it slowly."""
+    """Return (MiB of memory of the server more at the peak, MiB of the kernel's for connections, answers, refusals)
+    while `count` connections read a range and take it slowly.
+    """
     with closing(keys.client()) as client:
         url = _presigned(client, keys, name)
         client.get_object(Bucket=keys.bucket, Key=keys.prefix + name)["Body"].read()  # into the cache

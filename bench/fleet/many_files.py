@@ -53,7 +53,10 @@ GOALS = {"bytes": 250.0, "restart": 1000.0, "range": 10.0, "ordered": 0.2, "comm
 
 @dataclass
 class Measured:
-    """Of one process. Times in ms; memory in bytes a file."""
+    """Of one process.
+
+    Times in ms; memory in bytes a file.
+    """
 
     first_ms: float
     resident: dict[str, float] = field(default_factory=dict)
@@ -98,7 +101,7 @@ async def _measure(made: Table, home: Path, memory_bytes: int) -> Measured:
 
 
 async def _settled() -> None:
-    """Waits until the processor rests, so that what was decoded is on the disk."""
+    """Wait until the processor rests, so that what was decoded is on the disk."""
     process, before = psutil.Process(), 0.0
     while (spent := sum(process.cpu_times()[:2])) - before > 0.02:
         before = spent
@@ -114,7 +117,9 @@ def _resident(*, private: bool = False) -> int:
 
 
 async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) -> float:
-    """The median, over commits of one manifest, of the next plan's time less that of a plan of a known snapshot."""
+    """Return the median, over commits of one manifest, of the next plan's time less that of a plan of a known
+    snapshot.
+    """
     more = []
     wanted = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
@@ -132,7 +137,9 @@ async def _commits(ours: OurPlanner, made: Table, first: int, *, prepare: bool) 
 
 
 def _committed(made: Table, metadata: TableMetadata, number: int) -> TableMetadata:
-    """The table after an append whose manifest has the entries of the table's last manifest, a thousand at most."""
+    """Return the table after an append whose manifest has the entries of the table's last manifest, a thousand at
+    most.
+    """
     folder = made.folder / "commits"
     folder.mkdir(exist_ok=True)
     snapshot = metadata.current_snapshot

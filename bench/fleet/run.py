@@ -102,12 +102,14 @@ async def _seconds(read: Callable[[str], Awaitable[bytes]], location: str, size:
 
 
 def event_loop_s(pid: int) -> float:
-    """Seconds of CPU that the first thread of a process has used: what other programs of the machine do not change."""
+    """Return seconds of CPU that the first thread of a process has used: what other programs of the machine do not
+    change.
+    """
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: float) -> None:
-    """Plans with ever new filters, so that no answer is cached; the view of the table is."""
+    """Plan with ever new filters, so that no answer is cached; the view of the table is."""
     times: dict[str, dict[str, list[float]]] = {}
     busy: dict[str, dict[str, list[float]]] = {}
     connections = {}

@@ -129,7 +129,10 @@ class DuckDB:
 
 
 class Roaring:
-    """Slices of ranks as roaring bitmaps. A column's values are its ranks here, because they are 0, 1, … ."""
+    """Slices of ranks as roaring bitmaps.
+
+    A column's values are its ranks here, because they are 0, 1, … .
+    """
 
     name = ROARING
 
@@ -228,7 +231,7 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
 
 
 def _column(rng: np.random.Generator, rows: int, cardinality: int) -> Values:
-    """Every value from 0 is there."""
+    """Return every value from 0 is there."""
     values = np.concatenate([np.arange(cardinality), rng.integers(0, cardinality, rows - cardinality)])
     return rng.permutation(values)
 

@@ -80,7 +80,7 @@ def _building(report: Report, *, quick: bool) -> None:
 
 
 def _assembled(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
-    """The blob, by merging ten parts, as the indexer would; written to the file that cold probes read."""
+    """Return the blob, by merging ten parts, as the indexer would; written to the file that cold probes read."""
     tenth = -(-len(entries) // 10)
     started = time.thread_time()
     parts = [Bloom(b"".join(encode(entries[at : at + tenth]))) for at in range(0, len(entries), tenth)]
@@ -98,7 +98,7 @@ def _assembled(report: Report, entries: list[FileBloom], folder: Path) -> bytes:
 
 
 def _parquet(path: Path, values: Any) -> str:
-    """One file as DuckDB writes it, with a Bloom filter of each column."""
+    """Return one file as DuckDB writes it, with a Bloom filter of each column."""
     table = pa.table({"k": values, "v": np.arange(len(values), dtype=np.float64)})
     with duckdb.connect() as connection:
         connection.register("t", table)
@@ -184,7 +184,7 @@ def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 
 
 def _timed(act: Callable[[], Any]) -> tuple[Any, float]:
-    """What it returns, and milliseconds."""
+    """Return what it returns, and milliseconds."""
     started = time.perf_counter()
     found = act()
     return found, (time.perf_counter() - started) * 1000

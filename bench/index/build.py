@@ -70,7 +70,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _measured(task: IndexTask, files: list[DataFile], *, rounds: int) -> tuple[float, float, int]:
-    """Seconds of CPU to read the columns, and to make the index file; its bytes."""
+    """Return seconds of CPU to read the columns, and to make the index file; its bytes."""
     column_ids = [term.column_id for term in task.definition.terms]
     reading, building = [], []
     size = 0

@@ -50,7 +50,10 @@ class AnswersDiffer(Exception):
 
 
 class Ours:
-    """Our table, written and indexed; asked over HTTP and in process. `seconds` it took to index."""
+    """Our table, written and indexed; asked over HTTP and in process.
+
+    `seconds` it took to index.
+    """
 
     def __init__(self, client: IndexClient, table: pa.Table) -> None:
         self._client = client

@@ -134,7 +134,7 @@ class PyArrow:
         return found["file"][0].as_py(), found["position"][0].as_py()
 
     def many(self, keys: pa.Array) -> Places:
-        """Reads everything: its filters do not push down a list."""
+        """Read everything: its filters do not push down a list."""
         table = pq.read_table(self._path)
         at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # it is known to be sorted
         return np.stack([table[name].to_numpy()[at] for name in ("file", "position")], axis=1)
@@ -169,7 +169,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _indexed(report: Report, folder: Path, keys: Values) -> Path:
-    """The blob, as an indexer makes it: a run a data file, and the merge of all of them."""
+    """Return the blob, as an indexer makes it: a run a data file, and the merge of all of them."""
     columns = [pa.array(part) for part in np.array_split(keys, FILES)]
     started = time.thread_time()
     entries = [build([keys_of(column, "long")]) for column in columns]

@@ -109,7 +109,10 @@ def _overwrite(spark: SparkSession, table: str) -> None:
 def _timed(
     spark: SparkSession, tables: dict[str, str], works: dict[str, Callable[[], object]], rounds: int
 ) -> dict[str, float]:
-    """Seconds of each, the medians of interleaved rounds after one that is not counted. Tables are as before then."""
+    """Return seconds of each, the medians of interleaved rounds after one that is not counted.
+
+    Tables are as before then.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in works}
     before = {name: _snapshot(spark, table) for name, table in tables.items()}
     for number in range(rounds + 1):

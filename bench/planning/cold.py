@@ -110,7 +110,7 @@ def _decode(report: Report, made: Table, manifests: int) -> None:
 
 
 def _rate(decode: Callable[[bytes, str], int], contents: list[tuple[bytes, str]]) -> float:
-    """Entries a second of CPU time, which other processes do not lengthen as they do a second on the clock."""
+    """Return entries a second of CPU time, which other processes do not lengthen as they do a second on the clock."""
     decode(*contents[0])
     started = time.process_time()
     rows = sum(decode(data, location) for data, location in contents)

@@ -33,7 +33,10 @@ DEVICES = [b"desktop", b"phone", b"tablet", b"television", b"watch"]
 
 @dataclass(frozen=True)
 class Batch:
-    """Files whose statistics are drawn together. `number` counts files over the table; all arrays are int64[files]."""
+    """Files whose statistics are drawn together.
+
+    `number` counts files over the table; all arrays are int64[files].
+    """
 
     number: Ints
     total: int
@@ -85,12 +88,14 @@ class Column:
     required: bool = False
 
     def field(self) -> dict[str, object]:
-        """Its JSON in a schema."""
+        """Return its JSON in a schema."""
         return {"id": self.id, "name": self.name, "required": self.required, "type": self.type}
 
 
 def columns(count: int) -> tuple[Column, ...]:
-    """The first `count` of the table's columns; the 21st and later repeat the third to twentieth with a suffix."""
+    """Return the first `count` of the table's columns; the 21st and later repeat the third to twentieth with a
+    suffix.
+    """
     fixed = len(_KINDS)
     made = []
     for number in range(count):
@@ -101,7 +106,10 @@ def columns(count: int) -> tuple[Column, ...]:
 
 
 def event_time_us(number: int, files_per_day: int) -> int:
-    """The earliest `ts` that file `number` may hold, µs since the epoch. A group of 16 files shares a slot of time."""
+    """Return the earliest `ts` that file `number` may hold, µs since the epoch.
+
+    A group of 16 files shares a slot of time.
+    """
     groups = files_per_day // BUCKETS
     day, group = divmod(number // BUCKETS, groups)
     return (START_DAY + day) * DAY_US + group * (DAY_US // groups)
@@ -178,7 +186,7 @@ def _country(batch: Batch) -> Stats:
 
 
 def _device(batch: Batch) -> Stats:
-    """A third of the files hold one device only."""
+    """Return a third of the files hold one device only."""
     first, second = batch.drawn(len(DEVICES)), batch.drawn(len(DEVICES))
     second = np.where(batch.drawn(3) == 0, first, second)
     return Stats(choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), _none(batch))

@@ -31,7 +31,10 @@ class Filter:
     """Of RANGES: (column, "lower" or "upper"), the bounds that the filter compares."""
 
     def expression(self, table: Table, turn: int = 0) -> Any:
-        """As JSON. Turns up to some thousands keep nearly the same files."""
+        """As JSON.
+
+        Turns up to some thousands keep nearly the same files.
+        """
         return self.make(table, turn)
 
 
@@ -49,7 +52,10 @@ def between(column: str, low: Any, high: Any) -> dict[str, Any]:
 
 
 def timestamp_text(at_us: int) -> str:
-    """A timestamptz in UTC as Iceberg's JSON spells it. `at_us` is in µs since the epoch."""
+    """Return a timestamptz in UTC as Iceberg's JSON spells it.
+
+    `at_us` is in µs since the epoch.
+    """
     moment = datetime.datetime(1970, 1, 1) + datetime.timedelta(microseconds=at_us)
     return moment.isoformat(timespec="microseconds") + "+00:00"
 
@@ -64,7 +70,7 @@ def _hour(table: Table, turn: int) -> Any:
 
 
 def _one_day(table: Table, turn: int) -> Any:
-    """The second day is after every file: it makes the filter different, and keeps nothing."""
+    """Return the second day is after every file: it makes the filter different, and keeps nothing."""
     days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + turn)]
     return {"type": "in", "term": "day", "values": days}
 
@@ -125,7 +131,7 @@ FILTERS = {
 
 
 def small(table: Table, turn: int = 0) -> Any:
-    """A user in six hours: a handful of files, what a dashboard asks for."""
+    """Return a user in six hours: a handful of files, what a dashboard asks for."""
     start = _middle_us(table)
     hours = between("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
     return both(comparison("eq", "user_id", SPAN // 3 + turn), hours)

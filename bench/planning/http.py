@@ -113,7 +113,7 @@ def _new_plans(made: Table) -> Iterator[Request]:
 
 
 def _each(wanted: Iterator[Request]) -> Worker:
-    """What comes next of an iterator that several workers share."""
+    """Return what comes next of an iterator that several workers share."""
     while True:  # not `yield from`, which would close what is shared
         yield next(wanted)
 
@@ -186,7 +186,7 @@ class _Pause:
 
 @asynccontextmanager
 async def _watched() -> AsyncIterator[_Pause]:
-    """Notes how late the event loop wakes while the block runs."""
+    """Note how late the event loop wakes while the block runs."""
     longest = _Pause()
 
     async def probe() -> None:

@@ -34,12 +34,12 @@ def runtime_jar() -> Path:
 
 
 def version() -> str:
-    """The peer's version, as the jar is named."""
+    """Return the peer's version, as the jar is named."""
     return runtime_jar().stem.rpartition("-")[2]
 
 
 def heap_mb(files: int) -> int:
-    """The JVM's -Xmx: 1 GB, and 8 GB at a million files."""
+    """Return the JVM's -Xmx: 1 GB, and 8 GB at a million files."""
     return 1024 + files * HEAP_BYTES_A_FILE * 12 // 10 // 2**20
 
 
@@ -50,7 +50,7 @@ class JavaPlanner:
         self._child, self._log = child, log
 
     def plan(self, expression: Any) -> Plan:
-        """One plan of a REST expression (JSON values; ISO literals)."""
+        """Return one plan of a REST expression (JSON values; ISO literals)."""
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(expression) + "\n")
         self._child.stdin.flush()
@@ -68,7 +68,10 @@ class JavaPlanner:
 
 @contextmanager
 def java_planner(metadata_location: str, files: int, log: Path) -> Iterator[JavaPlanner]:
-    """A JVM for one table, on every core this process may use. It ends with the block."""
+    """A JVM for one table, on every core this process may use.
+
+    It ends with the block.
+    """
     # slf4j alone is taken from the fixture's jars: the runtime jar brings everything else in its own version.
     logging = [jar for jar in rck_classpath().split(os.pathsep) if Path(jar).name.startswith("slf4j-")]
     argv = [java_17(), f"-Xmx{heap_mb(files)}m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]

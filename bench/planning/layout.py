@@ -52,14 +52,17 @@ def _field(name: str, kind: Any, field_id: int, *, optional: bool = False) -> di
 
 
 def _map(key_id: int, value_id: int, value: str) -> dict[str, Any]:
-    """A map by column id, which Avro has only as an array of pairs."""
+    """Return a map by column id, which Avro has only as an array of pairs."""
     pair = [_field("key", "int", key_id), _field("value", value, value_id)]
     items = {"type": "record", "name": f"k{key_id}_v{value_id}", "fields": pair}
     return {"type": "array", "items": items, "logicalType": "map"}
 
 
 def entry_schema() -> dict[str, Any]:
-    """Avro schema of a manifest's entries. `tables.py` encodes in this order, field by field."""
+    """Avro schema of a manifest's entries.
+
+    `tables.py` encodes in this order, field by field.
+    """
     partition = [
         _field("day", {"type": "int", "logicalType": "date"}, 1000, optional=True),
         _field("user_id_bucket", "int", 1001, optional=True),
@@ -129,7 +132,10 @@ def manifest_file_schema() -> dict[str, Any]:
 def manifest_file(
     number: int, path: str, length: int, files: int, rows: int, days: tuple[int, int], buckets: tuple[int, int]
 ) -> dict[str, Any]:
-    """The manifest list's record of manifest `number`, which a separate append added. Ranges are inclusive."""
+    """Return the manifest list's record of manifest `number`, which a separate append added.
+
+    Ranges are inclusive.
+    """
     summaries = [
         {
             "contains_null": False,

@@ -20,7 +20,7 @@ class Bandwidth:
     copied: float
 
     def floor_ms(self, size: int) -> float:
-        """Milliseconds that reading `size` bytes from memory takes at least."""
+        """Return milliseconds that reading `size` bytes from memory takes at least."""
         return size / self.read / 1e6
 
     def text(self) -> str:
@@ -28,7 +28,10 @@ class Bandwidth:
 
 
 def bandwidth(size: int = PROBE_BYTES, times: int = 3) -> Bandwidth:
-    """The best of `times` sums and copies over `size` bytes. Reading is bound by memory, not by the addition."""
+    """Return the best of `times` sums and copies over `size` bytes.
+
+    Reading is bound by memory, not by the addition.
+    """
     source = np.ones(size // 8, np.uint64)
     target = np.empty_like(source)
     read = min(_took(source.sum) for _ in range(times))

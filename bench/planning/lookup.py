@@ -143,7 +143,7 @@ def _answer(found: FoundFiles, column: RequestedColumn, *, names: bool) -> dict[
 
 
 def facts(answer: dict[str, Any]) -> Facts:
-    """The facts of Seamark's answer, as a peer's `facts`."""
+    """Return the facts of Seamark's answer, as a peer's `facts`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
     return Facts(len(values), int(values.sum()), int(nulls.sum()))
 

@@ -65,7 +65,7 @@ class Peer(Protocol):
     name: str
 
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
-        """The entries with that prefix, in the store's own form, with file names or file numbers."""
+        """Return the entries with that prefix, in the store's own form, with file names or file numbers."""
 
     def facts(self, answer: Any) -> Facts: ...
 
@@ -95,7 +95,7 @@ def entries(of: Table) -> Iterator[Entries]:
 
 
 def stacked(parts: list[Cells]) -> Cells:
-    """The rows of all parts; narrower parts are padded with bytes that do not count."""
+    """Return the rows of all parts; narrower parts are padded with bytes that do not count."""
     width = max(part.matrix.shape[1] for part in parts)
     matrix = [np.pad(part.matrix, ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
     used = [np.pad(part.mask(), ((0, 0), (0, width - part.matrix.shape[1]))) for part in parts]
@@ -107,7 +107,7 @@ def taken(part: Cells, order: Ints) -> Cells:
 
 
 def stores(of: Table) -> Path:
-    """The folder with the three files, made if it is not beside the table yet."""
+    """Return the folder with the three files, made if it is not beside the table yet."""
     folder = of.folder.parent / f"{of.folder.name}-lookup"
     wanted = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"
@@ -156,7 +156,7 @@ def _write(of: Table, folder: Path) -> None:
 
 
 def _bytes(part: Cells, kind: pa.DataType, present: Any = None) -> pa.Array:
-    """An Arrow array of texts or bytes without a Python object for each."""
+    """Return an Arrow array of texts or bytes without a Python object for each."""
     data, lengths = encoded([part])
     offsets = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])

@@ -30,7 +30,7 @@ class OurPlanner:
         self.planner, self.metadata = planner, metadata
 
     async def scan(self, expression: Any) -> tuple[float, ScanPlan]:
-        """(milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
+        """Return (milliseconds from the JSON values of a filter to the rows that are kept, the scan)."""
         started = time.perf_counter()
         wanted = TRUE if expression is True else parse_expression(expression)
         scan = await self.planner.bind_and_plan(self.metadata, ScanRequest(filter=wanted))
@@ -51,8 +51,11 @@ class OurPlanner:
 async def our_planner(
     home: Path, table: Table, *, disk: bool = False, memory_bytes: int | None = None
 ) -> AsyncIterator[OurPlanner]:
-    """Opens a planner over `table`; `disk` gives it its tier on local disk below `home`, which outlives it.
-    `memory_bytes`: its budget, where it is not the default."""
+    """Open a planner over `table`; `disk` gives it its tier on local disk below `home`, which outlives it.
+
+    Args:
+        memory_bytes: Its budget, where it is not the default.
+    """
     settings = Settings(home=home, warehouse=f"file://{table.folder}")
     if memory_bytes is not None:
         settings = dataclasses.replace(settings, plan_memory_bytes=memory_bytes)

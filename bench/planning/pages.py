@@ -19,7 +19,7 @@ FILE = b'"data-file":'
 
 
 async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
-    """Asks for the plan of every file and then for each plan task; LoadError for an answer that is none."""
+    """Ask for the plan of every file and then for each plan task; LoadError for an answer that is none."""
     headers = {"Accept-Encoding": "gzip"} if packed else {}
     connection = await Connection.open(port)
     took: list[float] = []

@@ -30,7 +30,7 @@ class PyIcebergPlanner:
         self._table = StaticTable.from_metadata(metadata_location)
 
     def plan(self, expression: Any) -> Plan:
-        """One plan of a REST expression (JSON values; ISO literals)."""
+        """Return one plan of a REST expression (JSON values; ISO literals)."""
         wanted = AlwaysTrue() if expression is True else BooleanExpression.model_validate(expression)
         started = time.perf_counter()
         tasks = list(self._table.scan(row_filter=wanted).plan_files())

@@ -32,7 +32,7 @@ class Cells:
 
 
 def joined(*parts: Cells) -> Cells:
-    """The parts one after another, row by row."""
+    """Return the parts one after another, row by row."""
     matrix = np.hstack([part.matrix for part in parts])
     if all(part.used is None for part in parts):
         return Cells(matrix)
@@ -68,7 +68,7 @@ def varint(values: Ints) -> Cells:
 
 
 def varint_bytes(value: int) -> bytes:
-    """One varint."""
+    """Return one varint."""
     cells = varint(np.array([value], np.int64))
     return cells.matrix[cells.mask()].tobytes()
 
@@ -116,7 +116,7 @@ def prefixed(part: Cells) -> Cells:
 
 
 def encoded(parts: list[Cells]) -> tuple[Bytes, Ints]:
-    """The records as one run of bytes, and the length of each."""
+    """Return the records as one run of bytes, and the length of each."""
     whole = joined(*parts)
     mask = whole.mask()
     return whole.matrix[mask], mask.sum(axis=1, dtype=np.int64)

@@ -34,7 +34,7 @@ def path_of(table: Table) -> str:
 
 
 def plan(table: Table, expression: Any) -> Request:
-    """A scan of the current snapshot, as engines ask for it."""
+    """Return a scan of the current snapshot, as engines ask for it."""
     return request("POST", f"{path_of(table)}/plan", {"filter": expression}, label="plan")
 
 
@@ -44,7 +44,7 @@ def fetch(table: Table, plan_task: str, *, gzip: bool = False) -> Request:
 
 
 def stats(table: Table, column: str, partition: str, fields: Sequence[str]) -> Request:
-    """A prefix lookup, answered as an Arrow IPC stream."""
+    """Return a prefix lookup, answered as an Arrow IPC stream."""
     at = f"/api/v1/tables/{NAMESPACE}/{name_of(table)}/stats/{column}"
     query = urlencode({"partition": partition, "fields": ",".join(fields)})
     asked = request("GET", f"{at}?{query}", label="stats")
@@ -79,7 +79,7 @@ async def seamark_here(folder: Path, warehouse: Path) -> AsyncIterator[Target]:
 
 
 async def register(target: Target, table: Table) -> None:
-    """Gives the table its name in the server."""
+    """Give the table its name in the server."""
     await target.call(
         request("POST", "/v1/namespaces", {"namespace": [NAMESPACE]}, counted=(200, 409), label="namespace")
     )

@@ -86,7 +86,7 @@ def table(
     workers: int | None = None,
     progress: Callable[[int, int], None] = lambda *_: None,
 ) -> Table:
-    """The table with that many files, made if it is not below `cache` yet; it appears whole or not at all.
+    """Return the table with that many files, made if it is not below `cache` yet; it appears whole or not at all.
 
     `files_per_day` must be a multiple of the 16 buckets. `progress(manifests done, of)` is called as it goes.
     """
@@ -121,7 +121,10 @@ def table(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a worker process must know. `location` is where the table will lie once `building` has been renamed."""
+    """What a worker process must know.
+
+    `location` is where the table will lie once `building` has been renamed.
+    """
 
     building: str
     location: str
@@ -136,7 +139,7 @@ class _Plan:
         return -(-self.files // self.manifest_entries)
 
     def manifest_of(self, number: Ints) -> Ints:
-        """The manifests that list some files."""
+        """Return the manifests that list some files."""
         return number // self.manifest_entries
 
 
@@ -151,13 +154,13 @@ class Drawn:
 
 
 def statistics(of: Table) -> Iterator[Drawn]:
-    """The table's statistics as they were drawn, in the order of the files, without reading a manifest."""
+    """Return the table's statistics as they were drawn, in the order of the files, without reading a manifest."""
     plan = _plan_of(of)
     return (_drawn(plan, first) for first in range(0, plan.manifests, BATCH_MANIFESTS))
 
 
 def file_names(of: Table, batch: Batch) -> Cells:
-    """The last part of the files' paths."""
+    """Return the last part of the files' paths."""
     return _names(_plan_of(of), batch)
 
 
@@ -179,7 +182,7 @@ def _drawn(plan: _Plan, first: int) -> Drawn:
 
 
 def _write(plan: _Plan, workers: int | None, progress: Callable[[int, int], None]) -> int:
-    """Writes all files of the table; returns the bytes of its manifests."""
+    """Write all files of the table; return the bytes of its manifests."""
     manifests: list[dict[str, Any]] = []
     for made in _batches(plan, workers):
         manifests += made
@@ -213,7 +216,7 @@ def _batches(plan: _Plan, workers: int | None) -> Iterator[list[dict[str, Any]]]
 
 
 def _batch(plan: _Plan, first: int) -> list[dict[str, Any]]:
-    """Writes up to eight manifests from the `first` on; returns their records for the manifest list, in order."""
+    """Write up to eight manifests from the `first` on; returns their records for the manifest list, in order."""
     last = min(first + BATCH_MANIFESTS, plan.manifests)
     drawn = _drawn(plan, first)
     batch, records = drawn.batch, drawn.batch.records
@@ -249,7 +252,7 @@ def _commit_uuid(location: str, manifest: int) -> uuid.UUID:
 
 
 def _header(of: tuple[Column, ...]) -> bytes:
-    """An Avro container's head: magic, metadata, sync marker."""
+    """Return an Avro container's head: magic, metadata, sync marker."""
     head = io.BytesIO()
     fastavro.writer(
         head, layout.entry_schema(), [], codec="deflate", metadata=layout.manifest_header(of), sync_marker=SYNC
@@ -258,7 +261,10 @@ def _header(of: tuple[Column, ...]) -> bytes:
 
 
 def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
-    """Avro blocks: a block ends with the entry that fills it past 64,000 bytes. `ends` begins with 0."""
+    """Avro blocks: a block ends with the entry that fills it past 64,000 bytes.
+
+    `ends` begins with 0.
+    """
     start = 0
     while start < len(ends) - 1:
         stop = min(int(np.searchsorted(ends, ends[start] + BLOCK_BYTES)), len(ends) - 1)
@@ -269,7 +275,10 @@ def _blocks(data: bytes, ends: Ints, level: int) -> Iterator[bytes]:
 
 
 def _entries(plan: _Plan, drawn: Drawn) -> list[Cells]:
-    """The fields of the entries in the order of `layout.entry_schema`. Branches of unions: 0 null, 2 value."""
+    """Return the fields of the entries in the order of `layout.entry_schema`.
+
+    Branches of unions: 0 null, 2 value.
+    """
     batch, of, stats, size = drawn.batch, drawn.columns, drawn.stats, drawn.size
     rows = batch.rows
     manifest = plan.manifest_of(batch.number)
@@ -331,7 +340,7 @@ def _names(plan: _Plan, batch: Batch) -> Cells:
 
 
 def _counts(of: tuple[Column, ...], values: list[Ints]) -> list[Cells]:
-    """A map from column id to a number."""
+    """Return a map from column id to a number."""
     rows = len(values[0])
     parts = [constant(b"\x02" + varint_bytes(len(of)), rows)]
     for column, counted in zip(of, values, strict=True):
@@ -345,7 +354,7 @@ def _with_nans(of: tuple[Column, ...], stats: list[Stats]) -> tuple[tuple[Column
 
 
 def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> list[Cells]:
-    """A map from column id to bytes; columns that hold only nulls are left out of it."""
+    """Return a map from column id to bytes; columns that hold only nulls are left out of it."""
     rows = values[0].matrix.shape[0]
     absent = sum(
         ((~found.present).astype(np.int64) for found in stats if found.present is not None), np.zeros(rows, np.int64)
@@ -358,7 +367,7 @@ def _bounds(of: tuple[Column, ...], stats: list[Stats], values: list[Cells]) -> 
 
 
 def _split_offsets(size: Ints) -> list[Cells]:
-    """One offset a row group of 128 MB, the first behind the magic bytes."""
+    """Return one offset a row group of 128 MB, the first behind the magic bytes."""
     groups = -(-size // ROW_GROUP)
     offsets = (
         only(varint(np.full(len(size), 4 + group * ROW_GROUP)), groups > group) for group in range(int(groups.max()))

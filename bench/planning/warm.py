@@ -61,7 +61,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 async def _filter(
     report: Report, made: Table, wanted: Filter, ours: OurPlanner, java: JavaPlanner, turns: int
 ) -> dict[str, float]:
-    """Adds the filter's row; returns medians in ms by planner."""
+    """Add the filter's row; returns medians in ms by planner."""
     first = await ours.plan(wanted.expression(made))  # summaries of the column are put together here
     mine, theirs = [], []
     for turn in range(1, turns + 1):

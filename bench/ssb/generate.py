@@ -36,7 +36,11 @@ SOURCES = ("region", "nation", "supplier", "customer", "part", "orders", "lineit
 
 
 def dimension_rows(scale: float) -> dict[str, int]:
-    """Rows of customer, supplier and part at a scale factor, as the paper has them. ValueError below 0.001."""
+    """Return rows of customer, supplier and part at a scale factor, as the paper has them.
+
+    Raises:
+        ValueError: Below 0.001.
+    """
     if not 0.001 <= scale <= 1000:
         raise ValueError(f"scale factor {scale:g} is out of range: take 0.001 to 1000 (1 is 6 million facts)")
     parts = 200_000 * math.floor(1 + math.log2(scale)) if scale >= 1 else round(200_000 * scale)
@@ -48,7 +52,7 @@ def table_path(folder: Path, table: str) -> Path:
 
 
 def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None] = lambda *_: None) -> Path:
-    """The folder with the five Parquet files of `scale`, made if it is not below `cache` yet.
+    """Return the folder with the five Parquet files of `scale`, made if it is not below `cache` yet.
 
     `progress(step, done, total)` is called as it goes. A folder appears whole or not at all.
     """

@@ -107,7 +107,7 @@ class Oracle:
         return self._db.execute(sql).fetchall()
 
     def prepare(self) -> None:
-        """Answers all queries, so that `difference` answers none."""
+        """Answer all queries, so that `difference` answers none."""
         for sql in QUERIES.values():
             self._answer(sql)
 
@@ -117,7 +117,7 @@ class Oracle:
         return self._right[sql]
 
     def difference(self, sql: str, answer: Iterable[Sequence[object]]) -> str:
-        """Empty when `answer` holds the right rows (in any order: ties have none), else what is wrong."""
+        """Return empty when `answer` holds the right rows (in any order: ties have none), else what is wrong."""
         right = self._answer(sql)
         got = sorted(map(_comparable, answer))
         if got == right:

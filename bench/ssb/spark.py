@@ -50,7 +50,7 @@ def write_table(
     fact_files: int | None,
     properties: Mapping[str, str] = NONE,
 ) -> None:
-    """Creates `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
+    """Create `target` (catalog.namespace.table) from the Parquet file of `table` with Spark's DataFrame writer.
 
     The fact is cut by order date into `fact_files` files of about equal rows, ordered within; with None it is copied in
     the order of the source, into a file for each task. A dimension is one file.
@@ -74,7 +74,7 @@ def files_in(spark: SparkSession, target: str) -> int:
 
 
 def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
-    """The answer of `run`, such as `spark.sql`."""
+    """Return the answer of `run`, such as `spark.sql`."""
     started = time.perf_counter()
     frame = run(sql)
     rows = [tuple(row) for row in frame.collect()]
@@ -88,10 +88,10 @@ def ask(run: Callable[[str], DataFrame], sql: str) -> Answer:
 
 
 def _scans(plan: Any) -> Iterator[Any]:
-    """Every BatchScanExec of a plan.
+    """Yield every BatchScanExec of a plan.
 
-    Of an adaptive plan the initial one is walked: the final one drops what turned out not to matter (a join whose
-    other side came up empty), whether or not it was read by then. A scan that never ran has 0 in its metrics.
+    Of an adaptive plan the initial one is walked: the final one drops what turned out not to matter (a join whose other
+    side came up empty), whether or not it was read by then. A scan that never ran has 0 in its metrics.
     """
     kind = plan.getClass().getSimpleName()
     if kind == "BatchScanExec":
@@ -105,12 +105,14 @@ def _scans(plan: Any) -> Iterator[Any]:
 
 
 def _table(node: Any) -> str:
-    """The name of the scanned table; a plan table has the name of its planned table."""
+    """Return the name of the scanned table; a plan table has the name of its planned table."""
     return str(node.table().name()).rsplit(".", 1)[-1].partition(PLAN_MARK)[0]
 
 
 def _files(node: Any) -> FilesRead:
-    """Data files of the scan. The metric `resultDataFiles` is 0 where a server planned.
+    """Data files of the scan.
+
+    The metric `resultDataFiles` is 0 where a server planned.
 
     A call into the JVM is slow, and there are thousands of files. So the locations of a group of tasks are taken from
     its text, if that has one for each task, and the bytes from the group.

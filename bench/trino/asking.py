@@ -21,8 +21,10 @@ _AMOUNT = re.compile(r"([\d.]+)(\w+)")
 
 @dataclass(frozen=True)
 class Answer:
-    """`files` are of the facts that Trino was given, `splits` and `kilobytes` what it read of them. `told` is the
-    proxy's header, empty without one."""
+    """`files` are of the facts that Trino was given, `splits` and `kilobytes` what it read of them.
+
+    `told` is the proxy's header, empty without one.
+    """
 
     rows: list[tuple[Any, ...]]
     wall_ms: float
@@ -72,7 +74,7 @@ class Client:
         return page["id"], rows, first.headers.get("X-Seamark-Plan", "")
 
     def query(self, query_id: str) -> dict[str, Any]:
-        """All that the coordinator reports of it."""
+        """Return all that the coordinator reports of it."""
         path = f"{self._coordinator}/v1/query/{query_id}"
         found: dict[str, Any] = json.loads(self._pool.request("GET", path, headers={"X-Trino-User": "bench"}).data)
         return found

@@ -48,7 +48,10 @@ SPARK = {"spark.driver.memory": "2g", "spark.driver.extraJavaOptions": "", "spar
 
 @dataclass(frozen=True)
 class Layout:
-    """Of the facts in the namespace `name`. `of` is one whose files they have; else they are clustered by `by`."""
+    """Of the facts in the namespace `name`.
+
+    `of` is one whose files they have; else they are clustered by `by`.
+    """
 
     name: str
     index: str | None

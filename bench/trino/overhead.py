@@ -137,7 +137,7 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
 
 
 async def _remembered(report: Report, behind: str, ours: Target, statements: int, clients: int) -> float:
-    """The adapter's memory over many statements; statements a second."""
+    """Return the adapter's memory over many statements; statements a second."""
     left, resident = iter(range(statements)), []
     step = max(1, statements // 10)
 

@@ -45,7 +45,7 @@ _STEPS = dict(zip(INDEXED, (7_368_787, 5_915_587, 8_460_769), strict=True))
 
 
 def key_of(column: str, number: int, files: int) -> int:
-    """What the row of this number has there; as many rows as numbers."""
+    """Return what the row of this number has there; as many rows as numbers."""
     return number if column == ORDERED else number * _STEPS[column] % (files * ROWS)
 
 

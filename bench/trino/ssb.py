@@ -95,7 +95,7 @@ async def run(folder: Path, *, quick: bool = False, scale: float = 1.0, files: i
 
 
 async def run_large(folder: Path, *, quick: bool = False, rounds: int = 5) -> Report:
-    """The clustered layout alone, where what a query costs without reading a file matters less."""
+    """Return the clustered layout alone, where what a query costs without reading a file matters less."""
     scale, files = LARGE
     if quick:
         scale, files, rounds = QUICK["scale"], int(QUICK["files"]), int(QUICK["rounds"])
@@ -142,7 +142,7 @@ def _asked(
 
 
 def bounds_of(client: SeamarkClient, layout: Layout, data: Path) -> tuple[int, dict[str, int]]:
-    """All files of a layout's facts, and for each query how many hold a row that it needs."""
+    """Return all files of a layout's facts, and for each query how many hold a row that it needs."""
     paths = data_paths(client, (layout.name, FACT))
     return len(paths), files_with_rows(paths, data)
 
@@ -230,7 +230,7 @@ def _rows(case: Case) -> list[Row]:
 
 
 def _left_alone(cases: Sequence[Case]) -> list[str]:
-    """Which queries Trino received unchanged, and what the proxy reported of them."""
+    """Return which queries Trino received unchanged, and what the proxy reported of them."""
     told: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         why = next((one.told for one in case.taken[OURS] if not one.told.startswith("rewritten")), None)

@@ -96,7 +96,10 @@ def _chunk(data: bytes) -> bytes:
 
 
 def _page(base: bytes, id_: bytes, step: int, pages: int) -> tuple[bytes, bytes]:
-    """Steps: the POST, the queue, pages with rows, the end. The bytes before the rows, and after them."""
+    """Steps: the POST, the queue, pages with rows, the end.
+
+    The bytes before the rows, and after them.
+    """
     head = b'{"id":"%s","infoUri":"%s/ui#/queries/%s",' % (id_, base, id_)
     if step < 2 + pages:
         head += b'"nextUri":"%s/v1/statement/executing/%s/%s/%d",' % (base, id_, _SLUG, step + 1)

@@ -66,7 +66,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times are of a clock that all processes share, in seconds. `attempts` counts those of our upserts."""
+    """Times are of a clock that all processes share, in seconds.
+
+    `attempts` counts those of our upserts.
+    """
 
     began: float
     ended: float
@@ -119,7 +122,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _prepared(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
-    """The jobs, and how many rows the table has before they begin."""
+    """Return the jobs, and how many rows the table has before they begin."""
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
         APPENDS: {},

@@ -113,8 +113,9 @@ class _Watch:
         self._looked = 0
 
     async def look(self, seconds: float | None) -> tuple[float, int, int]:
-        """(CPU seconds, tables, jobs in the queue) of a look that ends after some seconds, or else of all tables
-        without pauses."""
+        """Return (CPU seconds, tables, jobs in the queue) of a look that ends after some seconds, or else of all
+        tables without pauses.
+        """
         began_s, self._looked = time.process_time(), 0
         if seconds is None:
             await self._watch.sweep(self._look_at, pause=False)

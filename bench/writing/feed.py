@@ -68,8 +68,12 @@ _SCHEMA = pa.schema(
 
 @dataclass
 class Look:
-    """A table after a number of commits. `depth`: files that may hold a row with the customer and the item of one.
-    `opened`: bytes of the files in the plan of a customer, and of a range, in percent of the table."""
+    """A table after a number of commits.
+
+    Attributes:
+        depth: Files that may hold a row with the customer and the item of one.
+        opened: Bytes of the files in the plan of a customer, and of a range, in percent of the table.
+    """
 
     commits: int
     files: int
@@ -192,7 +196,7 @@ def _append(table: Any, batch: pa.Table, failures: list[str]) -> None:
 
 
 def _settle(client: IndexClient) -> None:
-    """Waits until no service has files to cluster."""
+    """Wait until no service has files to cluster."""
     until_s = time.perf_counter() + SETTLED_S
     while any(problem["problem"] == "unclustered files" for problem in client.health(TABLES[OURS])["problems"]):
         if time.perf_counter() > until_s:
@@ -254,7 +258,7 @@ def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Look:
 
 
 def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
-    """The tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
+    """Return the tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
     began_s = time.perf_counter()
     opened = open_table(client, table, CURRENT)
     tasks = list(plan(client, opened, bound_filter(where, opened)))

@@ -155,7 +155,7 @@ def _rewrite(spark: SparkSession, table: str, order: str) -> None:
 
 
 def _predicate(rng: Rng, given: pa.Table, columns: Sequence[str]) -> str:
-    """A point, a range of a hundredth of the rows, or two ranges of a twentieth."""
+    """Return a point, a range of a hundredth of the rows, or two ranges of a twentieth."""
     kind = rng.integers(3)
     chosen = rng.choice(columns, 2 if kind == 2 else 1, replace=False)
     share = (0.0, 0.01, 0.05)[kind]
@@ -174,7 +174,7 @@ def _literal(value: Any) -> str:
 
 
 def _opened(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
-    """The mean share, in percent, of the table's bytes in the planned files."""
+    """Return the mean share, in percent, of the table's bytes in the planned files."""
     opened = open_table(client, table, CURRENT)
     total = sum(task.size_bytes for task in plan(client, opened))
     shares = [

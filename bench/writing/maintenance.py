@@ -156,7 +156,10 @@ def _distinct(client: IndexClient, table: str) -> dict[str, int]:
 
 
 def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
-    """Once, because a second rewrite has nothing to do. Spark has run its procedures before, so it is warm."""
+    """Once, because a second rewrite has nothing to do.
+
+    Spark has run its procedures before, so it is warm.
+    """
     files = {name: client.files(table).num_rows for name, table in TABLES.items()}
     began_s = time.perf_counter()
     report = rewrite_manifests(client, TABLES[OURS], min_count=2)

@@ -46,7 +46,10 @@ from seamark.connector.write.target import WriteTarget
 
 @dataclass(frozen=True)
 class Size:
-    """Rows in so many files. One row of as many as each of `shares` says is chosen by a key."""
+    """Rows in so many files.
+
+    One row of as many as each of `shares` says is chosen by a key.
+    """
 
     label: str
     files: int

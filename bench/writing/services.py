@@ -179,7 +179,7 @@ def _measure(folder: Path, spark: SparkSession, name: str, workers: str, appends
 
 
 def _settle(client: IndexClient) -> float:
-    """Waits until the table has no problem that an enabled service corrects, and its indexes cover it."""
+    """Wait until the table has no problem that an enabled service corrects, and its indexes cover it."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < SETTLED_S:
         left = [problem for problem in client.health(TABLE)["problems"] if problem["problem"] == "small files"]

@@ -29,7 +29,7 @@ class Lake:
     spark: SparkSession
 
     def table(self, made: Base, name: str, *, mode: str, indexed: bool) -> OurTable:
-        """A clone, which the server and the session know."""
+        """Return a clone, which the server and the session know."""
         folder = self.folder / "warehouse" / NAMESPACE / name
         return OurTable.of(made, self.client, self.spark, CATALOG, folder, mode=mode, indexed=indexed)
 

@@ -29,8 +29,12 @@ REWRITE = "CALL {}.system.rewrite_data_files(table => '{}', options => map('min-
 def compact_with_start(
     url: str, spark: SparkSession, tables: Mapping[str, str], before: Mapping[str, int], folder: Path
 ) -> dict[str, float]:
-    """Milliseconds until each process has ended. `tables`: ours and Spark's. `before`: their snapshots with the small
-    files, to which they are rolled back first."""
+    """Return milliseconds until each process has ended.
+
+    Args:
+        tables: Ours and Spark's.
+        before: Their snapshots with the small files, to which they are rolled back first.
+    """
     for name, table in tables.items():
         spark.sql(
             f"CALL {CATALOG}.system.rollback_to_snapshot(table => '{table}', snapshot_id => {before[name]})"

@@ -103,7 +103,7 @@ def _located(made: Lake, text: str) -> None:
 
 
 def _rows(made: Lake, table: str) -> list[tuple[int, ...]]:
-    """The number of rows of each version, and the sum of their hashes."""
+    """Return the number of rows of each version, and the sum of their hashes."""
     frame: DataFrame = made.spark.table(table)
     hashed = frame.groupBy("version").agg(
         sf.count("*").alias("rows"), sf.sum(sf.xxhash64(*COLUMNS).cast("decimal(38,0)")).alias("hashes")

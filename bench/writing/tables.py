@@ -84,7 +84,7 @@ def keys_of(numbers: Numbers) -> pa.Array:
 
 
 def _mixed(numbers: Numbers, half: int) -> npt.NDArray[np.uint64]:
-    """The finalizer of SplitMix64, one to one."""
+    """Return the finalizer of SplitMix64, one to one."""
     at = numbers.astype(np.uint64) * np.uint64(2) + np.uint64(half)
     at = at * np.uint64(0x9E3779B97F4A7C15)
     at = (at ^ (at >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -123,7 +123,10 @@ class Batch:
 
 @dataclass
 class Batches:
-    """Batches for a table of `base_rows` rows, and what it holds after those that were drawn. Deterministic."""
+    """Batches for a table of `base_rows` rows, and what it holds after those that were drawn.
+
+    Deterministic.
+    """
 
     base_rows: int
     folder: Path
@@ -145,7 +148,7 @@ class Batches:
         return Batch(self.drawn, numbers, rows, path)
 
     def expected(self, applied: Iterable[int]) -> dict[int, int]:
-        """Rows of each version after some of the batches, in the order of their numbers."""
+        """Return rows of each version after some of the batches, in the order of their numbers."""
         last: dict[int, int] = {}
         for number in applied:
             last |= dict.fromkeys(self._versions[number].tolist(), number)
@@ -175,7 +178,7 @@ def base(rows: int, layout: str, *, bases: Path = BASES) -> Base:
 
 
 def kept(rows: int, layout: str, make: Callable[[Path], tuple[WrittenFiles, dict[str, Any]]], *, bases: Path) -> Base:
-    """What was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
+    """Return what was made before, or `make` makes in a folder: files, and the metadata of a table that has them."""
     folder = bases.resolve() / f"{rows}-{layout}"
     marker = folder / "made.json"
     wanted = {"format": FORMAT, "folder": str(folder)}
@@ -260,7 +263,7 @@ def _namespace(client: SeamarkClient) -> None:
 
 
 def cloned(made: Base, folder: Path, properties: Mapping[str, str]) -> Path:
-    """A table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
+    """Return a table's first metadata file, below `folder/metadata`, named as a Hadoop catalog names it."""
     metadata = dict(made.metadata)
     metadata |= {"table-uuid": str(uuid.uuid4()), "location": folder.as_uri(), "metadata-log": []}
     metadata["properties"] = {**metadata["properties"], "gc.enabled": "false", **properties}

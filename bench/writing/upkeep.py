@@ -44,8 +44,13 @@ def measure(
     url: str,
     folder: Path,
 ) -> Measured:
-    """`tables` and `small`: by engine. `catalogs`: Spark's and Trino's. `url`: the server's. `folder`: for files of new
-    processes."""
+    """`tables` and `small`: by engine.
+
+    Args:
+        catalogs: Spark's and Trino's.
+        url: The server's.
+        folder: For files of new processes.
+    """
     in_spark, in_trino = catalogs
     measured: Measured = {}
 
@@ -109,7 +114,7 @@ def _of_tables(tables: Mapping[str, str], value: Callable[[str], int]) -> dict[s
 
 
 def _files(client: IndexClient, table: str) -> tuple[int, int]:
-    """The number and bytes of the live data files."""
+    """Return the number and bytes of the live data files."""
     listed = client.files(table, content="data")
     return listed.num_rows, sum(listed["file_size_in_bytes"].to_pylist())
 

@@ -204,8 +204,9 @@ def _ours(made: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
 def _merge(
     report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: Plan, tuned: dict[str, Tuning]
 ) -> Iterator[Turns]:
-    """By the tuning that is the quickest of all at this size, of each mode; of a size that is too large to try all of
-    them, by the tuning of the previous size."""
+    """By the tuning that is the quickest of all at this size, of each mode; of a size that is too large to try all
+    of them, by the tuning of the previous size.
+    """
     rows = batches.base_rows
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         tried = [one for one in plan.tunings if one.mode == mode]
@@ -287,7 +288,7 @@ def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
 
 
 def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
-    """How many times quicker than the peer it is to be."""
+    """Return how many times quicker than the peer it is to be."""
     large = rows >= 10_000_000
     if peer == HUDI:
         return None if strategy == PYTHON else HUDI_GOALS[mode]

@@ -42,11 +42,11 @@ class Writer(Protocol):
         ...
 
     def versions(self) -> dict[int, int]:
-        """Rows of the table by version."""
+        """Return rows of the table by version."""
         ...
 
     def tidy(self) -> None:
-        """Deletes files that the table no longer has, where whole tables are rewritten."""
+        """Delete files that the table no longer has, where whole tables are rewritten."""
         ...
 
 
@@ -55,7 +55,10 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class OurTable:
-    """In the catalog `catalog` of the session. With a record index on the key where `indexed`."""
+    """In the catalog `catalog` of the session.
+
+    With a record index on the key where `indexed`.
+    """
 
     client: IndexClient
     spark: SparkSession
@@ -106,8 +109,9 @@ class PythonWriter(_Ours):
 
 
 class SparkWriter(_Ours):
-    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the driver
-    would do."""
+    """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the
+    driver would do.
+    """
 
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None, by_tasks: bool = False) -> None:
         super().__init__(name, table, strategy=strategy)
@@ -157,8 +161,9 @@ def configured(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
 
 
 def reads() -> dict[int, int]:
-    """Bytes that this process and all that it has started have read so far, by process: by system calls, from files,
-    sockets and pipes, not from maps."""
+    """Return bytes that this process and all that it has started have read so far, by process: by system calls, from
+    files, sockets and pipes, not from maps.
+    """
     here = psutil.Process()
     return dict(_reads_of([here, *here.children(recursive=True)]))
 
@@ -170,7 +175,10 @@ def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
 
 
 def read_since(before: Mapping[int, int]) -> int:
-    """What is alive has read since. Of what has ended meanwhile nothing is known."""
+    """Return what is alive has read since.
+
+    Of what has ended meanwhile nothing is known.
+    """
     return sum(size - before.get(pid, 0) for pid, size in reads().items())
 
 

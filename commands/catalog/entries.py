@@ -17,8 +17,10 @@ from seamark.connector.client.names import join_name, split_name, split_table
 
 @dataclass(frozen=True)
 class NamedEntries:
-    """The tables or the views of a catalog. `load` returns Iceberg's metadata.
-    `drop` has a parameter `purge` if `is_purgeable`."""
+    """The tables or the views of a catalog.
+
+    `load` returns Iceberg's metadata. `drop` has a parameter `purge` if `is_purgeable`.
+    """
 
     noun: str
     names: Callable[[IndexClient, Sequence[str]], Iterator[tuple[str, ...]]]
@@ -29,7 +31,10 @@ class NamedEntries:
 
 
 def add_commands(group: click.Group, kind: NamedEntries) -> None:
-    """Adds `list`, `rename` and `drop`. The name of an entry is the argument `table` or `view`."""
+    """Add `list`, `rename` and `drop`.
+
+    The name of an entry is the argument `table` or `view`.
+    """
     noun = kind.noun
     title, plural = noun.capitalize(), f"{noun}s"
 

@@ -151,7 +151,10 @@ def _row(one: Instant) -> tuple[str, ...]:
 
 
 def _details(summary: Mapping[str, Any]) -> str:
-    """What changed. A commit without a snapshot changes properties, schemas or references: its `updates` say which."""
+    """Return what changed.
+
+    A commit without a snapshot changes properties, schemas or references: its `updates` say which.
+    """
     updates = summary.get("updates")
     if "operation" not in summary and isinstance(updates, list):
         return ", ".join(dict.fromkeys(map(str, updates)))[:200]

@@ -60,7 +60,10 @@ def show(client: IndexClient, name: str, as_json: bool) -> None:
 @click.option("--property", "properties", metavar="NAME=VALUE", multiple=True, help="A property; repeatable.")
 @server_command
 def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json: bool) -> None:
-    """Create the namespace NAME. The namespace above it must exist."""
+    """Create the namespace NAME.
+
+    The namespace above it must exist.
+    """
     create_namespace(client, name, checked_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 

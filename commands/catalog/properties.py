@@ -11,7 +11,10 @@ from seamark.metaserver.services.policy import check_policy, is_policy_property
 
 
 def checked_properties(properties: dict[str, str]) -> dict[str, str]:
-    """The properties. UsageError if one of the table services is unknown, or has a value of another type."""
+    """Return the properties.
+
+    UsageError if one of the table services is unknown, or has a value of another type.
+    """
     wrong = check_policy({name: value for name, value in properties.items() if is_policy_property(name)})
     if wrong is not None:
         raise click.UsageError(wrong)

@@ -59,7 +59,10 @@ def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> N
 @_YES
 @server_command
 def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_json: bool) -> None:
-    """Let other namespaces use the location of TABLE. Its files stay."""
+    """Let other namespaces use the location of TABLE.
+
+    Its files stay.
+    """
     entry = _retained_entry(client, table, entry_id)
     if not yes:
         click.confirm(f"Let others use the location of {table} and its files?", abort=True, err=as_json)

@@ -146,7 +146,10 @@ def create(
     location: str | None,
     as_json: bool,
 ) -> None:
-    """Create TABLE, empty. The namespace must exist."""
+    """Create TABLE, empty.
+
+    The namespace must exist.
+    """
     fields = [_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     given = checked_properties(parse_properties(properties, "--property"))

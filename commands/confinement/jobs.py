@@ -41,7 +41,7 @@ _DNS = 53
 
 
 def give_up_privileges() -> None:
-    """Hides the memory of this process, which may have keys, from other processes of its account and core dumps."""
+    """Hide the memory of this process, which may have keys, from other processes of its account and core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     library = ctypes.CDLL(None)
     for option, value in ((_SET_DUMPABLE, 0), (_SET_NO_NEW_PRIVILEGES, 1)):
@@ -49,7 +49,7 @@ def give_up_privileges() -> None:
 
 
 def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> None:
-    """Restricts this process to the files and hosts of a job. `scratch`: the folder of its temporary files.
+    """Restrict this process to the files and hosts of a job. `scratch`: the folder of its temporary files.
 
     The folders of the table are opened without symbolic links below the folders of the warehouse, because a writer
     could replace them by links to those of other tables.
@@ -81,14 +81,14 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
 
 
 def _checked_storage(arguments: Mapping[str, Any]) -> LoadedTable:
-    """The storage that a check of access uses, as that of a table."""
+    """Return the storage that a check of access uses, as that of a table."""
     endpoint = arguments.get("endpoint", "")
     location = arguments.get("location", "") or ("s3://" if endpoint else "")
     return LoadedTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
 
 
 def _folders_of(client: SeamarkClient, request: JobRequest, loaded: LoadedTable) -> tuple[list[str], list[str]]:
-    """The local folders of the table, and those that its jobs only read."""
+    """Return the local folders of the table, and those that its jobs only read."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
     others = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
@@ -100,7 +100,7 @@ def _folders_of(client: SeamarkClient, request: JobRequest, loaded: LoadedTable)
 
 
 def _joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
-    """The other tables that a job reads, such as a clustering by columns of joined tables."""
+    """Return the other tables that a job reads, such as a clustering by columns of joined tables."""
     if request.service not in SERVICES or not SERVICES[request.service].reads_joined_tables:
         return ()
     policy = effective_properties(client, (*request.namespace, request.table))
@@ -108,7 +108,7 @@ def _joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMe
 
 
 def local_folders(locations: Iterable[str]) -> Iterator[str]:
-    """The paths of those of these locations that are local."""
+    """Yield the paths of those of these locations that are local."""
     for location in locations:
         path = location.strip().removeprefix("file://").removeprefix("file:")
         if path.startswith("/"):
@@ -126,7 +126,7 @@ def _named_files(loaded: LoadedTable) -> Iterator[str]:
 
 
 def _ports(url: str, loaded: LoadedTable) -> Iterator[int]:
-    """The ports of this server, of the storage, of proxies, and of names of hosts."""
+    """Yield the ports of this server, of the storage, of proxies, and of names of hosts."""
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]
     storage = client_storage(loaded.location)

@@ -41,15 +41,20 @@ _SYSTEM = (
 
 
 def forbid_changes() -> bool:
-    """Nothing is written, made, removed or started from now on. False if the kernel has no Landlock."""
+    """Nothing is written, made, removed or started from now on.
+
+    False if the kernel has no Landlock.
+    """
     abi = _abi()
     handled = _CHANGES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
     return abi > 0 and _restrict(handled, {})
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
-    """Of files only those below these folders are opened from now on, and those that Python and the system need. False
-    if the kernel has no Landlock."""
+    """Of files only those below these folders are opened from now on, and those that Python and the system need.
+
+    False if the kernel has no Landlock.
+    """
     if _abi() < 1:
         return False
     reads = _READ_FILE | _READ_DIR
@@ -59,11 +64,16 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
 def confine_files(
     *, readable: Iterable[str], writable: Iterable[str], connectable: Iterable[int] | None = None
 ) -> bool:
-    """From now on, only files below these folders are read, and those that Python and the system need; only files below
-    `writable` are written, made or removed; no program is started. `connectable`: the TCP ports of other machines that
-    are reached, and none is listened on; None: all. False if the kernel has no Landlock.
+    """From now on, only files below these folders are read, and those that Python and the system need; only files
+    below `writable` are written, made or removed; no program is started.
 
-    Ports need Linux 6.7; since 6.12, the process signals no other process either."""
+    False if the kernel has no Landlock.
+
+    Ports need Linux 6.7; since 6.12, the process signals no other process either.
+
+    Args:
+        connectable: The TCP ports of other machines that are reached, and none is listened on; None: all.
+    """
     abi = _abi()
     if abi < 1:
         return False
@@ -77,7 +87,7 @@ def confine_files(
 
 
 def _system_paths() -> list[str]:
-    """What Python and the system read."""
+    """Return what Python and the system read."""
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SEAMARK_CA", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
     variables = (os.environ.get(name) for name in names)
     python = (sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isabs(path)))
@@ -87,14 +97,18 @@ def _system_paths() -> list[str]:
 
 
 def _abi() -> int:
-    """The version of Landlock; 0 or less if there is none."""
+    """Return the version of Landlock; 0 or less if there is none."""
     if sys.platform != "linux":
         return 0
     return int(_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI)))
 
 
 def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0) -> bool:
-    """`rights`: the accesses that stay, by file or folder. OSError if the kernel refuses a rule."""
+    """`rights`: the accesses that stay, by file or folder.
+
+    Raises:
+        OSError: If the kernel refuses a rule.
+    """
     attributes = struct.pack("=Q", handled)
     if ports is not None or scoped:
         attributes += struct.pack("=Q", 0 if ports is None else _BIND_TCP | _CONNECT_TCP)

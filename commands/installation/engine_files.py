@@ -28,8 +28,13 @@ RUNTIME_NAME = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_\d+\.\d+")
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check. `fix` says what to do about a problem; it is empty if there is none. `is_fault`: what
-    was checked does not work without the fix; otherwise the fix is advice."""
+    """The result of one check.
+
+    `fix` says what to do about a problem; it is empty if there is none.
+
+    Attributes:
+        is_fault: What was checked does not work without the fix; otherwise the fix is advice.
+    """
 
     subject: str
     text: str
@@ -38,8 +43,12 @@ class Finding:
 
 
 def read_properties(path: Path) -> dict[str, str]:
-    """Keys and values of a properties file, separated by `=`, `:` or white space. OSError or ValueError if it cannot be
-    read."""
+    """Return keys and values of a properties file, separated by `=`, `:` or white space.
+
+    Raises:
+        OSError: If it cannot be read.
+        ValueError: If it cannot be read.
+    """
     with path.open(encoding="utf-8") as file:
         text = file.read(SIZE_MAX + 1)
     if len(text) > SIZE_MAX:
@@ -54,8 +63,10 @@ def read_properties(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SparkSetup:
-    """`properties` of a file or of a running application. Of a running one, `version` is Spark's, and `jars` are all
-    entries of its class path."""
+    """`properties` of a file or of a running application.
+
+    Of a running one, `version` is Spark's, and `jars` are all entries of its class path.
+    """
 
     properties: Mapping[str, str]
     version: str = ""
@@ -63,8 +74,12 @@ class SparkSetup:
 
 
 def read_running_spark(url: str) -> SparkSetup:
-    """The configuration of the latest application of the web interface at `url`, such as http://localhost:4040.
-    ValueError if there is none."""
+    """Return the configuration of the latest application of the web interface at `url`, such as
+    http://localhost:4040.
+
+    Raises:
+        ValueError: If there is none.
+    """
     base = f"{url.rstrip('/')}/api/v1/applications"
     with urllib3.PoolManager(retries=False, timeout=UI_TIMEOUT_S) as pool:
         applications = _ui_answer(pool, base)
@@ -136,7 +151,7 @@ def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[Finding]:
 
 
 def check_trino(path: Path, url: str | None) -> Iterator[Finding]:
-    """A catalog file of Trino, `etc/catalog/NAME.properties`."""
+    """Yield a catalog file of Trino, `etc/catalog/NAME.properties`."""
     subject, properties = f"Trino, {path}", read_properties(path)
     if properties.get("connector.name") != "iceberg":
         text = f"connector.name is {properties.get('connector.name', 'missing')}"

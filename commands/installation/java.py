@@ -17,7 +17,10 @@ _START_S = 20
 
 
 def check_java() -> Iterator[Finding]:
-    """The Java of Spark and of Trino. A variable that names none is a fault; a missing Java is not."""
+    """Yield the Java of Spark and of Trino.
+
+    A variable that names none is a fault; a missing Java is not.
+    """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     found = None if java is None else java_version(java)
@@ -44,7 +47,10 @@ def check_java() -> Iterator[Finding]:
 
 
 def java_version(java: str) -> int | None:
-    """The major version of the program `java`. None if it does not run."""
+    """Return the major version of the program `java`.
+
+    None if it does not run.
+    """
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_START_S)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
@@ -54,7 +60,7 @@ def java_version(java: str) -> int | None:
 
 
 def java_25_home() -> Path | None:
-    """The home of a JDK 25 or newer: the `JAVA25` variable, else the first below /usr/lib/jvm."""
+    """Return the home of a JDK 25 or newer: the `JAVA25` variable, else the first below /usr/lib/jvm."""
     named = os.environ.get("JAVA25")
     homes = [Path(named)] if named else sorted(_JVMS.glob("*"))
     return next((home for home in homes if (_release_version(home) or 0) >= JAVA_TRINO), None)

@@ -69,7 +69,11 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
 
 
 def _failed(runs: list[Instant]) -> Iterator[Instant]:
-    """Yield the last run of each service on each table that failed. `runs`: newest first."""
+    """Yield the last run of each service on each table that failed.
+
+    Args:
+        runs: Newest first.
+    """
     seen: set[tuple[str | None, str]] = set()
     for run in runs:
         key = run.uuid, str(run.summary.get("service"))
@@ -80,7 +84,7 @@ def _failed(runs: list[Instant]) -> Iterator[Instant]:
 
 
 def _still_fails(client: SeamarkClient, run: Instant) -> bool:
-    """Whether the server counts the run as a problem: not if the table, its index or its policy is gone."""
+    """Return whether the server counts the run as a problem: not if the table, its index or its policy is gone."""
     try:
         problems = client.health((*run.namespace, run.name))["problems"]
     except ClientError:

@@ -20,7 +20,7 @@ _CONTENT = b"Written by seamark doctor. It can be deleted."
 
 
 def check_warehouse(settings: Settings) -> Iterator[Finding]:
-    """A local folder that does not exist yet is not created."""
+    """Yield a local folder that does not exist yet is not created."""
     try:
         root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
     except ConfigError as error:
@@ -50,7 +50,7 @@ def _creatable(folder: Path) -> Finding:
 
 
 async def _probe(settings: Settings, root: str) -> None:
-    """Raises the storage's error."""
+    """Raise the storage's error."""
     clock = SystemClock()
     location = f"{root}/seamark-doctor-{clock.uuid4()}"
     async with asyncio.timeout(TIMEOUT_S), open_objects(settings, clock) as objects:

@@ -63,7 +63,7 @@ def _of_index(index: Index) -> dict[str, Any]:
 
 
 def _remedy(table: str, problem: dict[str, Any]) -> str:
-    """What corrects the problem, and when."""
+    """Return what corrects the problem, and when."""
     service = SERVICES.get(problem.get("service", ""))
     if service is None:
         return ""

@@ -29,7 +29,7 @@ _LOCAL_MASTER = "local[*]"
 
 
 def launch_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds `--on`, `--master` and `--submit-options` to a command."""
+    """Add `--on`, `--master` and `--submit-options` to a command."""
     command = click.option(
         "--submit-options",
         default="",
@@ -60,7 +60,10 @@ def run_on_spark(
     submit_options: str,
     **arguments: Any,
 ) -> RewriteReport:
-    """Runs a rewriting job by spark-submit. Misconfigured without a master or Spark; ClickException if it fails."""
+    """Run a rewriting job by spark-submit.
+
+    Misconfigured without a master or Spark; ClickException if it fails.
+    """
     if on == CLUSTER and not master:
         raise Misconfigured("--on cluster needs --master, such as spark://host:7077")
     program = submit_program()
@@ -90,6 +93,6 @@ def run_on_spark(
 
 
 def _has_environment_file(program: str) -> bool:
-    """Whether this spark-submit reads a spark-env.sh, which may name a Java that only it finds."""
+    """Return whether this spark-submit reads a spark-env.sh, which may name a Java that only it finds."""
     folder = os.environ.get("SPARK_CONF_DIR") or Path(program).resolve().parents[1] / "conf"
     return Path(folder, "spark-env.sh").is_file()

@@ -148,7 +148,7 @@ def _apply(
 
 
 def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[str]:
-    """The properties of a policy that the table or the namespace itself sets."""
+    """Return the properties of a policy that the table or the namespace itself sets."""
     if of_namespace:
         return [key for key in namespace_properties(client, name) if is_policy_property(key)]
     return [entry["name"] for entry in load_policy(client, name)["properties"] if entry["source"] == "table"]
@@ -192,5 +192,8 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _empty_text(name: str) -> str:
-    """What an empty value of a property means. A newer server may have properties that this client does not know."""
+    """Return what an empty value of a property means.
+
+    A newer server may have properties that this client does not know.
+    """
     return PROPERTIES[name].empty if name in PROPERTIES else "no limit"

@@ -100,7 +100,7 @@ def _done(progress: Mapping[str, int]) -> str:
 
 
 def _result(totals: Mapping[str, Any]) -> str:
-    """A rewrite says what it read, wrote and saved; other jobs list their totals."""
+    """Return a rewrite says what it read, wrote and saved; other jobs list their totals."""
     rest = dict(totals)
     text = ""
     if "files_before" in rest:

@@ -125,7 +125,10 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
 
 
 def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
-    """The levels of the namespace and the name. A catalog, the first of three parts, is left out."""
+    """Return the levels of the namespace and the name.
+
+    A catalog, the first of three parts, is left out.
+    """
     namespace = parts[-2].split(".") if len(parts) > 1 else default
     if not namespace:
         raise BadRequest(f"The table {parts[-1][:200]} has no namespace; write NAMESPACE.{parts[-1][:200]}")
@@ -143,8 +146,9 @@ def _joins(
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
 ) -> tuple[dict[int, list[JoinSpec]], dict[int, list[str]]]:
-    """The joins by which engines' connectors would let the server leave files out, by the number of the reference; and
-    why they request no other joins."""
+    """Return the joins by which engines' connectors would let the server leave files out, by the number of the
+    reference; and why they request no other joins.
+    """
     planned_scans = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
     known = {(scan.catalog, scan.schema, scan.table): _known(table) for scan, table in scans}
@@ -173,7 +177,11 @@ async def _explained(
     asked: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
 ) -> ExplainedTable:
-    """`asked`: joins, and why others are not requested. `notes`: parts of the query that are not used, and why."""
+    """`asked`: joins, and why others are not requested.
+
+    Args:
+        notes: Parts of the query that are not used, and why.
+    """
     scan, metadata = reference.scan, loaded.metadata
     expression: Expression = TRUE
     if scan.condition is not None and scan.filter is not None:

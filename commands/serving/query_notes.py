@@ -52,8 +52,11 @@ _ENGINES_OWN = frozenset(
 
 
 def unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
-    """The parts of a conjunction whose literals fit no column, and why; at most NOTES_MAX. BadRequest for an unknown
-    column."""
+    """Return the parts of a conjunction whose literals fit no column, and why; at most NOTES_MAX.
+
+    Raises:
+        BadRequest: For an unknown column.
+    """
     known = list(schemas)
     found: dict[str, str] = {}
     for part in condition.parts if isinstance(condition, AllOf) else (condition,):
@@ -77,10 +80,12 @@ def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
 def unknown_columns(
     text: str, dialect: str, tables: Collection[tuple[str, ...]], columns: Collection[str]
 ) -> dict[str, str]:
-    """Names of columns that neither the tables of a query nor the query itself have, and what may be meant.
+    """Return names of columns that neither the tables of a query nor the query itself have, and what may be meant.
 
-    `tables`: the names of the tables that `columns` belong to, in lower case. Nothing is found if the query reads other
-    tables.
+    Nothing is found if the query reads other tables.
+
+    Args:
+        tables: The names of the tables that `columns` belong to, in lower case.
     """
     try:
         (tree,) = parse_statements(Dialect.get_or_raise(dialect), text)
@@ -118,7 +123,7 @@ def unknown_columns(
 
 
 def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
-    """Whether the query reads the present state of `tables` and names in WITH alone."""
+    """Return whether the query reads the present state of `tables` and names in WITH alone."""
     named = {cte.alias.lower() for cte in tree.find_all(exp.CTE)}
     return all(
         isinstance(one.this, exp.Identifier)

@@ -46,8 +46,13 @@ class Query(Protocol):
     def names(self) -> Mapping[Hashable, tuple[str, ...]]: ...
 
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
-        """The references to tables, by their numbers in joins. `columns` of each table by the key of its name.
-        BadRequest for a query that is not read."""
+        """Return the references to tables, by their numbers in joins.
+
+        `columns` of each table by the key of its name.
+
+        Raises:
+            BadRequest: For a query that is not read.
+        """
 
 
 def read_query(text: str, dialect: str) -> Query:

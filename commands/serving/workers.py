@@ -53,9 +53,10 @@ class _Worker:
 
 
 def supervise(settings: Settings, sock: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Runs `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
+    """Run `settings.workers` processes on the port of `sock` until SIGTERM or SIGINT.
 
-    ConfigError when the first start fails because of the configuration.
+    Raises:
+        ConfigError: When the first start fails because of the configuration.
     """
     folder = settings.home.absolute() / "metrics"
     shutil.rmtree(folder, ignore_errors=True)

@@ -153,7 +153,7 @@ class WorkerParent:
         self._control.sendall(CONTROL.pack(START, pid))
 
     def _wait(self) -> None:
-        """Forgets the children that have ended."""
+        """Forget the children that have ended."""
         while self._children:
             pid, _ = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
@@ -200,7 +200,7 @@ def _end_with_server(source: BinaryIO) -> None:
 
 
 def run(request: StatementRequest, answers: StatementAnswers) -> None:
-    """Sends the answer, or why there is none."""
+    """Send the answer, or why there is none."""
     try:
         _run(request, answers)
     except ClientError as error:
@@ -242,14 +242,17 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
 
 
 def _mapped_bytes() -> int:
-    """What of this process counts for RLIMIT_DATA: the libraries, and address space that allocators reserve."""
+    """Return what of this process counts for RLIMIT_DATA: the libraries, and address space that allocators reserve."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()
 
 
 def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
-    """The rest of the process opens only files below the tables' locations, which are below `roots`. BadRequest for
-    tables whose storage keys the server does not hand out."""
+    """The rest of the process opens only files below the tables' locations, which are below `roots`.
+
+    Raises:
+        BadRequest: For tables whose storage keys the server does not hand out.
+    """
     folders = []
     for table in tables:
         properties = table.metadata.properties
@@ -276,7 +279,11 @@ def _head(request: StatementRequest, found: ChosenPlan) -> StatementHead:
 
 
 def _batches(request: StatementRequest, result: SqlResult, seen: dict[str, bool]) -> Iterator[pa.RecordBatch]:
-    """At most `rows_max` rows. BadRequest for more unless the answer may be truncated."""
+    """At most `rows_max` rows.
+
+    Raises:
+        BadRequest: For more unless the answer may be truncated.
+    """
     left = request.rows_max
     for batch in result.batches:
         if batch.num_rows > left:

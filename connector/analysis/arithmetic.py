@@ -24,7 +24,10 @@ _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decima
 
 
 def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
-    """The comparison of the column, with the operation reversed in the literal. An overflow of Trino is an error."""
+    """Return the comparison of the column, with the operation reversed in the literal.
+
+    An overflow of Trino is an error.
+    """
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
     if isinstance(node, exp.DateAdd):
@@ -59,7 +62,10 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: Comparisons
 def _compare_shifted(
     op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: Comparisons
 ) -> Condition | None:
-    """`side op sign * literal + added`. Only of exact numbers; a float may be rounded."""
+    """`side op sign * literal + added`.
+
+    Only of exact numbers; a float may be rounded.
+    """
     if literal.kind not in ("integer", "decimal") or not same_class(literal, reader, _innermost(side)):
         return None
     value = EXACT.add(sign * Decimal(literal.value), added)
@@ -150,7 +156,7 @@ def _scale_of(kind: str) -> int:
 
 
 def _innermost(node: exp.Expr) -> exp.Expr:
-    """The column that a chain of operations with literals starts from."""
+    """Return the column that a chain of operations with literals starts from."""
     while isinstance(node, exp.Paren | exp.Neg) or type(node) in (exp.Add, exp.Sub, exp.Mul):
         if isinstance(node, exp.Paren | exp.Neg):
             node = node.this
@@ -160,7 +166,7 @@ def _innermost(node: exp.Expr) -> exp.Expr:
 
 
 def _is_whole(node: exp.Expr, reader: Comparisons) -> bool:
-    """Whether the values of a chain of operations are integers: `(c - 0.5) * 10` is none, for any column."""
+    """Return whether the values of a chain of operations are integers: `(c - 0.5) * 10` is none, for any column."""
     left = [node]
     while left:
         part = left.pop()
@@ -184,7 +190,10 @@ def _number(value: Decimal) -> Literal:
 def _days_later(
     op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: Comparisons
 ) -> Condition | None:
-    """Intervals of days or less. Months are not reversible: two dates may have the same date a month later."""
+    """Intervals of days or less.
+
+    Months are not reversible: two dates may have the same date a month later.
+    """
     kind = reader.kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None

@@ -48,7 +48,7 @@ class Comparisons(Protocol):
     def condition(self, node: exp.Expr) -> Condition | None: ...
 
     def common_type(self, operands: Iterable[exp.Expr]) -> CommonType:
-        """The type in which all operands of a predicate are compared."""
+        """Return the type in which all operands of a predicate are compared."""
 
     def equality(self, left: exp.Expr, right: exp.Expr, compared_in: CommonType) -> Condition | None:
         """`left = right`, in the common type of a predicate."""
@@ -58,11 +58,11 @@ class Comparisons(Protocol):
     def literal(self, node: exp.Expr) -> Literal | None: ...
 
     def kind(self, node: exp.Expr) -> str | None:
-        """The Iceberg type of a column with stored values."""
+        """Return the Iceberg type of a column with stored values."""
 
 
 def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
-    """None if it is unknown; False if one is null, because the result is never true."""
+    """Return None if it is unknown; False if one is null, because the result is never true."""
     if "null" in (left.kind, right.kind):
         return False
     values = _value(left), _value(right)
@@ -74,7 +74,10 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
 
 
 def _value(literal: Literal) -> object:
-    """Comparable within a class. Texts are compared by code points, as UTF-8 is."""
+    """Comparable within a class.
+
+    Texts are compared by code points, as UTF-8 is.
+    """
     match literal.kind:
         case "integer" | "decimal":
             return Decimal(literal.value)
@@ -86,7 +89,7 @@ def _value(literal: Literal) -> object:
 
 
 def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
-    """Whether the literal, the columns and the other literals are compared by their exact values."""
+    """Return whether the literal, the columns and the other literals are compared by their exact values."""
     wanted = class_of_literal(literal)
     for node in nodes:
         other, kind = reader.literal(node), reader.kind(node)
@@ -99,7 +102,11 @@ def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
 
 
 def between(column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: Comparisons) -> Condition | None:
-    """From `start` on and before `end`. `like`: whether the literals are dates, if they can be."""
+    """From `start` on and before `end`.
+
+    Args:
+        like: Whether the literals are dates, if they can be.
+    """
     bounds = ((">=", moment_literal(start, like)), ("<", moment_literal(end, like)))
     return all_of(reader.column(op, column, bound) for op, bound in bounds)
 
@@ -111,8 +118,12 @@ def moment_literal(moment: datetime, like: Literal) -> Literal:
 
 
 def decided(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
-    """The condition on columns some of which are literals: `NEVER` for a comparison that is not true for its literal.
-    `literal_of`: by the name of a column; None for columns that are no literals."""
+    """Return the condition on columns some of which are literals: `NEVER` for a comparison that is not true for its
+    literal.
+
+    Args:
+        literal_of: By the name of a column; None for columns that are no literals.
+    """
     literal = literal_of(atom.column[1]) if isinstance(atom, ColumnComparison) else None
     if literal is None or not isinstance(atom, ColumnComparison):
         return atom
@@ -120,7 +131,9 @@ def decided(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Conditio
 
 
 def _is_false_for(comparison: ColumnComparison, literal: Literal) -> bool:
-    """Whether the comparison is not true where its column has the value of `literal`; False if this is not known."""
+    """Return whether the comparison is not true where its column has the value of `literal`; False if this is not
+    known.
+    """
     literals, op = comparison.literals, comparison.op
     if comparison.transform != IDENTITY:
         return False

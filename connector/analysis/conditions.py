@@ -54,8 +54,11 @@ _READ = frozenset({"this", "expression", "expressions", "low", "high", "to", "ne
 
 
 class ConditionReader:
-    """Reads conditions of one statement. `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for
-    conditions with the current time; without it these are not read. `utc`: the session's zone is UTC."""
+    """Reads conditions of one statement.
+
+    `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for conditions with the current time;
+    without it these are not read. `utc`: the session's zone is UTC.
+    """
 
     def __init__(self, *, casts_decimal: bool, today: date | None = None, utc: bool = False) -> None:
         self._casts_decimal = casts_decimal
@@ -63,14 +66,14 @@ class ConditionReader:
         self.utc = utc
 
     def read(self, node: exp.Expr, resolve: Resolve, kind: KindOf) -> Condition | None:
-        """A condition that is true where `node` is true."""
+        """Return a condition that is true where `node` is true."""
         return _Reading(self, self._today, resolve, kind).read(node, negated=False)
 
     def literal(self, node: exp.Expr) -> Literal | None:
         return parse_literal(node, casts_decimal=self._casts_decimal)
 
     def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
-        """None if one of the nodes is not a literal."""
+        """Return None if one of the nodes is not a literal."""
         literals = [self.literal(node) for node in nodes]
         present = tuple(literal for literal in literals if literal is not None)
         return present if len(present) == len(literals) else None
@@ -86,7 +89,7 @@ class _Reading:
     kind_of: KindOf
 
     def read(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """A condition that is true where `node` is true or, with `negated`, where it is false."""
+        """Return a condition that is true where `node` is true or, with `negated`, where it is false."""
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -158,8 +161,9 @@ class _Reading:
         return self._classes.common_type(operands, utc=self.reader.utc)
 
     def _literals(self, side: exp.Expr, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
-        """The literals that `side` is compared with; None if one of the nodes is not a literal, or has none in the
-        common type."""
+        """Return the literals that `side` is compared with; None if one of the nodes is not a literal, or has none
+        in the common type.
+        """
         literals = self.reader.literals(nodes)
         if literals is None:
             return None
@@ -172,8 +176,10 @@ class _Reading:
     # Comparisons
 
     def _of_comparisons(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Comparisons with functions and with the current time. A comparison is never true for null, so its negation
-        is the opposite comparison."""
+        """Comparisons with functions and with the current time.
+
+        A comparison is never true for null, so its negation is the opposite comparison.
+        """
         if not is_plain(node):
             return None
         match node:
@@ -199,8 +205,10 @@ class _Reading:
     def _any_listed(
         self, side: exp.Expr, nodes: Sequence[exp.Expr], each: Condition | None, compared_in: CommonType | None
     ) -> Condition | None:
-        """`side IN (nodes)`, of which `each` compares one node after the other. A function of a column is compared with
-        the whole list at once."""
+        """`side IN (nodes)`, of which `each` compares one node after the other.
+
+        A function of a column is compared with the whole list at once.
+        """
         if not isinstance(side, exp.Lower | exp.Upper):
             return each
         literals = [self.literal(one) for one in nodes]
@@ -211,8 +219,11 @@ class _Reading:
         return each if listed is None else all_of([without_functions(each), listed])
 
     def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None) -> Condition | None:
-        """A comparison of two operands. `compared_in`: the common type of all operands of the predicate, None if it
-        has only these two."""
+        """Return a comparison of two operands.
+
+        Args:
+            compared_in: The common type of all operands of the predicate, None if it has only these two.
+        """
         for side, other, compared in _either_side(left, right, op):
             literal = self.literal(other)
             if literal is not None:  # with null, `_leaf` reads comparisons of columns
@@ -281,7 +292,7 @@ class _Reading:
         return any_of(all_of(map(self.equality, columns, row.expressions, common)) for row in equal)
 
     def _leaf(self, node: exp.Expr) -> ColumnComparison | None:
-        """A comparison of a column, or of its day or year, with literals."""
+        """Return a comparison of a column, or of its day or year, with literals."""
         if type(node) is exp.Column:
             term = _term(node, self.resolve)
             return None if term is None else term.compared("IS TRUE", ())
@@ -383,12 +394,12 @@ def _term(node: exp.Expr, resolve: Resolve) -> _Term | None:
 
 
 def _either_side(left: exp.Expr, right: exp.Expr, op: str) -> tuple[tuple[exp.Expr, exp.Expr, str], ...]:
-    """The comparison with its left side first, and with its right side first."""
+    """Return the comparison with its left side first, and with its right side first."""
     return (left, right, op), (right, left, FLIPPED[op])
 
 
 def _flatten_values(nodes: list[exp.Expr]) -> list[exp.Expr]:
-    """The values of an IN list, also of `IN (VALUES 1, 2)`."""
+    """Return the values of an IN list, also of `IN (VALUES 1, 2)`."""
     if len(nodes) != 1 or not isinstance(nodes[0], exp.Values):
         return nodes
     rows = [row.expressions if isinstance(row, exp.Tuple) else [row] for row in nodes[0].expressions]

@@ -29,7 +29,7 @@ from seamark.connector.plans.literals import LOCAL, Literal
 
 
 def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparisons) -> Condition | None:
-    """A condition that is true where `node op literal` is; None for a function that is not read."""
+    """Return a condition that is true where `node op literal` is; None for a function that is not read."""
     time = formatted_time(node, reader) if literal.kind == "text" else None
     if time is not None:
         return compare_formatted(op, time, literal.value, reader)
@@ -54,7 +54,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
 
 
 def month_of_year(parts: list[tuple[exp.Expr, Literal]], reader: Comparisons) -> Iterator[Condition | None]:
-    """The ranges that `year(c) = 2026 AND month(c) = 3` give; `parts` are the equalities of a conjunction."""
+    """Yield the ranges that `year(c) = 2026 AND month(c) = 3` give; `parts` are the equalities of a conjunction."""
     years, months = ([(_field(node.unnest(), unit), literal) for node, literal in parts] for unit in ("YEAR", "MONTH"))
     for (column, year), (other, month) in product(years, months):
         if column is None or column != other or not {year.kind, month.kind} <= {"integer"}:
@@ -67,7 +67,7 @@ def month_of_year(parts: list[tuple[exp.Expr, Literal]], reader: Comparisons) ->
 
 
 def _field(node: exp.Expr, unit: str) -> exp.Expr | None:
-    """The column of which `node` is the year or the month."""
+    """Return the column of which `node` is the year or the month."""
     column: exp.Expr | None = None
     match node:
         case exp.Year() if unit == "YEAR":
@@ -122,7 +122,9 @@ def _cases(
 def case_condition(
     node: exp.Case | exp.If, reader: Comparisons, read: Callable[[exp.Expr], Condition | None]
 ) -> Condition | None:
-    """A condition that is true where CASE itself, whose results are conditions, has the truth value of `read`."""
+    """Return a condition that is true where CASE itself, whose results are conditions, has the truth value of
+    `read`.
+    """
     simple = node.this if isinstance(node, exp.Case) else None
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
@@ -130,7 +132,10 @@ def case_condition(
 
 
 def _compare_truncated(op: str, column: exp.Expr, unit: str, literal: Literal, reader: Comparisons) -> Condition | None:
-    """Of the start of a period of the calendar. In the column's zone, as the literal is."""
+    """Of the start of a period of the calendar.
+
+    In the column's zone, as the literal is.
+    """
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)

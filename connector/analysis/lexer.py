@@ -75,14 +75,20 @@ class QueryText:
 
 @dataclass(frozen=True)
 class ExecuteStatement:
-    """`EXECUTE name USING …`. `parameters` are unchanged texts in their order, without comments."""
+    """`EXECUTE name USING …`.
+
+    `parameters` are unchanged texts in their order, without comments.
+    """
 
     name: str
     parameters: tuple[str, ...]
 
 
 def tokens_of(text: str) -> tuple[Token, ...]:
-    """Without spaces and comments. Raises UnsupportedStatement."""
+    """Without spaces and comments.
+
+    Raises UnsupportedStatement.
+    """
     found = []
     at = 0
     while at < len(text):
@@ -97,8 +103,12 @@ def tokens_of(text: str) -> tuple[Token, ...]:
 
 
 def with_plain_numbers(text: str) -> str:
-    """The text with `1_000`, `0xFF`, `0o17` and `0b101` as plain decimal numbers; sqlglot reads them as `1 AS _000`.
-    UnsupportedStatement, with the text, for digits that are no number of Trino."""
+    """Return the text with `1_000`, `0xFF`, `0o17` and `0b101` as plain decimal numbers; sqlglot reads them as `1 AS
+    _000`.
+
+    Raises:
+        UnsupportedStatement: With the text, for digits that are no number of Trino.
+    """
     parts: list[str] = []
     at = 0
     while at < len(text):
@@ -115,7 +125,9 @@ def with_plain_numbers(text: str) -> str:
 
 
 def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
-    """The query in `statement`. `parameters` replace the question marks of a prepared statement.
+    """Return the query in `statement`.
+
+    `parameters` replace the question marks of a prepared statement.
 
     Raises UnsupportedStatement for every other statement.
     """
@@ -145,7 +157,7 @@ def with_position(query: QueryText) -> tuple[int, bool]:
 
 
 def parse_execute(statement: str) -> ExecuteStatement | None:
-    """The prepared statement that is executed, also below EXPLAIN; None for any other statement."""
+    """Return the prepared statement that is executed, also below EXPLAIN; None for any other statement."""
     try:
         tokens = tokens_of(statement)
         start = 0
@@ -160,7 +172,10 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
 
 
 def name_of(token: Token) -> str:
-    """An identifier's name. Raises UnsupportedStatement."""
+    """Return an identifier's name.
+
+    Raises UnsupportedStatement.
+    """
     if token.kind == "word":
         return token.text
     if token.kind == "quoted":
@@ -173,7 +188,10 @@ def _words(tokens: Sequence[Token], count: int) -> tuple[str, ...]:
 
 
 def _closing(tokens: Sequence[Token], opening: int) -> int:
-    """The end of the bracket that opens at `opening`. Raises UnsupportedStatement."""
+    """Return the end of the bracket that opens at `opening`.
+
+    Raises UnsupportedStatement.
+    """
     depth = 0
     for number in range(opening, len(tokens)):
         depth += tokens[number].word in ("(", "[")
@@ -184,7 +202,10 @@ def _closing(tokens: Sequence[Token], opening: int) -> int:
 
 
 def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
-    """The parameters after USING. Raises UnsupportedStatement."""
+    """Return the parameters after USING.
+
+    Raises UnsupportedStatement.
+    """
     if not tokens:
         return ()
     if tokens[0].word != "USING" or len(tokens) < 2:
@@ -204,7 +225,7 @@ def _using(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def _unquoted(token: Token) -> tuple[str, list[int]]:
-    """The value of a text literal, and the position of each of its characters and of the end."""
+    """Return the value of a text literal, and the position of each of its characters and of the end."""
     text, offsets = [], []
     at = token.start + 1
     while at < token.end - 1:
@@ -215,7 +236,9 @@ def _unquoted(token: Token) -> tuple[str, list[int]]:
 
 
 def _filled(text: str, tokens: Sequence[Token], offsets: Sequence[int], parameters: Sequence[str]) -> QueryText:
-    """The query from its first token on. Parameters that are literals replace their question marks.
+    """Return the query from its first token on.
+
+    Parameters that are literals replace their question marks.
 
     Other question marks stay, and give no condition.
     """
@@ -244,8 +267,10 @@ def _filled(text: str, tokens: Sequence[Token], offsets: Sequence[int], paramete
 
 
 def is_plain(parameter: str) -> bool:
-    """Whether it is a single literal, which can replace a question mark without brackets. Raises
-    UnsupportedStatement for invalid SQL."""
+    """Return whether it is a single literal, which can replace a question mark without brackets.
+
+    Raises UnsupportedStatement for invalid SQL.
+    """
     tokens = tokens_of(parameter)
     if tokens and tokens[0].word in ("-", "+"):
         return len(tokens) == 2 and tokens[1].kind == "number"

@@ -60,9 +60,10 @@ UNITS = {
 
 
 def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | None:
-    """None if the node is not a literal.
+    """Return None if the node is not a literal.
 
-    `casts_decimal`: sqlglot reads `CAST('1.5' AS DECIMAL)`, which is 2, and `DECIMAL '1.5'` as the same node.
+    Args:
+        casts_decimal: Sqlglot reads `CAST('1.5' AS DECIMAL)`, which is 2, and `DECIMAL '1.5'` as the same node.
     """
     match node:
         case exp.Paren():
@@ -271,7 +272,7 @@ def timestamp_literal(moment: datetime) -> Literal:
 
 
 def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
-    """The unit of an interval, in upper case, and the number of units; None for another expression."""
+    """Return the unit of an interval, in upper case, and the number of units; None for another expression."""
     if type(node) is not exp.Interval:
         return None
     number, unit, sign = node.this, node.args.get("unit"), 1
@@ -284,13 +285,16 @@ def interval_of(node: exp.Expr | None) -> tuple[str, int] | None:
 
 
 def unit_of(node: exp.Expr) -> str:
-    """The unit of a function of times, in upper case; empty if it is not written as a name."""
+    """Return the unit of a function of times, in upper case; empty if it is not written as a name."""
     unit = node.args.get("unit")
     return unit.name.upper() if isinstance(unit, exp.Var) else ""
 
 
 def months_later(day: date, unit: str, count: int) -> date:
-    """A month's last day at most, as in Trino: a month after 31 January is 28 or 29 February. ValueError beyond the
-    range of dates."""
+    """Return a month's last day at most, as in Trino: a month after 31 January is 28 or 29 February.
+
+    Raises:
+        ValueError: Beyond the range of dates.
+    """
     year, month = divmod(day.year * 12 + day.month - 1 + count * _MONTHS[unit], 12)
     return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))

@@ -76,7 +76,7 @@ def class_of_cast(to: exp.DataType) -> str | None:
 
 
 def common_class(classes: Iterable[str | None]) -> str | None:
-    """The class of the common type; None if an operand's type is not known, or if there is no common type."""
+    """Return the class of the common type; None if an operand's type is not known, or if there is no common type."""
     distinct = set(classes) - {NULL}
     if not distinct:
         return NULL
@@ -88,8 +88,12 @@ def common_class(classes: Iterable[str | None]) -> str | None:
 
 @dataclass(frozen=True)
 class CommonType:
-    """The common type of the operands of one predicate. `target`: its class, None if it is not known. `utc`: the
-    session's zone is UTC, in which local and zoned times are compared as one."""
+    """The common type of the operands of one predicate.
+
+    Attributes:
+        target: Its class, None if it is not known.
+        utc: The session's zone is UTC, in which local and zoned times are compared as one.
+    """
 
     target: str | None
     utc: bool
@@ -97,8 +101,9 @@ class CommonType:
     """The classes of the operands, by their identity."""
 
     def literal(self, literal: Literal, side: str | None) -> Literal | None:
-        """What a column or function of the class `side` is compared with instead of `literal`, so that the result is
-        that of a comparison in the common type; None if there is no such literal."""
+        """Return what a column or function of the class `side` is compared with instead of `literal`, so that the
+        result is that of a comparison in the common type; None if there is no such literal.
+        """
         own = class_of_literal(literal)
         if self.target is None:
             return None
@@ -123,7 +128,10 @@ def _as_double(literal: Literal) -> Literal | None:
 
 
 def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
-    """The common type of operands of these classes. One of them may be `ANY`."""
+    """Return the common type of operands of these classes.
+
+    One of them may be `ANY`.
+    """
     return CommonType(_target(list(classes)), utc)
 
 
@@ -133,7 +141,10 @@ def _target(classes: Sequence[str | None]) -> str | None:
 
 
 class OperandClasses:
-    """The classes of operands. `literal` and `kind` are those of the reader (`comparisons.Comparisons`)."""
+    """The classes of operands.
+
+    `literal` and `kind` are those of the reader (`comparisons.Comparisons`).
+    """
 
     def __init__(self, literal: Callable[[exp.Expr], Literal | None], kind: Callable[[exp.Expr], str | None]) -> None:
         self._literal = literal
@@ -144,7 +155,7 @@ class OperandClasses:
         return CommonType(_target([class_ for _, class_ in classes]), utc, dict(classes))
 
     def of(self, node: exp.Expr) -> str | None:
-        """The class of the type of `node`; None if it is not known."""
+        """Return the class of the type of `node`; None if it is not known."""
         node = node.unnest()
         literal = self._literal(node)
         if literal is not None:
@@ -176,7 +187,7 @@ class OperandClasses:
 
 
 def _results_of(node: exp.Expr) -> Iterator[exp.Expr]:
-    """The operands whose common type is the type of `node`."""
+    """Yield the operands whose common type is the type of `node`."""
     match node:
         case exp.Neg() | exp.TimestampTrunc() | exp.DateTrunc() | exp.DateAdd() | exp.Nullif():
             yield node.this

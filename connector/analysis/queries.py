@@ -91,7 +91,10 @@ class Queries:
         self._selects: dict[int, InnerSelect] = {}
 
     def read(self, node: exp.Expr, visible: _Visible) -> Relation:
-        """Return the rows of a query. Raises UnsupportedStatement."""
+        """Return the rows of a query.
+
+        Raises UnsupportedStatement.
+        """
         read_body: Callable[[exp.Expr, _Visible], Relation]
         match node:
             case exp.Select():
@@ -254,7 +257,7 @@ class _FromClause:
         self._visible = visible
 
     def join(self, first: ParsedTree, joins: list[exp.Expr]) -> ParsedTree:
-        """Joins bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c."""
+        """Join bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c."""
         parts = [first]
         for join in joins:
             _check_arguments(join, _JOIN)
@@ -475,7 +478,10 @@ def version_of(version: exp.Expr) -> int | str | None:
 
 
 def hide(node: exp.Expr, visible: _Visible) -> Relation:
-    """Return a source that is not analysed. Names of WITH that it may use are read completely."""
+    """Return a source that is not analysed.
+
+    Names of WITH that it may use are read completely.
+    """
     for identifier in node.find_all(exp.Identifier):
         query = visible.get(identifier.name.lower())
         if query is not None:
@@ -499,7 +505,10 @@ def _is_bracket(node: exp.Expr) -> bool:
 
 
 def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
-    """Return the alias of a relation, and the aliases of its columns. Raises UnsupportedStatement."""
+    """Return the alias of a relation, and the aliases of its columns.
+
+    Raises UnsupportedStatement.
+    """
     alias = node.args.get("alias")
     if alias is None:
         return None, ()
@@ -513,7 +522,9 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the outermost queries. Raises UnsupportedStatement for a table outside of a query.
+    """Yield the outermost queries.
+
+    Raises UnsupportedStatement for a table outside of a query.
 
     It is not recursive, because the depth of a chain of ORs is its length.
     """

@@ -37,8 +37,11 @@ class DateSpan:
     high: date
 
     def literal(self, op: str) -> Literal:
-        """What a column is compared with by `op`, one of <, <=, >, >=, so that the comparison is true for each value of
-        the span. It has no zone, because the span covers all zones."""
+        """Return what a column is compared with by `op`, one of <, <=, >, >=, so that the comparison is true for
+        each value of the span.
+
+        It has no zone, because the span covers all zones.
+        """
         return Literal("date", (self.low if op in (">", ">=") else self.high).isoformat())
 
     def later(self, unit: str, count: int) -> DateSpan:
@@ -51,7 +54,11 @@ class DateSpan:
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
-    """None if the node is no such expression. `today`: the date in UTC."""
+    """Return None if the node is no such expression.
+
+    Args:
+        today: The date in UTC.
+    """
     if today is None or node is None or sum(1 for _ in node.find_all(exp.AtTimeZone)) > 1:
         return None  # each conversion to a zone and back may move the value
     try:
@@ -88,5 +95,5 @@ def _span(node: exp.Expr | None, today: date) -> DateSpan | None:
 
 
 def today_for(*texts: str) -> date | None:
-    """The date in UTC, if one of the texts may contain the current time."""
+    """Return the date in UTC, if one of the texts may contain the current time."""
     return datetime.now(UTC).date() if any(_CURRENT.search(text) for text in texts) else None

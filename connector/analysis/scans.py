@@ -44,7 +44,10 @@ _BEFORE = frozenset({"FROM", "JOIN", ",", "("})
 
 @dataclass(frozen=True)
 class ParsedQuery:
-    """The query inside a statement, parsed once. It is read any number of times, but by one thread at a time."""
+    """The query inside a statement, parsed once.
+
+    It is read any number of times, but by one thread at a time.
+    """
 
     text: QueryText
     tree: exp.Expr
@@ -90,7 +93,10 @@ def find_scans(
     utc: bool = False,
     today: date | None = None,
 ) -> tuple[Scan, ...]:
-    """Parse a statement, and return its scans as `scans_of` does. Empty if the statement is not fully understood."""
+    """Parse a statement, and return its scans as `scans_of` does.
+
+    Empty if the statement is not fully understood.
+    """
     try:
         query = parse_query(statement, parameters)
     except UnsupportedStatement:
@@ -137,7 +143,10 @@ def result_types(query: ParsedQuery, columns: Sequence[str], *, columns_of: Colu
 
 
 def read_at_snapshot(scan: Scan, snapshot_id: int) -> Replacement:
-    """Return a replacement that makes the scan read this snapshot of its table. The table name and its alias stay."""
+    """Return a replacement that makes the scan read this snapshot of its table.
+
+    The table name and its alias stay.
+    """
     start, end = scan.version_span or (scan.end, scan.end)
     clause = f"FOR VERSION AS OF {snapshot_id}"
     return Replacement(start, end, clause if scan.version_span else f" {clause}")
@@ -155,14 +164,14 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 def _read(
     query: ParsedQuery, columns_of: ColumnsOf, today: date | None = None, *, utc: bool = False
 ) -> tuple[Queries, Relation]:
-    """Raises UnsupportedStatement."""
+    """Raise UnsupportedStatement."""
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
     queries = Queries(columns_of, reader, query.names)
     return queries, queries.read(query.tree, {})
 
 
 def _parsed(inner: QueryText) -> exp.Expr:
-    """Raises UnsupportedStatement, also if sqlglot's tokens of the text differ from Trino's."""
+    """Raise UnsupportedStatement, also if sqlglot's tokens of the text differ from Trino's."""
     try:
         words = tokens_in(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
@@ -177,7 +186,7 @@ def _parsed(inner: QueryText) -> exp.Expr:
 
 
 def _check_patterns(tree: exp.Expr) -> None:
-    """Raises UnsupportedStatement for a LIKE pattern that the engine refuses, but only where it compares a row."""
+    """Raise UnsupportedStatement for a LIKE pattern that the engine refuses, but only where it compares a row."""
     for node in tree.find_all(exp.Escape):
         texts = [node.this.expression, node.expression] if isinstance(node.this, exp.Like | exp.ILike) else []
         if all(isinstance(text, exp.Literal) and text.is_string for text in texts) and texts:

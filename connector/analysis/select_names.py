@@ -121,7 +121,7 @@ class SelectNames:
         return None if has_star else output_names(self.projections)
 
     def reference(self, name: str) -> ColumnReference | None:
-        """None also if the name may be ambiguous: more than one star, or a star beside other columns."""
+        """Return None also if the name may be ambiguous: more than one star, or a star beside other columns."""
         stars = []
         for projection in self.projections:
             star = star_qualifier(projection)
@@ -283,8 +283,10 @@ def output_name(projection: exp.Expr) -> str | None:
 
 
 def output_names(projections: Sequence[exp.Expr]) -> tuple[str | None, ...]:
-    """Return the names of columns without a star. A literal or an extreme without an alias has a name that no statement
-    can write."""
+    """Return the names of columns without a star.
+
+    A literal or an extreme without an alias has a name that no statement can write.
+    """
     return tuple(
         output_name(projection) or (f"\0{number}" if isinstance(projection, (*_LITERALS, *_EXTREMES)) else None)
         for number, projection in enumerate(projections)

@@ -84,8 +84,11 @@ class PredicateReader:
         return Predicate(restrict_to_sources(self._held_condition(join.on, own), own), tuple(equalities))
 
     def _held_condition(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Condition | None:
-        """Return a condition that is true for each row where `node` is true. `seen`: the sources that `node` sees, None
-        for all."""
+        """Return a condition that is true for each row where `node` is true.
+
+        Args:
+            seen: The sources that `node` sees, None for all.
+        """
         if node is None:
             return None
         return all_of([self.condition(node), *self._subquery_values(node), *self._period_values(node, seen)])

@@ -75,7 +75,10 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 @contextmanager
 def on_behalf_of(address: str, who: str) -> Iterator[None]:
     """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
-    within it that of the user. The proxy does not check who the user is."""
+    within it that of the user.
+
+    The proxy does not check who the user is.
+    """
     token = _CLIENT.set((f"address {address}", f"user {who} at {address}"))
     try:
         yield
@@ -100,7 +103,11 @@ class StatementReader:
         self._long = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
-        """Parses with the columns of `tables`. TimeoutError after `until_s` on the clock of the event loop."""
+        """Parse with the columns of `tables`.
+
+        Raises:
+            TimeoutError: After `until_s` on the clock of the event loop.
+        """
         key = (text, tuple(sorted((str(names), known.version) for names, known in tables.items())))
         found = self._known.get(key)
         if found is None:
@@ -110,8 +117,11 @@ class StatementReader:
         return found
 
     async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
-        """The result of `work` on a text of so many characters; outside of the event loop if it is long. TimeoutError
-        as for `read`."""
+        """Return the result of `work` on a text of so many characters; outside of the event loop if it is long.
+
+        Raises:
+            TimeoutError: As for `read`.
+        """
         if characters <= IN_LOOP_CHARACTERS:
             return work()
         async with asyncio.timeout_at(until_s):

@@ -91,17 +91,17 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
 
 
 def _later(column: exp.Expr, reader: Comparisons) -> Condition | None:
-    """Years of five digits, which are texts before those of four, or after them."""
+    """Return years of five digits, which are texts before those of four, or after them."""
     return reader.column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
 def _earlier(column: exp.Expr, reader: Comparisons) -> Condition | None:
-    """Years of fewer than four digits, which engines write with zeros, or without."""
+    """Return years of fewer than four digits, which engines write with zeros, or without."""
     return reader.column("<", column, Literal("date", _FIRST_DAY, LOCAL))
 
 
 def formatted_prefix(node: exp.Expr, prefix: str, reader: Comparisons) -> Condition | None:
-    """A condition that is true where a formatted time begins with `prefix`, which has at least a year."""
+    """Return a condition that is true where a formatted time begins with `prefix`, which has at least a year."""
     time, match = formatted_time(node, reader), _DAY_PREFIX.fullmatch(prefix)
     if time is None or match is None or not time.format.startswith(_ISO_DAY):
         return None
@@ -197,20 +197,26 @@ def _of_function(op: str, column: ColumnReference, node: exp.Expr, literals: Seq
 def like_predicate(
     reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
-    """None if the server does not evaluate it. Without ESCAPE, a backslash has no meaning in Trino but in Spark."""
+    """Return None if the server does not evaluate it.
+
+    Without ESCAPE, a backslash has no meaning in Trino but in Spark.
+    """
     if len(pattern) > PATTERN_MAX or (escape is None and "\\" in pattern):
         return None
     return Like(reference, pattern, escape, function, negated)
 
 
 def function_of(node: exp.Expr) -> str | None:
-    """The name of a function that is read as a term of a column."""
+    """Return the name of a function that is read as a term of a column."""
     return LOWER if isinstance(node, exp.Lower) else UPPER if isinstance(node, exp.Upper) else None
 
 
 def _spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
-    """The texts that become `text` in lower case, or in upper case, and True; if there are too many, the beginnings of
-    these texts, and False. Empty if no beginning is known."""
+    """Return the texts that become `text` in lower case, or in upper case, and True; if there are too many, the
+    beginnings of these texts, and False.
+
+    Empty if no beginning is known.
+    """
     also = _LOWER_ALSO if lower else _UPPER_ALSO
     spellings = [""]
     for position, one in enumerate(text):

@@ -9,8 +9,11 @@ _CLOCK = {"HOUR": timedelta(hours=1), "MINUTE": timedelta(minutes=1), "SECOND": 
 
 
 def period(moment: datetime, unit: str) -> tuple[datetime, datetime]:
-    """The start of the period of `moment`, and the end, which is not a part of it. KeyError for another unit,
-    OverflowError or ValueError if the end is beyond the range of dates."""
+    """Return the start of the period of `moment`, and the end, which is not a part of it.
+
+    Raises:
+        KeyError: For another unit, OverflowError or ValueError if the end is beyond the range of dates.
+    """
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     if unit in _CLOCK:
         start = midnight + (moment - midnight) // _CLOCK[unit] * _CLOCK[unit]
@@ -28,5 +31,5 @@ def period(moment: datetime, unit: str) -> tuple[datetime, datetime]:
 
 
 def truncated(day: date, unit: str) -> date:
-    """The first day of the period; the day itself for periods within a day."""
+    """Return the first day of the period; the day itself for periods within a day."""
     return day if unit in _CLOCK else period(datetime(day.year, day.month, day.day), unit)[0].date()

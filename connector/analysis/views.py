@@ -78,12 +78,18 @@ def plan_view_query(text: str, name: str, predicate: str) -> str:
 
 
 def predicate_of(planned: PlannedScan) -> str:
-    """The statement's condition on a view. Without one, the view may still need only some rows of its tables."""
+    """Return the statement's condition on a view.
+
+    Without one, the view may still need only some rows of its tables.
+    """
     return planned.scan.predicate or "TRUE"
 
 
 class Views:
-    """The cached view definitions. Belongs to one event loop."""
+    """The cached view definitions.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
         self._seamark = seamark
@@ -160,7 +166,10 @@ class Views:
         )
 
     async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
-        """The view's columns. `COMPUTED` are those to which no condition may be pushed."""
+        """Return the view's columns.
+
+        `COMPUTED` are those to which no condition may be pushed.
+        """
         view, tables = opened.view, _known_by_name(opened, known)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
@@ -283,7 +292,7 @@ def _drop_incomplete(
     planned_scans: Sequence[PlannedScan],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-    """Removes plan views until each has all that it `used`; what a removed view used is removed too."""
+    """Remove plan views until each has all that it `used`; what a removed view used is removed too."""
     while True:
         good = {view: name for view, name in names.items() if all(at in plans or at in names for at in used[view])}
         gone = {at for view, each in used.items() if view not in good for at in each if at in plans or at in good}
@@ -294,7 +303,7 @@ def _drop_incomplete(
 
 
 def _known_by_name(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
-    """The known tables, by the names in the view's text."""
+    """Return the known tables, by the names in the view's text."""
     return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
 
 

@@ -38,8 +38,12 @@ _NOT_LIVE = "superseded"
 
 @dataclass(frozen=True)
 class Audit:
-    """The result for one index. `rows`: rows of the snapshot's covered data files according to the index files; None if
-    they could not be counted, for the reason in `uncounted`."""
+    """The result for one index.
+
+    Attributes:
+        rows: Rows of the snapshot's covered data files according to the index files; None if they could not be counted,
+            for the reason in `uncounted`.
+    """
 
     index: Index
     verdicts: tuple[VerificationResult, ...]
@@ -84,7 +88,7 @@ class _AuditedIndex:
         return [index_file for index_file in self.index.json["index-files"] if index_file["state"] == LIVE]
 
     def verify(self, listed: dict[str, Any], sample: int) -> VerificationResult:
-        """Verifies a live index file and reports problems to the server."""
+        """Verify a live index file and reports problems to the server."""
         location = listed["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
         if verdict.problems and self.report and not verdict.has_newer_version:
@@ -103,7 +107,7 @@ def verify_sample(
     verified: Collection[str],
     on_verdict: Callable[[VerificationResult, int], bool],
 ) -> bool:
-    """Verifies the live index files of one index, except those at the locations `verified`.
+    """Verify the live index files of one index, except those at the locations `verified`.
 
     Stops when `on_verdict`, called with each verdict and the size of the index file in bytes, returns False. Returns
     whether all index files are verified. Reports problems and raises errors like `audit_index`.
@@ -130,7 +134,7 @@ def audit_index(
     seed: int | None = None,
     on_verdict: Callable[[VerificationResult, int], None] = lambda verdict, total: None,
 ) -> Audit:
-    """Verifies the live index files of one index; reads up to `sample` data files of each index file again.
+    """Verify the live index files of one index; reads up to `sample` data files of each index file again.
 
     `on_verdict` is called with each verdict and the number of index files. With `report`, problems are reported to the
     server, which quarantines the index files; the next build replaces them. NotFound; ClientError; the metaserver's
@@ -153,7 +157,7 @@ def audit_index(
 
 
 def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMetadata) -> IndexTask:
-    """A task without a folder, because nothing is written."""
+    """Return a task without a folder, because nothing is written."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
@@ -163,7 +167,9 @@ def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMeta
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTable, TableMetadata, bool]:
-    """The index, the table and its metadata, and whether both are of the same snapshot; retried if others commit."""
+    """Return the index, the table and its metadata, and whether both are of the same snapshot; retried if others
+    commit.
+    """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
     for _ in range(_TRIES):
@@ -177,7 +183,7 @@ def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTab
 
 
 def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> VerificationResult:
-    """The verdict, with a further problem if the server lists other counts than the index file contains."""
+    """Return the verdict, with a further problem if the server lists other counts than the index file contains."""
     files, rows = listed["files"], listed["rows"]
     if verdict.listed is None or (files, rows) == (verdict.files, verdict.rows):
         return verdict
@@ -186,7 +192,7 @@ def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> Veri
 
 
 def _report(client: IndexClient, table: Name, name: str, verdict: VerificationResult) -> str:
-    """Reports the problems to the server; returns the state of the index file."""
+    """Report the problems to the server; return the state of the index file."""
     reason = "; ".join(verdict.problems)
     try:
         answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.is_unreadable)
@@ -196,7 +202,7 @@ def _report(client: IndexClient, table: Name, name: str, verdict: VerificationRe
 
 
 def _uncounted_reason(index: Index, verdicts: Sequence[VerificationResult]) -> str | None:
-    """Why the rows cannot be counted; None if they can."""
+    """Return why the rows cannot be counted; None if they can."""
     unlisted = sum(index.json["levels"].values()) - len(verdicts)
     if unlisted:
         return f"{unlisted:,} index files more than the server lists at once"
@@ -207,7 +213,7 @@ def _uncounted_reason(index: Index, verdicts: Sequence[VerificationResult]) -> s
 def _count_rows(
     client: IndexClient, table: Name, metadata: TableMetadata, verdicts: Iterable[VerificationResult]
 ) -> int:
-    """Rows of the current snapshot's data files according to the index files; each data file counts once."""
+    """Return rows of the current snapshot's data files according to the index files; each data file counts once."""
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
     empty = np.empty(0, dtype=np.uint64)
     ids, first = np.unique(np.concatenate([empty, *(counted.ids[:, 0] for counted in tables)]), return_index=True)
@@ -221,7 +227,7 @@ def _count_rows(
 
 
 def _ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
-    """The high halves of the identities of data files, which are sufficient to match them."""
+    """Return the high halves of the identities of data files, which are sufficient to match them."""
     rows = [
         row
         for row in zip(page["file_path"], page["file_size_in_bytes"], page["record_count"], strict=True)

@@ -44,9 +44,14 @@ _SKIPPED_MAX = 1000
 
 @dataclass(frozen=True)
 class GroupLimits:
-    """Limits of a group of data files, which becomes one index file. A data file above a limit is its own group.
+    """Limits of a group of data files, which becomes one index file.
 
-    `size_bytes`: size of the whole files, although only indexed columns are read. `rows` bounds a worker's memory.
+    A data file above a limit is its own group.
+
+    `rows` bounds a worker's memory.
+
+    Attributes:
+        size_bytes: Size of the whole files, although only indexed columns are read.
     """
 
     files: int = 1000
@@ -59,7 +64,10 @@ DEFAULT_LIMITS = GroupLimits()
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a build. `files_total` includes files committed during the build; `eta_ms`: since the epoch."""
+    """The progress of a build.
+
+    `files_total` includes files committed during the build; `eta_ms`: since the epoch.
+    """
 
     files_done: int
     files_total: int
@@ -72,8 +80,11 @@ class Progress:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """`files_not_indexed`: files that are still missing, because they cannot be indexed. `skipped`: (path, reason) of
-    the first of them."""
+    """`files_not_indexed`: files that are still missing, because they cannot be indexed.
+
+    Attributes:
+        skipped: (path, reason) of the first of them.
+    """
 
     progress: Progress
     files_not_indexed: int
@@ -90,14 +101,17 @@ class Workers(Protocol):
         """Groups that are read concurrently."""
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
-        """Writes one index file for each group; yields results in any order, as groups finish."""
+        """Write one index file for each group; yields results in any order, as groups finish."""
 
     def close(self) -> None:
-        """Stops what was started."""
+        """Stop what was started."""
 
 
 class ClusterFailed(Exception):
-    """Workers cannot be started, or their work failed. The message is one line."""
+    """Workers cannot be started, or their work failed.
+
+    The message is one line.
+    """
 
 
 class InProcessWorkers:
@@ -150,11 +164,20 @@ def build(
     passes_max: int = PASSES_MAX,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> BuildReport:
-    """Indexes the data files that the index does not cover. The report lists files that cannot be indexed.
+    """Indexes the data files that the index does not cover.
 
-    `exclusive`: Refused while another build of the index is running. ClientError if the server refuses; OSError or
-    ClusterFailed if an index file cannot be written. On an error or an interrupt, the build is rolled back with the
-    reason, and registered index files stay. The caller closes `workers`.
+    The report lists files that cannot be indexed.
+
+    On an error or an interrupt, the build is rolled back with the reason, and registered index files stay. The caller
+    closes `workers`.
+
+    Args:
+        exclusive: Refused while another build of the index is running.
+
+    Raises:
+        ClientError: If the server refuses.
+        OSError: If an index file cannot be written.
+        ClusterFailed: If an index file cannot be written.
     """
     with open_build(client, table, index, exclusive=exclusive) as started:
         run = _Run(client, table, index, started, workers, limits, on_progress)
@@ -166,7 +189,10 @@ def build(
 
 @contextmanager
 def open_build(client: IndexClient, table: Name, index: str, *, exclusive: bool) -> Iterator[dict[str, Any]]:
-    """Starts a build, which the block must finish. An exception of the block rolls it back with the reason."""
+    """Start a build, which the block must finish.
+
+    An exception of the block rolls it back with the reason.
+    """
     started = client.start_build(table, index, exclusive=exclusive)
     try:
         yield started
@@ -221,7 +247,10 @@ class _Run:
         return BuildReport(self._progress(ended), self._left_files, tuple(self._left_reasons), ended)
 
     def catch_up(self) -> bool:
-        """Indexes the missing files. False if all of them had been tried before."""
+        """Indexes the missing files.
+
+        False if all of them had been tried before.
+        """
         source = self._source()
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
@@ -236,7 +265,7 @@ class _Run:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
 
     def _untried_files(self, source: BuildSource) -> Iterator[DataFile]:
-        """The missing files that were not tried before, requested page by page."""
+        """Yield the missing files that were not tried before, requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
                 source = self._source()
@@ -309,7 +338,7 @@ class BuildSource:
         return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
-        """Whether the loaded table had the partition specs of all these files."""
+        """Return whether the loaded table had the partition specs of all these files."""
         return all(file["spec-id"] in self.partitioned for file in listed)
 
     def file(self, listed: Mapping[str, Any]) -> DataFile:
@@ -331,6 +360,6 @@ def _identities(spec: PartitionSpec) -> frozenset[int]:
 
 
 def group_files(files: Iterable[DataFile], limits: GroupLimits) -> Iterator[tuple[DataFile, ...]]:
-    """Divides files, in their order, into groups within the limits; a group has at least one file."""
+    """Divide files, in their order, into groups within the limits; a group has at least one file."""
     most = (limits.files, limits.size_bytes, limits.rows)
     return map(tuple, divide(files, lambda file: (1, file.size_bytes, file.records), most))

@@ -39,7 +39,11 @@ _CODE_BIAS, _WIDE_BIAS = 1 << 63, 1 << 127
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file as listed by its manifest. `partitioned`: columns that readers may take from its partition values."""
+    """A data file as listed by its manifest.
+
+    Attributes:
+        partitioned: Columns that readers may take from its partition values.
+    """
 
     path: str
     size_bytes: int
@@ -50,8 +54,12 @@ class DataFile:
 
 @dataclass(frozen=True)
 class IndexTask:
-    """Describes the index to build, for any files; picklable. `folder`: the location of new index files. `file_keys`:
-    of encrypted files."""
+    """Describes the index to build, for any files; picklable.
+
+    Attributes:
+        folder: The location of new index files.
+        file_keys: Of encrypted files.
+    """
 
     table_uuid: str
     definition: IndexDefinition
@@ -73,7 +81,7 @@ class WrittenIndex:
 
 
 def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex:
-    """Builds and writes a durable index file of these data files."""
+    """Build and write a durable index file of these data files."""
     entries: list[Any] = []
     indexed: list[DataFile] = []
     skipped: list[tuple[str, str]] = []
@@ -90,7 +98,7 @@ def index_data_files(task: IndexTask, files: Iterable[DataFile]) -> WrittenIndex
 def write_index_file(
     task: IndexTask, files: Sequence[DataFile], entries: Sequence[Any], skipped: Iterable[tuple[str, str]] = ()
 ) -> WrittenIndex:
-    """Writes the results of `build_entry` as an index file; none if there are no data files."""
+    """Write the results of `build_entry` as an index file; none if there are no data files."""
     if not files:
         return WrittenIndex(None, 0, 0, 0, tuple(skipped))
     location = f"{task.folder}/{uuid.uuid4()}.puffin"
@@ -99,7 +107,12 @@ def write_index_file(
 
 
 def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
-    """The keys of each of the definition's terms. Unreadable or ValueError if they are not certain."""
+    """Return the keys of each of the definition's terms.
+
+    Raises:
+        Unreadable: If they are not certain.
+        ValueError: If they are not certain.
+    """
     if file.format.lower() != "parquet":
         raise Unreadable(file.path, f"files of format {file.format} are not indexed")
     terms = task.definition.terms
@@ -121,7 +134,7 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
 def encode_index_file(
     table_uuid: str, definition: IndexDefinition, files: Sequence[DataFile], entries: Sequence[Any]
 ) -> Iterator[Part]:
-    """The bytes of an index file with the results of `build_entry` for each data file, in this order."""
+    """Return the bytes of an index file with the results of `build_entry` for each data file, in this order."""
     paths, sizes, records = zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), np.array(records), np.array(sizes), paths)
     return assemble(
@@ -135,12 +148,20 @@ def encode_index_file(
 
 
 def build_entry(definition: IndexDefinition, columns: list[Keys]) -> Any:
-    """The index entry of one data file, in the form of its kind. `columns`: the keys of each term."""
+    """Return the index entry of one data file, in the form of its kind.
+
+    Args:
+        columns: The keys of each term.
+    """
     return KINDS[definition.kind].build(columns, definition.parameters)
 
 
 def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
-    """The keys of a term's values in a column of `read_columns`. ValueError for values that have no key."""
+    """Return the keys of a term's values in a column of `read_columns`.
+
+    Raises:
+        ValueError: For values that have no key.
+    """
     if term.transform == IDENTITY:
         return keys_of(column, term.kind)
     if function := INDEXED_FUNCTIONS.get(term.transform):
@@ -149,8 +170,10 @@ def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
 
 
 def _transformed_keys(source: Keys, term: Term) -> Keys:
-    """The keys of the transformed values. Uses the same transform function as the planner's projection, once for each
-    distinct value."""
+    """Return the keys of the transformed values.
+
+    Uses the same transform function as the planner's projection, once for each distinct value.
+    """
     apply = function(term.transform, term.source)
     present = source.present
     rows = np.arange(source.rows) if present is None else np.flatnonzero(present)
@@ -176,7 +199,7 @@ def _transformed_keys(source: Keys, term: Term) -> Keys:
 
 
 def _distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
-    """The distinct keys of these rows, and for each row the ordinal of its key."""
+    """Return the distinct keys of these rows, and for each row the ordinal of its key."""
     if keys.codes is not None:
         codes, ordinals = np.unique(keys.codes[rows], return_inverse=True)
         return codes.tolist(), ordinals
@@ -191,7 +214,7 @@ def _distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
 
 
 def _value_of_key(key: Key, kind: str) -> Any:
-    """The value of a key, as transform functions take it."""
+    """Return the value of a key, as transform functions take it."""
     name = base_name(kind)
     if isinstance(key, int):
         return key - _CODE_BIAS

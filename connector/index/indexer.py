@@ -59,8 +59,10 @@ Key = tuple[Table, str, str]
 
 @dataclass(frozen=True)
 class AuditLimits:
-    """Limits of audits in one round: no further index file is verified once one of them is reached. An index is audited
-    again `every_s` seconds after its last audit."""
+    """Limits of audits in one round: no further index file is verified once one of them is reached.
+
+    An index is audited again `every_s` seconds after its last audit.
+    """
 
     size_bytes: int = 256 << 20
     seconds: float = 10.0
@@ -71,9 +73,13 @@ class AuditLimits:
 
 @dataclass
 class Round:
-    """Totals of one round. `files_not_indexed`: data files that cannot be indexed; `reason`: why one of them cannot.
-    `verified`: index files; `damaged`: the verified index files with problems. `left`: actions that another builder's
-    work prevents."""
+    """Totals of one round.
+
+    Attributes:
+        files_not_indexed: Data files that cannot be indexed; `reason`: why one of them cannot.
+        verified: Index files; `damaged`: the verified index files with problems.
+        left: Actions that another builder's work prevents.
+    """
 
     tables: int = 0
     indexes: int = 0
@@ -118,8 +124,14 @@ class _AuditProgress:
 
 @dataclass
 class Indexer:
-    """`open_workers` is entered once a round. `now`: monotonic seconds. `now_ms`: milliseconds since the epoch. Without
-    `audit`, no index is audited."""
+    """`open_workers` is entered once a round.
+
+    Without `audit`, no index is audited.
+
+    Attributes:
+        now: Monotonic seconds.
+        now_ms: Milliseconds since the epoch.
+    """
 
     client: IndexClient
     open_workers: Callable[[], AbstractContextManager[Workers]]
@@ -131,7 +143,10 @@ class Indexer:
     _backoffs: dict[Key, _Backoff] = field(default_factory=dict)
 
     def run(self, interval_s: float) -> None:
-        """Runs rounds, `interval_s` apart, or longer after a round that failed. Does not return."""
+        """Run rounds, `interval_s` apart, or longer after a round that failed.
+
+        Does not return.
+        """
         backoff_s = interval_s
         while True:
             try:
@@ -143,7 +158,11 @@ class Indexer:
             time.sleep(backoff_s)
 
     def round(self) -> Round:
-        """Maintains every table once. ClientError if the catalog cannot be listed or the server is unreachable."""
+        """Maintain every table once.
+
+        Raises:
+            ClientError: If the catalog cannot be listed or the server is unreachable.
+        """
         done = Round()
         due: list[_DueAudit] = []
         with self.open_workers() as workers:
@@ -156,7 +175,11 @@ class Indexer:
         return done
 
     def maintain(self, table: Table) -> Round:
-        """Maintains one table once. ClientError if the server is unreachable."""
+        """Maintain one table once.
+
+        Raises:
+            ClientError: If the server is unreachable.
+        """
         done, due = Round(tables=1), list[_DueAudit]()
         with self.open_workers() as workers:
             self._try((table, "", "look"), partial(self._maintain_table, table, workers, done, due), done)
@@ -169,7 +192,7 @@ class Indexer:
                 yield from self.client.tables(namespace)
 
     def _maintain_table(self, table: Table, workers: Workers, done: Round, due: list[_DueAudit]) -> None:
-        """Builds and merges the indexes of a table; appends indexes whose audit is due to `due`."""
+        """Build and merge the indexes of a table; appends indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
             return  # the state of the indexes is not requested: for it, the server reads the manifests
@@ -193,8 +216,10 @@ class Indexer:
         return index.audited_ms is None or index.audited_ms < self.now_ms() - 1000 * self.audit.every_s
 
     def _run_audits(self, due: Sequence[_DueAudit], done: Round) -> None:
-        """Audits as many index files as the limits allow. Damaged index files are quarantined; the next round rebuilds
-        them."""
+        """Audit as many index files as the limits allow.
+
+        Damaged index files are quarantined; the next round rebuilds them.
+        """
         if self.audit is None:
             return
         for stale_key in self._audit_progress.keys() - {(due_audit.table, due_audit.name) for due_audit in due}:
@@ -293,7 +318,10 @@ class Indexer:
             )
 
     def _try(self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None) -> None:
-        """Runs an action unless its backoff applies. Logs failures; raises only if the server is unavailable."""
+        """Run an action unless its backoff applies.
+
+        Logs failures; raises only if the server is unavailable.
+        """
         backoff = self._backoffs.get(key)
         if backoff is not None and self.now() < backoff.until and backoff.lag_files in (None, lag_files):
             return
@@ -321,7 +349,7 @@ class Indexer:
             self._backoffs.pop(key, None)
 
     def _back_off(self, key: Key, lag_files: int | None = None) -> float:
-        """Sets a backoff, twice as long as the previous; returns it in seconds."""
+        """Set a backoff, twice as long as the previous; return it in seconds."""
         previous = self._backoffs.pop(key, None)
         backoff_s = BACKOFF_S if previous is None else min(previous.backoff_s * 2, BACKOFF_MAX_S)
         if len(self._backoffs) >= BACKOFFS_MAX:

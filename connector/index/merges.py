@@ -40,8 +40,9 @@ class RegisteredFile:
 def select_merge(
     files: Iterable[RegisteredFile], *, fanout: int = FANOUT, size_max_bytes: int = SIZE_MAX_BYTES
 ) -> list[RegisteredFile]:
-    """The files to merge now, oldest first: those of the lowest level that is due, or else files that must move to
-    another folder; empty if there are neither."""
+    """Return the files to merge now, oldest first: those of the lowest level that is due, or else files that must
+    move to another folder; empty if there are neither.
+    """
     levels: dict[int, list[RegisteredFile]] = {}
     misplaced: list[RegisteredFile] = []
     for file in sorted(files, key=lambda file: (file.created_ms, file.location)):
@@ -56,17 +57,23 @@ def select_merge(
 
 
 def _first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
-    """The first files up to this total size; at least one file, if there is one."""
+    """Return the first files up to this total size; at least one file, if there is one."""
     return next(divide(files, lambda file: (file.size_bytes,), (size_max_bytes,)), [])
 
 
 def merge_index_files(
     locations: Sequence[str], folder: str, storage: Storage, *, dropped: Mapping[str, Iterable[int]] | None = None
 ) -> WrittenIndex:
-    """Merges index files of one table and definition, given oldest first, into a durable file.
+    """Merge index files of one table and definition, given oldest first, into a durable file.
 
-    `dropped`: the ordinals of data files to leave out, by location. The result's `location` is None if no entry is
-    left. Corrupt or ValueError, with the location, for a damaged file.
+    The result's `location` is None if no entry is left.
+
+    Args:
+        dropped: The ordinals of data files to leave out, by location.
+
+    Raises:
+        Corrupt: With the location, for a damaged file.
+        ValueError: With the location, for a damaged file.
     """
     opened = [open_index_file(storage.read(location), location) for location in locations]
     identities = {

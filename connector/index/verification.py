@@ -24,8 +24,11 @@ KEYS_SAMPLED = 50
 
 @dataclass(frozen=True)
 class VerificationResult:
-    """`problems` is empty for a correct file. `sampled_files` are data files that were read, `unreadable_files` those
-    that could not be read, for example because they were deleted."""
+    """`problems` is empty for a correct file.
+
+    `sampled_files` are data files that were read, `unreadable_files` those that could not be read, for example because
+    they were deleted.
+    """
 
     location: str
     files: int = 0
@@ -42,7 +45,10 @@ class VerificationResult:
 
 
 def verify_index_file(location: str, task: IndexTask, *, sample: int, rng: random.Random) -> VerificationResult:
-    """Reads the whole index file and up to `sample` of its data files. Problems of the index file are never raised."""
+    """Read the whole index file and up to `sample` of its data files.
+
+    Problems of the index file are never raised.
+    """
     try:
         opened = open_index_file(task.storage.read(location), location)
         kind = KINDS[opened.header.kind]

@@ -142,8 +142,8 @@ def _mode(text: str, fallback: Mode) -> Mode:
 
 
 def _first_columns(schema: Schema, limit: int) -> list[int]:
-    """Return ids of the first `limit` primitive columns; the columns of a struct come before those of nested types in
-    it.
+    """Return ids of the first `limit` primitive columns; the columns of a struct come before those of nested types
+    in it.
     """
     ids: list[int] = []
 

@@ -39,8 +39,10 @@ _TERMS = {IDENTITY: "{}", DAY: "CAST({} AS DATE)", YEAR: "YEAR({})", LOWER: "low
 
 @dataclass(frozen=True)
 class ColumnComparison:
-    """A comparison of one column, or of its day, its year or a function of it, with literals. Comparisons of functions
-    (`types/functions.py`) only select files, because engines differ about their values; they are not exact.
+    """A comparison of one column, or of its day, its year or a function of it, with literals.
+
+    Comparisons of functions (`types/functions.py`) only select files, because engines differ about their values; they
+    are not exact.
 
     `op` is an operator of SQL: =, <>, <, <=, >, >=, IS [NOT] DISTINCT FROM, IN, BETWEEN, IS NULL; `STARTS WITH`; or `IS
     TRUE` for a boolean column alone.
@@ -198,12 +200,12 @@ def comparisons_of(condition: Condition | None) -> Condition | None:
 
 
 def without_functions(condition: Condition | None) -> Condition | None:
-    """The condition as far as rows can be compared with it."""
+    """Return the condition as far as rows can be compared with it."""
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
 
 def functions_of(condition: Condition | None) -> Condition | None:
-    """The condition with its comparisons of functions only."""
+    """Return the condition with its comparisons of functions only."""
     return weaken(condition, lambda atom: atom if _is_of_function(atom) else None)
 
 

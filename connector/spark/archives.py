@@ -36,8 +36,11 @@ class ArchiveFinder(zipimporter):
 
 
 def install_archive_finders() -> None:
-    """Replaces the finders of all zip archives, now and in the future (`sys.path_hooks`), if `pyspark` comes from a zip
-    archive. Loaded modules are not changed."""
+    """Replace the finders of all zip archives, now and in the future (`sys.path_hooks`), if `pyspark` comes from a
+    zip archive.
+
+    Loaded modules are not changed.
+    """
     spec, hooks = find_spec("pyspark"), sys.path_hooks
     loader: object = None if spec is None else spec.loader
     if not isinstance(loader, zipimporter) or zipimporter not in hooks:

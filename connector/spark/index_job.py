@@ -40,7 +40,8 @@ class SparkWorkers:
 
     @classmethod
     def start(cls, master: str) -> SparkWorkers:
-        """Connects to a master URL: `local[4]`, `spark://host:7077`, `yarn`, … spark-defaults.conf has other settings.
+        """Connect to a master URL: `local[4]`, `spark://host:7077`, `yarn`, … spark-defaults.conf has other
+        settings.
 
         Uses the session of this process, if there is one.
         """
@@ -78,7 +79,7 @@ class SparkWorkers:
 
 @contextmanager
 def _raising_cluster_failed(what: str) -> Iterator[None]:
-    """Converts errors of Spark and its JVM to ClusterFailed, with a message of one line."""
+    """Convert errors of Spark and its JVM to ClusterFailed, with a message of one line."""
     try:
         yield
     except (PySparkException, Py4JError) as error:

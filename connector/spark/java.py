@@ -10,7 +10,7 @@ NO_GATEWAY = "JAVA_GATEWAY_EXITED"
 
 
 def missing_java() -> str | None:
-    """Why Spark finds no Java, with what to do; None if there is one."""
+    """Return why Spark finds no Java, with what to do; None if there is one."""
     home = os.environ.get("JAVA_HOME")
     if shutil.which("java", path=os.path.join(home, "bin") if home else None) is not None:
         return None

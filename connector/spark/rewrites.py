@@ -38,7 +38,10 @@ _Outcome = RewrittenFiles | str | None
 def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
     """A runner of batches by the session that spark-submit has configured, which ends with the block.
 
-    `keys`: as `use_keys` takes them. Tasks on this machine get them. The executors of a cluster have their own.
+    Tasks on this machine get them. The executors of a cluster have their own.
+
+    Args:
+        keys: As `use_keys` takes them.
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
@@ -68,8 +71,12 @@ def run_on_spark(
     umask: int | None = None,
     keys: Mapping[str, str] = _NO_KEYS,
 ) -> Batches:
-    """The batches in the order in which their tasks end, with functions that return the result at once; as many run
-    together as there are cores. `folders`: as `confine` takes them; `keys`: as `use_keys` does."""
+    """Return the batches in the order in which their tasks end, with functions that return the result at once; as
+    many run together as there are cores.
+
+    Args:
+        folders: As `confine` takes them; `keys`: as `use_keys` does.
+    """
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
     context.setJobGroup(group, "Rewrite data files", interruptOnCancel=True)

@@ -12,20 +12,22 @@ OPTIMIZER = f"{SPARK}catalyst.optimizer."
 
 
 def items(given: Any) -> list[Any]:
-    """The items of a Scala Seq."""
+    """Return the items of a Scala Seq."""
     return [given.apply(at) for at in range(given.size())]
 
 
 def strings(given: Any) -> list[str]:
-    """The items of a Scala Seq as texts, in two calls to the JVM for any number of them."""
+    """Return the items of a Scala Seq as texts, in two calls to the JVM for any number of them."""
     count = given.size()
     found = str(given.mkString("\0")).split("\0") if count else []
     return found if len(found) == count else [str(one) for one in items(given)]  # a name can have a zero byte
 
 
 class JvmStatics:
-    """Classes, objects and static members of the JVM. Each takes several calls to find, and is the same for all
-    statements."""
+    """Classes, objects and static members of the JVM.
+
+    Each takes several calls to find, and is the same for all statements.
+    """
 
     def __init__(self, jvm: Any) -> None:
         self._jvm = jvm
@@ -38,7 +40,7 @@ class JvmStatics:
         return self._classes[name]
 
     def object_of(self, name: str) -> Any:
-        """The only instance of an object of Scala."""
+        """Return the only instance of an object of Scala."""
         if name not in self._objects:
             self._objects[name] = self.class_of(f"{name}$").__getattr__("MODULE$")
         return self._objects[name]

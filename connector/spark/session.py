@@ -42,7 +42,11 @@ DAEMON = "seamark.connector.spark.daemon"
 
 
 def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: int = 4) -> dict[str, str]:
-    """Settings of a small local session bound to loopback. `jars`: Iceberg's runtime and, for S3, its AWS bundle."""
+    """Settings of a small local session bound to loopback.
+
+    Args:
+        jars: Iceberg's runtime and, for S3, its AWS bundle.
+    """
     return {
         "spark.master": f"local[{cores}]",
         "spark.jars": ",".join(str(jar) for jar in jars),
@@ -60,7 +64,11 @@ def session_conf(jars: Iterable[Path], *, cores: int = 2, shuffle_partitions: in
 
 
 def iceberg_jars(folder: Path) -> list[Path]:
-    """The jars in `folder` (from `make jars`). FileNotFoundError if there are none."""
+    """Return the jars in `folder` (from `make jars`).
+
+    Raises:
+        FileNotFoundError: If there are none.
+    """
     jars = sorted(folder.glob("iceberg-*.jar"))
     if not jars:
         raise FileNotFoundError(f"no Iceberg jars in {folder}: run `make jars`")
@@ -68,7 +76,7 @@ def iceberg_jars(folder: Path) -> list[Path]:
 
 
 def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
-    """Starts a session, or returns the running session with the values of `conf` that can be changed.
+    """Start a session, or return the running session with the values of `conf` that can be changed.
 
     PySpark starts workers with `python3` from the PATH by default; here they run this interpreter.
     """
@@ -80,7 +88,10 @@ def open_session(name: str, conf: Mapping[str, str]) -> SparkSession:
 
 
 def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
-    """Adds the catalog of `catalog_conf` to a running session. A name that is already in use keeps its catalog."""
+    """Add the catalog of `catalog_conf` to a running session.
+
+    A name that is already in use keeps its catalog.
+    """
     for key, value in conf.items():
         spark.conf.set(key, value)
 
@@ -88,8 +99,10 @@ def add_catalog(spark: SparkSession, conf: Mapping[str, str]) -> None:
 def connect(
     spark: SparkSession, name: str, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None
 ) -> None:
-    """Adds the catalog `name` to a running session: the server plans its scans, and joins by bucket need no exchange.
-    Registers `format("seamark")`. Parameters as in `catalog_conf`."""
+    """Add the catalog `name` to a running session: the server plans its scans, and join by bucket need no exchange.
+
+    Registers `format("seamark")`. Parameters as in `catalog_conf`.
+    """
     add_catalog(spark, {**catalog_conf(name, uri, token=token, extra=extra), **SHUFFLE_FREE})
     register(spark)
 
@@ -102,7 +115,7 @@ def read(
     columns: Sequence[str] | None = None,
     at: At = CURRENT,
 ) -> DataFrame:
-    """The rows of a table of a catalog from `connect`, such as `sea.db.events`, that match an SQL predicate.
+    """Return the rows of a table of a catalog from `connect`, such as `sea.db.events`, that match an SQL predicate.
 
     Uses Iceberg's reader for the planned files, or Seamark's reader if bitmap indexes select rows on few of their pages
     (`reader_choice.py`). Only `columns` restricts the columns that Seamark's reader reads.
@@ -129,7 +142,7 @@ def read(
 
 
 def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
-    """The names in the table's spelling, if the session is case-insensitive and they are unambiguous."""
+    """Return the names in the table's spelling, if the session is case-insensitive and they are unambiguous."""
     if spark.conf.get("spark.sql.caseSensitive") == "true":
         return list(columns)
     names: dict[str, str | None] = {}

@@ -34,12 +34,12 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> DataFrame:
-    """The same result as `spark.sql(text, args)`.
+    """Return the same result as `spark.sql(text, args)`.
 
-    A query reads fewer files if possible (`connector.spark.query.queries.sql`). MERGE, UPDATE and DELETE
-    change the rows that an index locates, if possible, and INSERT OVERWRITE builds index files
-    (`connector.spark.statements.execution.execute`). The queries of INSERT, CREATE TABLE AS and MERGE read fewer
-    files, too.
+    A query reads fewer files if possible (`connector.spark.query.queries.sql`). MERGE, UPDATE and DELETE change the
+    rows that an index locates, if possible, and INSERT OVERWRITE builds index files
+    (`connector.spark.statements.execution.execute`). The queries of INSERT, CREATE TABLE AS and MERGE read fewer files,
+    too.
     """
     try:
         if _is_change(spark, text):
@@ -57,7 +57,7 @@ def sql(
 
 
 def _add_hint(spark: SparkSession, error: AnalysisException) -> None:
-    """Adds a note to the error if the name of a table begins with no catalog of the session, but with a similar one."""
+    """Add a note to the error if the name of a table begins with no catalog of the session, but with a similar one."""
     found, known = _UNKNOWN_NAME.search(str(error)), catalogs(spark)
     if found is not None and found[1] not in known and known:
         error.add_note(f"{found[1]!r} is no catalog of this session: {catalog_hint(found[1], known)}")

@@ -58,7 +58,9 @@ def spark_type(kind: Type) -> spark.DataType:
 
 
 def for_spark(kind: Type) -> Convert | None:
-    """The conversion of an array of `plain_type(kind)` to the form for Spark; None if no conversion is needed."""
+    """Return the conversion of an array of `plain_type(kind)` to the form for Spark; None if no conversion is
+    needed.
+    """
     match kind:
         case StructType(fields):
             inner = [for_spark(field.type) for field in fields]

@@ -175,7 +175,7 @@ def plan_reads(
 
 
 def without_functions(where: Expression) -> Expression:
-    """The parts of a condition with which rows can be compared: functions of columns only select files."""
+    """Return the parts of a condition with which rows can be compared: functions of columns only select files."""
     return replaced(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
 

@@ -61,7 +61,11 @@ _OPTION = re.compile(r"\s*([A-Za-z][A-Za-z-]*)\s*=\s*([^\s`()]+)\s*")
 
 @dataclass(frozen=True)
 class IndexDefinition:
-    """`parameters`: the parameters of the kind, by name. `mapping`: the table's name mapping of the columns."""
+    """`parameters`: the parameters of the kind, by name.
+
+    Attributes:
+        mapping: The table's name mapping of the columns.
+    """
 
     name: str
     kind: str
@@ -105,7 +109,11 @@ class IndexDefinition:
 
 @dataclass(frozen=True)
 class Definitions:
-    """The indexes that a table's properties define, by name. `problems`: why the other properties are invalid."""
+    """The indexes that a table's properties define, by name.
+
+    Attributes:
+        problems: Why the other properties are invalid.
+    """
 
     by_name: Mapping[str, IndexDefinition]
     problems: Mapping[str, str]
@@ -124,16 +132,21 @@ _NONE = Definitions({}, {})
 
 
 def _keys(term: Term) -> str:
-    """What determines the term's keys: the type, or the form of a function's keys. If a column is promoted to a type
-    with other keys, the index is another index: beyond its family, or, for a transform, to any other type, because the
-    bucket of a date differs from the bucket of the timestamp."""
+    """Return what determines the term's keys: the type, or the form of a function's keys.
+
+    If a column is promoted to a type with other keys, the index is another index: beyond its family, or, for a
+    transform, to any other type, because the bucket of a date differs from the bucket of the timestamp.
+    """
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return function.keys
     return family(term.kind) if term.transform == IDENTITY else term.source
 
 
 def read_definitions(metadata: TableMetadata) -> Definitions:
-    """The definitions of a table. Never raises."""
+    """Return the definitions of a table.
+
+    Never raises.
+    """
     names = sorted(key.removeprefix(PREFIX) for key in metadata.properties if key.startswith(PREFIX))
     if not names:
         return _NONE
@@ -151,7 +164,7 @@ def read_definitions(metadata: TableMetadata) -> Definitions:
 
 
 def with_name_mapping(definition: IndexDefinition, metadata: TableMetadata) -> IndexDefinition:
-    """The definition as an index of this table."""
+    """Return the definition as an index of this table."""
     return _with_mapping(definition, name_mapping_of(metadata.properties))
 
 
@@ -163,8 +176,10 @@ def _with_mapping(definition: IndexDefinition, mapping: NameMapping | None) -> I
 
 
 def bucket_definitions(metadata: TableMetadata) -> tuple[IndexDefinition, ...]:
-    """The indexes that partition specs define: one for each `bucket` of a column. Plans use them without index
-    files."""
+    """Return the indexes that partition specs define: one for each `bucket` of a column.
+
+    Plans use them without index files.
+    """
     definitions: dict[str, IndexDefinition] = {}
     for spec in metadata.partition_specs:
         for partition_field in spec.fields:
@@ -192,8 +207,13 @@ def define(
     parameters: Mapping[str, Any] | None = None,
     state: str = ENABLED,
 ) -> IndexDefinition:
-    """A checked definition to write. Columns are terms, or texts that are resolved in the current schema. BadRequest if
-    it is invalid."""
+    """Return a checked definition to write.
+
+    Columns are terms, or texts that are resolved in the current schema.
+
+    Raises:
+        BadRequest: If it is invalid.
+    """
     check_name(name)
     if len(columns) > COLUMNS_MAX:
         raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
@@ -213,7 +233,11 @@ def check_name(name: str) -> str:
 
 
 def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, name: str = "") -> IndexDefinition:
-    """The definition with the id in an index file. BadRequest if it is not a definition for this table."""
+    """Return the definition with the id in an index file.
+
+    Raises:
+        BadRequest: If it is not a definition for this table.
+    """
     content = _object(definition_id)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)

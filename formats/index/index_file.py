@@ -77,7 +77,11 @@ class FilesTable:
 
     @staticmethod
     def of(ids: Words, records: Words, sizes: Words, paths: Sequence[str]) -> FilesTable:
-        """A table of these data files. ValueError if the lengths differ."""
+        """Return a table of these data files.
+
+        Raises:
+            ValueError: If the lengths differ.
+        """
         raw = [path.encode() for path in paths]
         lengths = np.array([len(path) for path in raw], dtype="<u4")
         heap = lengths.tobytes() + b"".join(raw)
@@ -120,7 +124,7 @@ class FilesTable:
 
     @staticmethod
     def merged(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
-        """The kept files of each table, in order; `keep` is bool[n]."""
+        """Return the kept files of each table, in order; `keep` is bool[n]."""
         kept = [(table, np.flatnonzero(keep)) for table, keep in parts]
         none = np.empty(0, dtype="<u8")
         return FilesTable.of(
@@ -131,7 +135,10 @@ class FilesTable:
         )
 
     def encode(self, alignment: int) -> list[Part]:
-        """Blob 0. It is zero-padded, so that the next blob begins at a multiple of `alignment` in the file."""
+        """Blob 0.
+
+        It is zero-padded, so that the next blob begins at a multiple of `alignment` in the file.
+        """
         arrays = [array.reshape(-1).view(np.uint8).data for array in (self.ids, self.records, self.sizes)]
         checksum = 0
         for array in arrays:
@@ -144,7 +151,11 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """From the bytes of blob 0, which the table keeps alive. Corrupt for a wrong length or checksum."""
+        """From the bytes of blob 0, which the table keeps alive.
+
+        Raises:
+            Corrupt: For a wrong length or checksum.
+        """
         data = memoryview(blob)
         if len(data) < _HEAD_BYTES:
             raise Corrupt(f"{location}: {len(data)} bytes are no files table")
@@ -167,7 +178,10 @@ class FilesTable:
 
 @dataclass(frozen=True, slots=True)
 class IndexHeader:
-    """The description of an index file, from its footer. Offsets and lengths are in bytes of the file."""
+    """The description of an index file, from its footer.
+
+    Offsets and lengths are in bytes of the file.
+    """
 
     location: str
     kind: str
@@ -206,7 +220,11 @@ def assemble(
     field_ids: Sequence[int],
     level: int = 0,
 ) -> Iterator[Part]:
-    """The file in parts. `blob`: the parts of the kind's blob, which are consumed lazily."""
+    """Return the file in parts.
+
+    Args:
+        blob: The parts of the kind's blob, which are consumed lazily.
+    """
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
         _CREATED_BY: _writer(),
@@ -284,7 +302,7 @@ def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str)
 
 
 def _version_of(kind: str) -> int | None:
-    """None for an unknown kind."""
+    """Return None for an unknown kind."""
     return KINDS[kind].version if kind in KINDS else None
 
 
@@ -305,7 +323,7 @@ def _number(properties: dict[str, str], name: str, location: str) -> int:
 
 
 def read_files(blob: Part, header: IndexHeader) -> FilesTable:
-    """The files table from the bytes of blob 0, compared with the footer."""
+    """Return the files table from the bytes of blob 0, compared with the footer."""
     table = FilesTable.decode(blob, header.location)
     if (len(table), table.rows) != (header.files, header.rows):
         counts = f"{len(table)} files of {table.rows} rows"
@@ -316,7 +334,10 @@ def read_files(blob: Part, header: IndexHeader) -> FilesTable:
 
 
 def open_index_file(data: Part, location: str) -> IndexFile:
-    """A whole file, as bytes or memory-mapped; it is kept alive. Reads only the footer and the files table."""
+    """Return a whole file, as bytes or memory-mapped; it is kept alive.
+
+    Reads only the footer and the files table.
+    """
     memory = memoryview(data).cast("B")
     header = read_header(memory, len(memory), location)
     files = read_files(memory[header.files_offset : header.files_offset + header.files_length], header)

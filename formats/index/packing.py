@@ -67,7 +67,7 @@ NO_ORDER = -1
 
 
 def form_of(kind: str) -> Form | None:
-    """The packed form of an Iceberg type; None for types without an order (variant, geometry, unknown)."""
+    """Return the packed form of an Iceberg type; None for types without an order (variant, geometry, unknown)."""
     form = _FORMS.get(kind)
     if form is not None:
         return form
@@ -77,7 +77,7 @@ def form_of(kind: str) -> Form | None:
 
 
 def source_of(kind: str) -> int:
-    """The packer's code for single-value binaries of an Iceberg type; NO_ORDER for types without an order."""
+    """Return the packer's code for single-value binaries of an Iceberg type; NO_ORDER for types without an order."""
     form = form_of(kind)
     if form is None:
         return NO_ORDER
@@ -89,7 +89,7 @@ def source_of(kind: str) -> int:
 
 
 def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
-    """A value in the form that scans compare: int, float or bytes."""
+    """Return a value in the form that scans compare: int, float or bytes."""
     if form is Form.INTEGERS:
         assert not isinstance(value, (str, bytes))
         return max(MISSING, min(LONG_MAX, int(value)))
@@ -105,7 +105,7 @@ def key_of(form: Form, kind: str, value: Value) -> int | float | bytes:
 
 
 def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
-    """The inverse of `key_of`."""
+    """Return the inverse of `key_of`."""
     if kind == "boolean":
         return bool(key)
     if form is not Form.STRINGS:
@@ -119,7 +119,9 @@ def value_of(form: Form, kind: str, key: int | float | bytes) -> Value:
 
 
 class Packed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The position of one column. Widths are in bytes; width 0 means that all values are equal.
+    """The position of one column.
+
+    Widths are in bytes; width 0 means that all values are equal.
 
     `low` and `high` bound the values; if a value is absent, the bound on the side that keeps its row is the form's
     minimum or maximum. Strings: `low` and `high` are 8-byte big-endian prefixes of whole values.
@@ -163,7 +165,7 @@ class PackedColumn:
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """bool[rows]."""
+        """Return bool[rows]."""
         if self.packed.presence == NONE:
             return np.ones(self.rows, dtype=np.bool_)
         bits = self._memory[self.packed.presence : self.packed.presence + (self.rows + 7) // 8]
@@ -181,11 +183,11 @@ class PackedColumn:
         return values
 
     def doubles(self) -> npt.NDArray[np.float64]:
-        """float64[rows]; NaN if absent."""
+        """Return float64[rows]; NaN if absent."""
         return self.array(self.packed.codes, f"<f{self.packed.width}", self.rows).astype(np.float64)
 
     def key(self, row: int) -> int | float | bytes | None:
-        """The value of one row in the form of `key_of`; None if absent."""
+        """Return the value of one row in the form of `key_of`; None if absent."""
         packed = self.packed
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
             return None
@@ -199,7 +201,10 @@ class PackedColumn:
         return packed.base + code
 
     def may_have_dots(self) -> bool:
-        """Whether a string may contain two dots in a row; False is certain. Cheaper than reading every value."""
+        """Return whether a string may contain two dots in a row; False is certain.
+
+        Cheaper than reading every value.
+        """
         packed = self.packed
         if packed.common.endswith(b".") or b".." in packed.common:
             return True

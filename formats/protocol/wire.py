@@ -61,7 +61,11 @@ encode_json = msgspec.json.encode
 
 
 def decode_json(body: bytes, what: str) -> Any:
-    """Any JSON value. BadRequest with `what` and the position of the error."""
+    """Any JSON value.
+
+    Raises:
+        BadRequest: With `what` and the position of the error.
+    """
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -69,7 +73,11 @@ def decode_json(body: bytes, what: str) -> Any:
 
 
 def decode_as(body: bytes, shape: type[T], what: str) -> T:
-    """JSON of the msgspec type `shape`. BadRequest with `what` and the invalid field."""
+    """JSON of the msgspec type `shape`.
+
+    Raises:
+        BadRequest: With `what` and the invalid field.
+    """
     try:
         return from_json(body, shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -112,7 +120,11 @@ def from_base64url(text: str) -> bytes:
 
 
 def parse_namespace(text: str) -> tuple[str, ...]:
-    """A namespace from a URL, already percent-decoded. BadRequest for an invalid level."""
+    """Return a namespace from a URL, already percent-decoded.
+
+    Raises:
+        BadRequest: For an invalid level.
+    """
     return check_namespace(tuple(text.split(NAMESPACE_SEPARATOR)))
 
 
@@ -134,8 +146,8 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def check_name(name: str, what: str) -> str:
-    """A name of a table, view, function or namespace level: 1 to 255 characters, no control characters, no dot
-    segment.
+    """Return a name of a table, view, function or namespace level: 1 to 255 characters, no control characters, no
+    dot segment.
     """
     if not name:
         raise BadRequest(f"Empty {what}: give it a name")
@@ -149,7 +161,7 @@ def check_name(name: str, what: str) -> str:
 
 
 def check_new_name(name: str, what: str) -> str:
-    """The same as `check_name`, for new names, which must not have the form of a plan table's name."""
+    """Return the same as `check_name`, for new names, which must not have the form of a plan table's name."""
     check_name(name, what)
     if PLAN_MARK in name.lower():
         raise BadRequest(f"The {what} {name!r} holds {PLAN_MARK}, which marks names of plan tables; choose another")
@@ -164,10 +176,10 @@ def check_changeable(name: str) -> str:
 
 
 def is_plan_name(name: str) -> bool:
-    """Whether the name has the form of a plan table's name."""
+    """Return whether the name has the form of a plan table's name."""
     return PLAN_MARK in name and _PLAN_NAME.fullmatch(name) is not None
 
 
 def show(path: tuple[str, ...], name: str | None = None) -> str:
-    """The name in messages: levels and name joined by dots."""
+    """Return the name in messages: levels and name joined by dots."""
     return ".".join((*path, name) if name is not None else path)

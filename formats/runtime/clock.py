@@ -16,10 +16,10 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """Milliseconds since the Unix epoch, UTC."""
+        """Return milliseconds since the Unix epoch, UTC."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never steps back; only differences are meaningful."""
+        """Return seconds on a clock that never steps back; only differences are meaningful."""
 
     @property
     def machine(self) -> str:
@@ -29,10 +29,10 @@ class Clock(Protocol):
         """`count` random bytes; cryptographically strong on the system clock."""
 
     def uuid4(self) -> uuid.UUID:
-        """A random UUID (RFC 9562, version 4)."""
+        """Return a random UUID (RFC 9562, version 4)."""
 
     def uuid7(self) -> uuid.UUID:
-        """A UUID that sorts by time (RFC 9562, version 7): its first 48 bits are `now_ms()`.
+        """Return a UUID that sorts by time (RFC 9562, version 7): its first 48 bits are `now_ms()`.
 
         UUIDs of the same millisecond sort in the order in which the clock has made them.
         """
@@ -110,7 +110,7 @@ class SimulatedClock:
         self._now_ms += ms
 
     def jump(self, ms: int) -> None:
-        """Sets the clock ahead, or back, without any time passing."""
+        """Set the clock ahead, or back, without any time passing."""
         self._now_ms += ms
         self._jumped_ms += ms
 

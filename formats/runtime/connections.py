@@ -45,7 +45,10 @@ _log = structlog.get_logger("seamark.connections")
 
 
 def raise_descriptor_limit() -> int:
-    """Raises the soft limit on open files to the hard limit. Returns the new limit."""
+    """Raise the soft limit on open files to the hard limit.
+
+    Returns the new limit.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -64,8 +67,9 @@ class ConnectionLimits:
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers without a handler: `respond` makes an answer from status, type and message; `unreadable` counts a request
-    that is not HTTP."""
+    """Answers without a handler: `respond` makes an answer from status, type and message; `unreadable` counts a
+    request that is not HTTP.
+    """
 
     respond: Callable[[int, str, str], web.Response]
     unreadable: Callable[[], None]
@@ -204,7 +208,7 @@ class Connection(RequestHandler):
             self._send_timer = None
 
     def leave_unread(self) -> None:
-        """Stops reading the body, without discarding the rest; the client has a short time to read the answer."""
+        """Stop reading the body, without discarding the rest; the client has a short time to read the answer."""
         self._leaving = True
         self._lingering_time = _LEAVING_S
         self._pause_transport_reading()
@@ -216,7 +220,10 @@ class Connection(RequestHandler):
     def handle_error(
         self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """The answer if no handler made one. It has no text of the exception, which may quote the request."""
+        """Return the answer if no handler made one.
+
+        It has no text of the exception, which may quote the request.
+        """
         if status == 400:
             self._guard.unreadable(self, exc)
             status, kind, message = explain_unreadable(exc)
@@ -231,7 +238,7 @@ class Connection(RequestHandler):
         return response
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
-        """Replaces the log entry of the base class, which has the exception's text."""
+        """Replace the log entry of the base class, which has the exception's text."""
         _log.error("connection failed", **_traced(kw.get("exc_info")))
 
     def _arm(self) -> None:
@@ -249,7 +256,7 @@ class Connection(RequestHandler):
         self.force_close()
 
     def _leave_header(self) -> None:
-        """Discards further input for a short time: a close with unread input would discard the answer."""
+        """Discard further input for a short time: a close with unread input would discard the answer."""
         self._leaving = True
         self._refuse("header too large", self._guard.too_large)
         if self._header_timer is not None:
@@ -279,8 +286,10 @@ class Connection(RequestHandler):
 
 
 class Handshake(SSLProtocol):
-    """The TLS of one connection, which counts from before its handshake: the event loop's own TLS reports a connection
-    only after the handshake, so clients that never begin a handshake could keep any number of files open."""
+    """The TLS of one connection, which counts from before its handshake: the event loop's own TLS reports a
+    connection only after the handshake, so clients that never begin a handshake could keep any number of files
+    open.
+    """
 
     idle_since: float | None = None
 
@@ -317,7 +326,10 @@ class Handshake(SSLProtocol):
 
 
 class Connections(web.Server):
-    """All connections of one worker. `inner` has the request handler and aiohttp's options."""
+    """All connections of one worker.
+
+    `inner` has the request handler and aiohttp's options.
+    """
 
     def __init__(
         self, inner: web.Server, limits: ConnectionLimits, answers: Answers, tls: ssl.SSLContext | None = None
@@ -377,7 +389,9 @@ class Connections(web.Server):
         return len(self._open)
 
     def admit(self, connection: Connection | Handshake) -> bool:
-        """Whether the connection is accepted; at a limit, another connection without a request in flight is closed."""
+        """Return whether the connection is accepted; at a limit, another connection without a request in flight is
+        closed.
+        """
         address = connection.address
         if self.is_shut:
             return False
@@ -411,12 +425,12 @@ class Connections(web.Server):
             self._idle.pop(connection.address, None)
 
     def unreadable(self, connection: Connection, error: BaseException | None) -> None:
-        """Counts a request that is not HTTP."""
+        """Count a request that is not HTTP."""
         self.answers.unreadable()
         self.note("request is not HTTP", connection.address, error=type(error).__name__)
 
     def note(self, event: str, address: str, **fields: Any) -> None:
-        """Logs an event, at most once per interval; `more` is the number of events since the last entry."""
+        """Log an event, at most once per interval; `more` is the number of events since the last entry."""
         now_s = self._loop.time()
         last_s, more = self._notices.get(event, (-_NOTICE_INTERVAL_S, 0))
         if now_s - last_s < _NOTICE_INTERVAL_S:
@@ -430,7 +444,7 @@ class Connections(web.Server):
         assert self._open.issuperset(self._silent)
 
     def _raw(self, status: int, kind: str, message: str) -> bytes:
-        """The bytes of an answer that is sent without a request."""
+        """Return the bytes of an answer that is sent without a request."""
         response = self.answers.respond(status, kind, message)
         body = response.body
         assert isinstance(body, bytes)
@@ -441,7 +455,10 @@ class Connections(web.Server):
         return head.encode() + body
 
     def _make_room(self, address: str | None) -> bool:
-        """Closes one connection, of `address` unless it is None. False if all have requests in flight."""
+        """Close one connection, of `address` unless it is None.
+
+        False if all have requests in flight.
+        """
         silent = (connection for connection in self._silent if address in (None, connection.address))
         victim = next(silent, None) or self._longest_idle(address)
         if victim is None:
@@ -451,9 +468,12 @@ class Connections(web.Server):
         return True
 
     def _longest_idle(self, address: str | None) -> Connection | Handshake | None:
-        """The connection that has been idle longest. A search through all connections for each new connection would
-        allow a client with many idle connections to block the event loop, so the result of a search is cached.
-        Connections that became idle later are not among the longest."""
+        """Return the connection that has been idle longest.
+
+        A search through all connections for each new connection would allow a client with many idle connections to
+        block the event loop, so the result of a search is cached. Connections that became idle later are not among the
+        longest.
+        """
         for is_fresh in (False, True):
             if is_fresh:
                 idle = [
@@ -471,7 +491,10 @@ class Connections(web.Server):
 
 
 class ConnectionRunner(web.AppRunner):
-    """An application's runner with limited connections. The connections start TLS, not the site."""
+    """An application's runner with limited connections.
+
+    The connections start TLS, not the site.
+    """
 
     __slots__ = ("_answers", "_limits", "_tls")
 
@@ -494,7 +517,7 @@ class ConnectionRunner(web.AppRunner):
 
 
 def _traced(error: object) -> dict[str, Any]:
-    """The location of an exception, without its text."""
+    """Return the location of an exception, without its text."""
     if not isinstance(error, BaseException):
         return {}
     return {"error": type(error).__name__, "at": "".join(traceback.format_tb(error.__traceback__))}

@@ -39,7 +39,7 @@ def from_msgpack(data: Part, kind: type[T]) -> T: ...
 @overload
 def from_msgpack(data: Part, kind: Any) -> Any: ...
 def from_msgpack(data: Part, kind: Any) -> Any:
-    """Raises the same errors as `from_json`."""
+    """Raise the same errors as `from_json`."""
     return _msgpack_decoder(kind).decode(data)
 
 
@@ -54,7 +54,7 @@ def from_values(value: object, kind: Any) -> Any:
 
 
 def from_attributes(value: object, kind: type[T]) -> T:
-    """A `kind` with the attributes of `value` that have the names of its fields."""
+    """Return a `kind` with the attributes of `value` that have the names of its fields."""
     _msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)
 

@@ -44,7 +44,10 @@ from typing import ClassVar
 
 
 class SeamarkError(Exception):
-    """Base of the tree. `code` is the HTTP status, `type` the Iceberg exception name on the wire."""
+    """Base of the tree.
+
+    `code` is the HTTP status, `type` the Iceberg exception name on the wire.
+    """
 
     kind: ClassVar[str] = "internal"
     code: ClassVar[int] = 500
@@ -202,7 +205,10 @@ class TooManyRequests(RetryLater):
 
 
 class StorageFull(RetryLater):
-    """A disk or database without room. Clients do not repeat the request: only an operator can make room."""
+    """A disk or database without room.
+
+    Clients do not repeat the request: only an operator can make room.
+    """
 
     kind = "storage_full"
     type = "StorageFullException"
@@ -236,7 +242,10 @@ class Corrupt(SeamarkError):
 
     @classmethod
     def missing(cls, what: str, location: str) -> Corrupt:
-        """`what`, such as a manifest, is not in the storage. An engine on another machine writes local files there."""
+        """`what`, such as a manifest, is not in the storage.
+
+        An engine on another machine writes local files there.
+        """
         hint = "; engines that write file:// locations must run on the server's machine"
         return cls(f"The {what} {location} is not in storage{hint if location.startswith('file:') else ''}")
 

@@ -64,7 +64,10 @@ class FairLock:
 
     @property
     def is_free(self) -> bool:
-        """Whether no work runs or waits. For tests."""
+        """Whether no work runs or waits.
+
+        For tests.
+        """
         return not self._all.locked() and not any(own.locked() for own in self._own.values())
 
 

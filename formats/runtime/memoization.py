@@ -17,7 +17,10 @@ _R = TypeVar("_R")
 
 
 def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
-    """Keep the results of the last `entries` calls. The arguments are texts, given by position."""
+    """Keep the results of the last `entries` calls.
+
+    The arguments are texts, given by position.
+    """
 
     def decorate(function: Callable[..., _R]) -> Callable[..., _R]:
         cached = lru_cache(entries)(function)
@@ -41,8 +44,9 @@ def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
 
 
 class computed_once(Generic[_R]):  # noqa: N801  a decorator
-    """As `functools.cached_property`, without the lock that Python 3.11 takes at the first read: threads that read at
-    the same time may both compute the value."""
+    """As `functools.cached_property`, without the lock that Python 3.11 takes at the first read: threads that read
+    at the same time may both compute the value.
+    """
 
     def __init__(self, function: Callable[[Any], _R]) -> None:
         self._function = function

@@ -47,8 +47,10 @@ _libc.syscall.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_char_p, ctypes.
 
 
 class SymbolicLinkError(OSError):
-    """A path below a root leads through a symbolic link. `is_last`: a link is in the place of the file, not of a
-    folder on the way to it."""
+    """A path below a root leads through a symbolic link.
+
+    `is_last`: a link is in the place of the file, not of a folder on the way to it.
+    """
 
     def __init__(self, path: str, *, is_last: bool) -> None:
         super().__init__(errno.ELOOP, "a symbolic link is in the path", path)
@@ -63,9 +65,11 @@ class NotPlainFileError(OSError):
 
 
 class RootFolder:
-    """A folder whose content is accessed without symbolic links. Paths below it have no leading slash; the empty path
-    is the root itself. Every method raises SymbolicLinkError for a link in the path, and ValueError for a path that
-    could leave the root."""
+    """A folder whose content is accessed without symbolic links.
+
+    Paths below it have no leading slash; the empty path is the root itself. Every method raises SymbolicLinkError for a
+    link in the path, and ValueError for a path that could leave the root.
+    """
 
     __slots__ = ("path", "real_path")
 
@@ -74,14 +78,14 @@ class RootFolder:
         self.real_path = os.path.realpath(self.path)
 
     def below(self, path: str) -> str | None:
-        """The part of an absolute path below this root; None for a path elsewhere."""
+        """Return the part of an absolute path below this root; None for a path elsewhere."""
         if path == self.path:
             return ""
         prefix = self.path if self.path == "/" else f"{self.path}/"
         return path[len(prefix) :] if path.startswith(prefix) else None
 
     def open(self, below: str, flags: int, mode: int = 0o666) -> int:
-        """A descriptor, as os.open returns it."""
+        """Return a descriptor, as os.open returns it."""
         _check(below)
         if not has_openat2():
             return self._open_each(below, flags, mode)
@@ -94,7 +98,11 @@ class RootFolder:
         raise SymbolicLinkError(below, is_last=not flags & os.O_DIRECTORY and self._has_plain_parent(below))
 
     def open_file(self, below: str) -> int:
-        """A descriptor for reading. NotPlainFileError for anything but a plain file."""
+        """Return a descriptor for reading.
+
+        Raises:
+            NotPlainFileError: For anything but a plain file.
+        """
         descriptor = self.open(below, READ_FLAGS)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
@@ -102,11 +110,14 @@ class RootFolder:
         return descriptor
 
     def open_folder(self, below: str) -> int:
-        """A descriptor for reading and syncing; NotADirectoryError for a file."""
+        """Return a descriptor for reading and syncing; NotADirectoryError for a file."""
         return self.open(below, FOLDER_FLAGS)
 
     def is_file(self, below: str) -> bool:
-        """Whether a plain file is there. False for a symbolic link as the last component."""
+        """Return whether a plain file is there.
+
+        False for a symbolic link as the last component.
+        """
         try:
             descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +129,10 @@ class RootFolder:
 
     @contextlib.contextmanager
     def folder_of(self, below: str) -> Iterator[tuple[int, str]]:
-        """The descriptor of the folder of a path, and the name in it. The descriptor is for names only (O_PATH)."""
+        """The descriptor of the folder of a path, and the name in it.
+
+        The descriptor is for names only (O_PATH).
+        """
         folder, _, name = below.rpartition("/")
         _check(below)
         descriptor = self.open(folder, os.O_PATH | os.O_DIRECTORY)
@@ -128,7 +142,7 @@ class RootFolder:
             os.close(descriptor)
 
     def make_folders(self, below: str) -> None:
-        """Creates a folder and those that contain it, if they are missing."""
+        """Create a folder and those that contain it, if they are missing."""
         with contextlib.suppress(FileNotFoundError):
             os.close(self.open(below, os.O_PATH | os.O_DIRECTORY))
             return
@@ -139,12 +153,19 @@ class RootFolder:
                 os.mkdir(name, dir_fd=folder)
 
     def delete_file(self, below: str) -> None:
-        """Deletes a file or a symbolic link. FileNotFoundError if there is none."""
+        """Delete a file or a symbolic link.
+
+        Raises:
+            FileNotFoundError: If there is none.
+        """
         with self.folder_of(below) as (folder, name):
             os.unlink(name, dir_fd=folder)
 
     def check_links(self, below: str) -> None:
-        """SymbolicLinkError for a link at the path or on the way to it. The path may end before a missing folder."""
+        """SymbolicLinkError for a link at the path or on the way to it.
+
+        The path may end before a missing folder.
+        """
         try:
             descriptor = self.open(below, os.O_PATH | os.O_NOFOLLOW)
         except (FileNotFoundError, NotADirectoryError):
@@ -156,7 +177,7 @@ class RootFolder:
             os.close(descriptor)
 
     def _open_each(self, below: str, flags: int, mode: int) -> int:
-        """The same as `open`, by one call for each component."""
+        """Return the same as `open`, by one call for each component."""
         if not below:
             return os.open(self.real_path, flags | os.O_NOFOLLOW | os.O_CLOEXEC)
         *folders, last = below.split("/")
@@ -186,7 +207,11 @@ class RootFolder:
 
 
 def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
-    """Opens a name in a folder. SymbolicLinkError for a link, also with O_DIRECTORY, for which Linux says ENOTDIR."""
+    """Open a name in a folder.
+
+    Raises:
+        SymbolicLinkError: For a link, also with O_DIRECTORY, for which Linux says ENOTDIR.
+    """
     try:
         return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=folder)
     except OSError as error:
@@ -196,7 +221,9 @@ def open_child(folder: int, name: str, flags: int, mode: int = 0o666) -> int:
 
 
 def descriptor_path(descriptor: int) -> str:
-    """A path that libraries can open in the place of a descriptor: it names the same file, also after a rename."""
+    """Return a path that libraries can open in the place of a descriptor: it names the same file, also after a
+    rename.
+    """
     return f"/proc/self/fd/{descriptor}"
 
 
@@ -216,7 +243,7 @@ def _check(below: str) -> None:
 
 @lru_cache(maxsize=1)
 def has_openat2() -> bool:
-    """Whether the kernel has openat2 and lets this process call it."""
+    """Return whether the kernel has openat2 and lets this process call it."""
     try:
         os.close(_openat2("/", os.O_PATH | os.O_DIRECTORY, 0))
     except OSError as error:

@@ -28,7 +28,10 @@ _log = structlog.get_logger("seamark.tls")
 
 
 class Certificate:
-    """A server's certificate chain and key, both PEM. ConfigError, with the file, if one is unusable."""
+    """A server's certificate chain and key, both PEM.
+
+    ConfigError, with the file, if one is unusable.
+    """
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
@@ -44,7 +47,7 @@ class Certificate:
         connection.context = self._current
 
     def reload(self) -> None:
-        """Loads the current files."""
+        """Load the current files."""
         self._seen = self._state()
         try:
             self._current = _server_context(*self._files)
@@ -66,7 +69,7 @@ class Certificate:
         return "\n".join(dict.fromkeys(filter(None, leaves)))
 
     async def watch(self) -> None:
-        """Reloads the files after each change; runs until it is cancelled."""
+        """Reload the files after each change; run until it is cancelled."""
         while True:
             await asyncio.sleep(RELOAD_S)
             if self._state() != self._seen:
@@ -88,7 +91,7 @@ def _leaf(path: Path) -> str:
 
 
 def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
-    """The TLS context of a server, with the current files.
+    """Return the TLS context of a server, with the current files.
 
     OSError (including ssl.SSLError) for files that cannot be read or do not match; ConfigError for a key with a
     passphrase.
@@ -119,10 +122,11 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def trusted_by_clients(authorities: str | None = None) -> ssl.SSLContext | None:
-    """The context with which clients verify servers: authorities of the given file or of SEAMARK_CA; None for the
-    system's.
+    """Return the context with which clients verify servers: authorities of the given file or of SEAMARK_CA; None for
+    the system's.
 
-    ValueError for a file without certificates.
+    Raises:
+        ValueError: For a file without certificates.
     """
     path = authorities or os.environ.get(CA_VARIABLE)
     if not path:

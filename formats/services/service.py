@@ -50,7 +50,10 @@ def is_boolean(name: str) -> Requirement:
 
 
 def is_parsed_by(parse: Callable[[Mapping[str, str]], object]) -> Requirement:
-    """Return the requirement that `parse` accepts the properties. It raises `BadRequest` for others."""
+    """Return the requirement that `parse` accepts the properties.
+
+    It raises `BadRequest` for others.
+    """
 
     def require(properties: Mapping[str, str]) -> None:
         parse(properties)
@@ -117,8 +120,10 @@ class TableService:
         return self.prefixes or (f"seamark.{self.name}.",)
 
     def policy(self) -> tuple[ServiceProperty, ...]:
-        """Return the properties of the service, the switch first. The setting decides about the default of the
-        switch."""
+        """Return the properties of the service, the switch first.
+
+        The setting decides about the default of the switch.
+        """
         if self.switch is None:
             return self.properties
         return (ServiceProperty(self.switch, "", is_boolean(self.switch)), *self.properties)

@@ -25,7 +25,10 @@ _DECODE_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A parsed location. `bucket` is empty for files; `path` has no leading or trailing slash and may be empty."""
+    """A parsed location.
+
+    `bucket` is empty for files; `path` has no leading or trailing slash and may be empty.
+    """
 
     scheme: str
     bucket: str
@@ -35,7 +38,7 @@ class Location:
         return f"{self.scheme}://{self.bucket}/{self.path}".rstrip("/") if self.path else self.root()
 
     def root(self) -> str:
-        """The location of the bucket; of a storage without buckets, the location of everything in it."""
+        """Return the location of the bucket; of a storage without buckets, the location of everything in it."""
         return f"{self.scheme}://{self.bucket}" if self.bucket else f"{self.scheme}:///"
 
     @property
@@ -49,7 +52,7 @@ class Location:
         return "/" + self.path
 
     def holds(self, other: Location) -> bool:
-        """Whether `other` is this location or is below it."""
+        """Return whether `other` is this location or is below it."""
         if (self.scheme, self.bucket) != (other.scheme, other.bucket):
             return False
         return not self.path or other.path == self.path or other.path.startswith(self.path + "/")

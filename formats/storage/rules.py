@@ -60,7 +60,10 @@ class StorageRules:
         return bucket, key
 
     def resolve(self, path: str) -> str:
-        """Return the path without symbolic links. This may read the storage."""
+        """Return the path without symbolic links.
+
+        This may read the storage.
+        """
         return path
 
     def plain(self, rest: str) -> str:

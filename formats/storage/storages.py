@@ -68,7 +68,7 @@ def rules_of(scheme: str) -> StorageRules | None:
 
 
 def is_remote(location: str) -> bool:
-    """Whether the location has the scheme of a storage that is not this machine's files."""
+    """Return whether the location has the scheme of a storage that is not this machine's files."""
     rules = rules_of(location.partition(":")[0].lower())
     return rules is not None and rules.scheme != LOCAL
 

@@ -50,7 +50,10 @@ _WITH_COMPONENTS = (
 
 
 def build_app(components: ServerComponents) -> web.Application:
-    """Build the application with all routes. It may be started and stopped once, like aiohttp's applications."""
+    """Build the application with all routes.
+
+    It may be started and stopped once, like aiohttp's applications.
+    """
     app = web.Application(middlewares=[build_middleware(components)])
     app._router = Router()  # aiohttp deprecates the argument for it
     if components.settings.stale_limit_s:

@@ -58,7 +58,7 @@ async def openapi(request: web.Request) -> web.Response:
 
 
 def build_document(app: web.Application) -> dict[str, Any]:
-    """The document for the routes of `app` that describe answers, sorted by path."""
+    """Return the document for the routes of `app` that describe answers, sorted by path."""
     routes = [route for route in app.router.routes() if route.resource is not None and route.method != "HEAD"]
     described = [(route, description_of(route.handler)) for route in routes]
     described = [(route, description) for route, description in described if description.answers]
@@ -94,7 +94,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
 
 
 def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], dict[str, Any]], dict[str, Any]]:
-    """(the schema of a declared body or answer, the components derived from types)."""
+    """Return (the schema of a declared body or answer, the components derived from types)."""
     declared = [description.body for description in descriptions]
     declared += [answer.schema for description in descriptions for answer in description.answers]
     types = [given for given in declared if given is not None and not isinstance(given, dict)]

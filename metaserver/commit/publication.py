@@ -147,7 +147,10 @@ class Races:
         self._with_priority: set[str] = set()
 
     async def record_loss(self, uuids: Iterable[str]) -> bool:
-        """Count a LostRace for tables with these UUIDs, and wait. Return False after the commit's last attempt."""
+        """Count a LostRace for tables with these UUIDs, and wait.
+
+        Return False after the commit's last attempt.
+        """
         self._lost += 1
         is_late = self._parts.clock.monotonic() >= self._until_s
         if self._lost > self._parts.settings.commit_retries and is_late:
@@ -170,7 +173,10 @@ class Races:
 
 
 class Publisher:
-    """Publishes commits. One for each server, shared by commits of engines and changes: they take the same locks."""
+    """Publishes commits.
+
+    One for each server, shared by commits of engines and changes: they take the same locks.
+    """
 
     def __init__(self, parts: CatalogContext) -> None:
         self._parts = parts

@@ -29,7 +29,10 @@ _SHOWN = 500
 
 
 async def note_removal(parts: CatalogContext, uuid: str) -> None:
-    """Notes that files of the table are about to be deleted, or were. Before and after each batch of a removal."""
+    """Note that files of the table are about to be deleted, or were.
+
+    Before and after each batch of a removal.
+    """
     name, note = _cursor_name(uuid), f"{parts.clock.now_ms()} {parts.clock.uuid4()}"
     for _ in range(parts.settings.commit_retries + 1):
         try:
@@ -41,12 +44,12 @@ async def note_removal(parts: CatalogContext, uuid: str) -> None:
 
 
 async def removal_note(parts: CatalogContext, uuid: str) -> str | None:
-    """The note of the last removal of files of the table; None without one."""
+    """Return the note of the last removal of files of the table; None without one."""
     return await parts.store.cursor(_cursor_name(uuid))
 
 
 async def is_recent(parts: CatalogContext, note: str) -> bool:
-    """Whether a writer may still commit files that were written before the note."""
+    """Return whether a writer may still commit files that were written before the note."""
     passed = await look_at_clock(parts.store, parts.clock)
     return passed.between(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
 

@@ -38,8 +38,11 @@ _TRAILER_SIGNATURE_BYTES = len("x-amz-trailer-signature:") + 64 + 2
 
 
 class ChunkDecoder:
-    """`feed` returns the data of the body's bytes; `finish` the trailers, after all bytes. S3Error for a malformed
-    body, a wrong signature, or another length than `length`, the decoded length that the client declared."""
+    """`feed` returns the data of the body's bytes; `finish` the trailers, after all bytes.
+
+    S3Error for a malformed body, a wrong signature, or another length than `length`, the decoded length that the client
+    declared.
+    """
 
     def __init__(self, claim: SignatureClaim, key: bytes, length: int) -> None:
         """`key` is the signing key of the claim, whose signature starts the chain."""
@@ -67,7 +70,7 @@ class ChunkDecoder:
         return pieces
 
     def finish(self) -> dict[str, str]:
-        """The trailers, with names in lower case."""
+        """Return the trailers, with names in lower case."""
         if not self._ended:
             raise S3Error("IncompleteBody", "The body ended before its last chunk")
         if self._has_trailers:
@@ -81,7 +84,7 @@ class ChunkDecoder:
         return self.trailers
 
     def _step(self, pieces: list[bytes]) -> bool:
-        """Whether more may follow from the buffer."""
+        """Return whether more may follow from the buffer."""
         if self._ended:
             if len(self._buffer) > _TRAILER_BYTES_MAX:
                 raise S3Error("InvalidRequest", f"The trailers have more than {_TRAILER_BYTES_MAX} bytes")
@@ -188,8 +191,10 @@ class ChunkSigner:
         return self._header(data) + data + b"\r\n"
 
     def end(self, trailer: str, value: str) -> bytes:
-        """The last chunk, and the trailer if it has a name. InvalidRequest for a value of another length than that of
-        its algorithm."""
+        """Return the last chunk, and the trailer if it has a name.
+
+        InvalidRequest for a value of another length than that of its algorithm.
+        """
         head = self._header(b"")
         if not trailer:
             return head + b"\r\n"
@@ -215,8 +220,10 @@ class ChunkSigner:
 
 
 def framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: bool) -> int:
-    """Bytes of a framed body with `length` bytes of data in chunks of `chunk_bytes`. InvalidRequest for an unknown
-    trailer."""
+    """Return bytes of a framed body with `length` bytes of data in chunks of `chunk_bytes`.
+
+    InvalidRequest for an unknown trailer.
+    """
     if trailer and trailer not in _CHECKSUM_CHARS:
         raise S3Error("InvalidRequest", f"x-amz-trailer has to be one of {', '.join(_CHECKSUM_CHARS)}")
     signature = _SIGNATURE_BYTES if is_signed else 0

@@ -15,9 +15,11 @@ from seamark.metaserver.objects.s3_scope import Address
 
 @dataclass(frozen=True, slots=True)
 class S3Read:
-    """What an authorised request asks for, without its body. `headers` have lower-case names; `address.query` has no
-    authentication. `who` is the principal that the keys were issued to, `pinned` whether the table's objects are pinned
-    in the cache."""
+    """What an authorised request asks for, without its body.
+
+    `headers` have lower-case names; `address.query` has no authentication. `who` is the principal that the keys were
+    issued to, `pinned` whether the table's objects are pinned in the cache.
+    """
 
     method: str
     address: Address
@@ -29,8 +31,11 @@ class S3Read:
 
 @dataclass(frozen=True, slots=True)
 class S3Call(S3Read):
-    """A request that the keys of its sender allow. `document` is the XML body of a call that has one, read because the
-    keys in it were checked; other bodies are `body`, unread."""
+    """A request that the keys of its sender allow.
+
+    `document` is the XML body of a call that has one, read because the keys in it were checked; other bodies are
+    `body`, unread.
+    """
 
     request: web.Request
     body: Body | None
@@ -39,8 +44,13 @@ class S3Call(S3Read):
 
 @dataclass(slots=True)
 class StartedAnswer:
-    """An answer whose header and first bytes are sent. `rest` sends the others; None if there are none. `abandon`: it
-    will not be sent; what it keeps is released. May be called more than once."""
+    """An answer whose header and first bytes are sent.
+
+    `rest` sends the others; None if there are none. May be called more than once.
+
+    Attributes:
+        abandon: It will not be sent; what it keeps is released.
+    """
 
     status: int
     length: int
@@ -49,12 +59,17 @@ class StartedAnswer:
 
 
 class BrokenAnswer(Exception):
-    """The rest of an answer cannot be sent. Only an aborted connection shows the client that bytes are missing."""
+    """The rest of an answer cannot be sent.
+
+    Only an aborted connection shows the client that bytes are missing.
+    """
 
 
 class PromptResponse(web.StreamResponse):
-    """An answer in pieces whose header is sent together with its first piece, if it has pieces. Two writes would wake
-    the client twice, and it would run in between on a busy machine."""
+    """An answer in pieces whose header is sent together with its first piece, if it has pieces.
+
+    Two writes would wake the client twice, and it would run in between on a busy machine.
+    """
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         self._send_headers_immediately = request.method == "HEAD" or not self.content_length
@@ -63,6 +78,9 @@ class PromptResponse(web.StreamResponse):
 
 class Backend(Protocol):
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """The answer, sent in pieces. S3Error, or an error of SeamarkError's tree, before the first piece is sent."""
+        """Return the answer, sent in pieces.
+
+        S3Error, or an error of SeamarkError's tree, before the first piece is sent.
+        """
 
     async def close(self) -> None: ...

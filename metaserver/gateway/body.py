@@ -41,8 +41,10 @@ class Body:
         limit_bytes: int,
         timeout_s: float,
     ) -> None:
-        """S3Error for a body without a length, or above `limit_bytes`. `key` is the signing key of the claim. `confirm`
-        raises if the request may no longer store what it sends."""
+        """S3Error for a body without a length, or above `limit_bytes`.
+
+        `key` is the signing key of the claim. `confirm` raises if the request may no longer store what it sends.
+        """
         self._request = request
         self._claim = claim
         self._key = key
@@ -61,8 +63,12 @@ class Body:
         """Of an aws-chunked body, once its pieces were read."""
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The data, verified. S3Error for a wrong hash or signature, and for a body that ends early or is too slow;
-        what `confirm` raises."""
+        """Yield the data, verified.
+
+        Raises:
+            S3Error: For a wrong hash or signature, and for a body that ends early or is too slow; what `confirm`
+                raises.
+        """
         if self.is_chunked:
             decoder = ChunkDecoder(self._claim, self._key, self.length)
             async for piece in self.raw():
@@ -86,7 +92,11 @@ class Body:
             yield withheld
 
     async def raw(self) -> AsyncIterator[bytes]:
-        """The body as it was sent. S3Error if it ends early or is too slow."""
+        """Yield the body as it was sent.
+
+        Raises:
+            S3Error: If it ends early or is too slow.
+        """
         # Not before: until then, a refusal spares the client the body.
         if self._request.headers.get("Expect", "").lower() == "100-continue":
             await self._request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -112,7 +122,7 @@ class Body:
             raise S3Error("IncompleteBody", f"Content-Length is {self.length}; the body has {received} bytes")
 
     async def read(self, limit_bytes: int) -> bytes:
-        """A small body as a whole: XML."""
+        """Return a small body as a whole: XML."""
         if self.length > limit_bytes:
             raise S3Error("MalformedXML", f"The body has {self.length} bytes; at most {limit_bytes} are read")
         return b"".join([piece async for piece in self.pieces()])

@@ -15,7 +15,7 @@ _RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 
 def read_range(text: str | None, size: int) -> tuple[int, int] | None:
-    """(start, length) of a Range header for an object of `size` bytes; None for the whole object.
+    """Return (start, length) of a Range header for an object of `size` bytes; None for the whole object.
 
     A malformed header is ignored (RFC 9110, 14.2), and so is one with several ranges, which S3 does not serve: the
     answer is the whole object. InvalidRange for a range that has no byte of the object.
@@ -42,8 +42,10 @@ def read_range(text: str | None, size: int) -> tuple[int, int] | None:
 
 
 def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: str = "") -> None:
-    """PreconditionFailed or NotModified by the conditions of a read. `prefix` is `x-amz-copy-source-` for the source of
-    a copy, whose conditions always fail with PreconditionFailed."""
+    """PreconditionFailed or NotModified by the conditions of a read.
+
+    `prefix` is `x-amz-copy-source-` for the source of a copy, whose conditions always fail with PreconditionFailed.
+    """
     unmet = "PreconditionFailed" if prefix else "NotModified"
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
     if if_match is not None:
@@ -79,7 +81,7 @@ def _matches(condition: str, etag: str) -> bool:
 
 
 def _seconds(text: str | None) -> float | None:
-    """None without a valid date, which is ignored."""
+    """Return None without a valid date, which is ignored."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()
     except (TypeError, ValueError, OverflowError):

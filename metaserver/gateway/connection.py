@@ -49,7 +49,7 @@ class GatewayConnection(Connection):
         self._unfinished: Unfinished | None = None
 
     def take_unfinished(self) -> Unfinished | None:
-        """The answer that has started to the request whose task asks."""
+        """Return the answer that has started to the request whose task asks."""
         taken, self._unfinished = self._unfinished, None
         return taken
 
@@ -86,8 +86,11 @@ class GatewayConnection(Connection):
         super().connection_lost(exc)
 
     def _limit_kernel(self) -> None:
-        """Of what the kernel keeps for a client that does not read. It is not a limit of what is on its way, as the
-        size of the send buffer is, so that distant clients keep their rate."""
+        """Of what the kernel keeps for a client that does not read.
+
+        It is not a limit of what is on its way, as the size of the send buffer is, so that distant clients keep their
+        rate.
+        """
         self._kernel_bytes = self._connections.kernel_bytes
         sock = None if self.transport is None else self.transport.get_extra_info("socket")
         if sock is not None and _NOTSENT_LOWAT is not None:
@@ -129,8 +132,10 @@ class GatewayConnections(Connections):
 
     @property
     def kernel_bytes(self) -> int:
-        """Of a connection, that the kernel keeps unsent: all together about the budget, however many there are. A power
-        of two, so that it changes rarely."""
+        """Of a connection, that the kernel keeps unsent: all together about the budget, however many there are.
+
+        A power of two, so that it changes rarely.
+        """
         share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
         return max(_KERNEL_LEAST_BYTES, min(_KERNEL_MOST_BYTES, 1 << share.bit_length() - 1 if share else 0))
 

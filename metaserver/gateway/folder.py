@@ -145,7 +145,10 @@ class FolderBackend:
             start, length = start + len(data), length - len(data)
 
     async def _open(self, location: str) -> tuple[int, FileInfo]:
-        """The descriptor of an object, to be closed by the caller. NoSuchKey."""
+        """Return the descriptor of an object, to be closed by the caller.
+
+        NoSuchKey.
+        """
 
         def work(place: LocalPlace) -> tuple[int, FileInfo]:
             descriptor = place.root.open_file(place.below)
@@ -178,7 +181,10 @@ class FolderBackend:
         return web.Response(headers={"ETag": published.etag, "x-amz-request-id": call.request_id})
 
     async def _put_marker(self, call: S3Call) -> web.StreamResponse:
-        """A key that ends with a slash: some clients create such empty objects as folders. Here folders need none."""
+        """Return a key that ends with a slash: some clients create such empty objects as folders.
+
+        Here folders need none.
+        """
         assert call.body is not None
         if call.body.length:
             raise S3Error("NotImplemented", "A key that ends with a slash cannot have content on this store")
@@ -187,7 +193,7 @@ class FolderBackend:
         return web.Response(headers={"ETag": '"0-0-0"', "x-amz-request-id": call.request_id})
 
     async def _receive(self, call: S3Call, headers: dict[str, str]) -> str:
-        """The name of a staged, synced file with the body's data and `headers`."""
+        """Return the name of a staged, synced file with the body's data and `headers`."""
         body = call.body
         assert body is not None
         named = {name for name in call.headers if name.startswith("x-amz-checksum-")} - {
@@ -359,7 +365,7 @@ class FolderBackend:
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def delete_abandoned(self, passed: PassedTime) -> None:
-        """Deletes what has not changed for `gateway_uploads_s`, of the time that has passed."""
+        """Delete what has not changed for `gateway_uploads_s`, of the time that has passed."""
         age_ms = int(self._abandoned_s * 1000)
         await self._run(self._uploads.delete_abandoned, (passed.ago(age_ms) + age_ms) / 1000)
 

@@ -70,7 +70,11 @@ def describe(descriptor: int) -> FileInfo:
 
 
 def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a write that a read returns. S3Error above S3's limit of metadata."""
+    """Return the headers of a write that a read returns.
+
+    Raises:
+        S3Error: Above S3's limit of metadata.
+    """
     kept = {name: headers[name] for name in _KEPT if headers.get(name)}
     codings = [part.strip() for part in kept.get("content-encoding", "").split(",")]
     kept["content-encoding"] = ",".join(part for part in codings if part and part != "aws-chunked")
@@ -81,10 +85,16 @@ def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 class Checksums:
-    """Hashes of a body, compared with those that its sender states. S3Error BadDigest for a difference."""
+    """Hashes of a body, compared with those that its sender states.
+
+    S3Error BadDigest for a difference.
+    """
 
     def __init__(self, names: set[str], *, md5: bool) -> None:
-        """`names` are headers or trailers `x-amz-checksum-…`. InvalidRequest for an unknown algorithm."""
+        """`names` are headers or trailers `x-amz-checksum-…`.
+
+        InvalidRequest for an unknown algorithm.
+        """
         self._sums = dict.fromkeys(names & _SUMS.keys(), 0)
         self._hashes = {"content-md5": hashlib.md5(usedforsecurity=False)} if md5 else {}
         for name in names - _SUMS.keys():
@@ -115,12 +125,12 @@ class Staging:
         self._folders = folders
 
     def open_new(self, name: str) -> int:
-        """The descriptor of a new file."""
+        """Return the descriptor of a new file."""
         self.make_folder()
         return self.root.open(f"{UPLOADS}/{name}", os.O_RDWR | os.O_CREAT | os.O_EXCL)
 
     def make_folder(self, name: str = "") -> None:
-        """Creates the folder of staged files, and `name` in it."""
+        """Create the folder of staged files, and `name` in it."""
         os.makedirs(self.root.real_path, exist_ok=True)
         for below in (UPLOADS, f"{UPLOADS}/{name}") if name else (UPLOADS,):
             with contextlib.suppress(FileExistsError), self.root.folder_of(below) as (folder, last):
@@ -131,7 +141,7 @@ class Staging:
             self.root.delete_file(f"{UPLOADS}/{name}")
 
     def seal(self, descriptor: int, headers: Mapping[str, str]) -> None:
-        """Stores the headers with the file, and syncs it."""
+        """Store the headers with the file, and sync it."""
         if headers:
             try:
                 os.setxattr(descriptor, ATTRIBUTE, msgspec.json.encode(headers))
@@ -145,7 +155,10 @@ class Staging:
         os.fsync(descriptor)
 
     def publish(self, name: str, place: LocalPlace, conditions: Mapping[str, str]) -> FileInfo:
-        """Makes the staged file the object at `place`. PreconditionFailed by the conditions of a write."""
+        """Make the staged file the object at `place`.
+
+        PreconditionFailed by the conditions of a write.
+        """
         try:
             folder = self._folders.open(place.folder)
             try:
@@ -192,7 +205,7 @@ def _etag_at(folder: int, name: str) -> str | None:
 
 
 def copy_bytes(source: int, target: int, start: int, length: int) -> None:
-    """Appends bytes of one file to another, inside the kernel where possible."""
+    """Append bytes of one file to another, inside the kernel where possible."""
     offset, left = start, length
     while left:
         try:

@@ -30,7 +30,7 @@ class Listed:
 
 
 def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
-    """The answer to ListObjectsV2 of a bucket, which is a folder in `root`."""
+    """Return the answer to ListObjectsV2 of a bucket, which is a folder in `root`."""
     if query.get("list-type") != "2":
         raise S3Error("NotImplemented", "Listings are served in version 2 (list-type=2)")
     prefix, delimiter = query["prefix"], query.get("delimiter", "")
@@ -74,8 +74,10 @@ def timestamp(modified_ns: int) -> str:
 
 
 def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after: str) -> Iterator[Listed]:
-    """The keys that start with `prefix` and are greater than `after`, in order of their bytes. A symbolic link has no
-    key; SymbolicLinkError if the folder in which the listing starts is behind one."""
+    """Return the keys that start with `prefix` and are greater than `after`, in order of their bytes.
+
+    A symbolic link has no key; SymbolicLinkError if the folder in which the listing starts is behind one.
+    """
     if "//" in prefix:  # no key has it, but the file system would read it as one slash
         return iter(())
     folder = prefix.rpartition("/")[0]
@@ -111,7 +113,7 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
 
 
 def _children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
-    """(key, whether it is a folder) in order; the key of a folder ends with a slash, by which it is compared."""
+    """Return (key, whether it is a folder) in order; the key of a folder ends with a slash, by which it is compared."""
     keys = []
     try:
         folder = root.open_folder(path)

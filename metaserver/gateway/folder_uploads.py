@@ -57,8 +57,13 @@ class Uploads:
         self._abandoned_s = abandoned_s
 
     def create(self, location: str, secret: bytes, who: str, share: int, headers: Mapping[str, str]) -> str:
-        """The id of a new upload. `headers` are those that reads of the object return. RetryLater at the limit,
-        TooManyRequests if `who` has a `share`-th of it."""
+        """Return the id of a new upload.
+
+        `headers` are those that reads of the object return.
+
+        Raises:
+            RetryLater: At the limit, TooManyRequests if `who` has a `share`-th of it.
+        """
         owner = hashlib.sha256(who.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         names = [name for name in self._names() if _NAME.fullmatch(name)]
         if len(names) >= self._limit:
@@ -76,7 +81,7 @@ class Uploads:
         return upload_id
 
     def _open(self, name: str, flags: int) -> int:
-        """A descriptor of a file or folder in the folder of staged files."""
+        """Return a descriptor of a file or folder in the folder of staged files."""
         return self._staging.root.open(f"{UPLOADS}/{name}" if name else UPLOADS, flags)
 
     def _names(self) -> list[str]:
@@ -95,8 +100,10 @@ class Uploads:
         os.close(self._existing(location, upload_id))
 
     def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
-        """Makes the staged file a part; returns its ETag. NoSuchUpload when the upload does not exist, or no
-        longer exists."""
+        """Make the staged file a part; return its ETag.
+
+        NoSuchUpload when the upload does not exist, or no longer exists.
+        """
         name = f"{number:05d}"
         try:
             with (
@@ -126,7 +133,7 @@ class Uploads:
         target: LocalPlace,
         conditions: Mapping[str, str],
     ) -> FileInfo:
-        """Publishes the object from the listed parts (number, ETag) at `target`."""
+        """Publish the object from the listed parts (number, ETag) at `target`."""
         upload = self._name(location, upload_id)
         chosen = _choose(listed, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
@@ -151,7 +158,7 @@ class Uploads:
         self._delete_folder(self._name(location, upload_id))
 
     def delete_abandoned(self, now_s: float) -> None:
-        """Deletes uploads, and staged files of processes that died, that have not changed for `abandoned_s`."""
+        """Delete uploads, and staged files of processes that died, that have not changed for `abandoned_s`."""
         with contextlib.suppress(FileNotFoundError), _opened(self._open("", FOLDER_FLAGS)) as uploads:
             for name in os.listdir(uploads):
                 with contextlib.suppress(OSError):
@@ -163,7 +170,10 @@ class Uploads:
                             os.unlink(name, dir_fd=uploads)
 
     def _existing(self, location: str, upload_id: str) -> int:
-        """The descriptor of the upload's folder. NoSuchUpload."""
+        """Return the descriptor of the upload's folder.
+
+        NoSuchUpload.
+        """
         try:
             return self._open(self._name(location, upload_id), FOLDER_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
@@ -183,7 +193,10 @@ def read_part_number(text: str | None) -> int:
 
 
 def read_complete(document: bytes) -> list[tuple[int, str]]:
-    """(number, ETag) of each part in the XML of CompleteMultipartUpload. MalformedXML, without entities."""
+    """Return (number, ETag) of each part in the XML of CompleteMultipartUpload.
+
+    MalformedXML, without entities.
+    """
     try:
         # Decoded first: the bytes of "<!" differ between encodings, and the parser would follow the document's own.
         text = document.decode("utf-8")

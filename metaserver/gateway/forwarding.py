@@ -63,7 +63,10 @@ _log = structlog.get_logger("seamark.gateway")
 
 
 class Forwarding:
-    """Belongs to one event loop. At most `connections` requests to the store are open."""
+    """Belongs to one event loop.
+
+    At most `connections` requests to the store are open.
+    """
 
     def __init__(self, settings: Settings, clock: Clock, *, connections: int) -> None:
         self._settings = settings
@@ -124,7 +127,7 @@ class Forwarding:
     def _signed(
         self, method: str, address: Address, headers: Mapping[str, str], payload: str, keys: S3Keys
     ) -> tuple[URL, dict[str, str]]:
-        """(URL, signed headers) of a request to the store."""
+        """Return (URL, signed headers) of a request to the store."""
         url = _url(address, self._settings)
         parts = urlsplit(url)
         signed = sign_headers(
@@ -172,8 +175,11 @@ class Forwarding:
         return response
 
     async def _whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
-        """The body of an answer. If it ends early, what is missing is read with further requests for the same object
-        (If-Match), as long as each of them brings bytes. The errors of the session, or RetryLater."""
+        """Yield the body of an answer.
+
+        If it ends early, what is missing is read with further requests for the same object (If-Match), as long as each
+        of them brings bytes. The errors of the session, or RetryLater.
+        """
         span, arrived = _span(call, found), 0
         pieces = _pieces(found.content)
         async with aclosing(pieces):
@@ -208,7 +214,7 @@ class Forwarding:
                 await asyncio.sleep(_PAUSE_S * failed)
 
     async def _server_keys(self) -> S3Keys:
-        """Keys of the settings, or of AWS's chain, which may have to fetch them."""
+        """Return keys of the settings, or of AWS's chain, which may have to fetch them."""
         if self._settings.s3_access_key_id:
             return server_keys(self._settings)
         if self._keys is None or self._clock.monotonic() >= self._keys_until_s:
@@ -255,7 +261,7 @@ def _payload(call: S3Call) -> str:
 
 
 def _framed(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
-    """(body, its length) for the store."""
+    """Return (body, its length) for the store."""
     body = call.body
     if body is None:
         document = call.document or b""
@@ -270,8 +276,10 @@ def _framed(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterat
 
 
 async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
-    """The data as aws-chunked, in chunks of a size that makes the length known beforehand. The last chunk follows only
-    after the whole body of the client was verified."""
+    """Yield the data as aws-chunked, in chunks of a size that makes the length known beforehand.
+
+    The last chunk follows only after the whole body of the client was verified.
+    """
     pending = bytearray()
     async for piece in body.pieces():
         pending += piece
@@ -290,8 +298,9 @@ def _part(found: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
 
 
 def _span(call: S3Call, found: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
-    """(first byte, byte after the last, size of the object) of an answer that further requests can complete: to a plain
-    read of an object with a strong ETag."""
+    """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete:
+    to a plain read of an object with a strong ETag.
+    """
     headers = {name.lower(): value for name, value in found.headers.items()}
     plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
     if not plain or not headers.get("etag", "").startswith('"'):
@@ -314,7 +323,7 @@ async def _to_client(work: Awaitable[object]) -> None:
 
 
 async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
-    """What the socket had, read by read: `iter_any` would join several reads, which copies them."""
+    """Yield what the socket had, read by read: `iter_any` would join several reads, which copies them."""
     while True:
         piece, _ = await content.readchunk()
         if piece:
@@ -324,7 +333,7 @@ async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
 
 
 def _headers(found: aiohttp.ClientResponse) -> dict[str, str]:
-    """Each once: some stores send the id of a request under two spellings of its name."""
+    """Return each once: some stores send the id of a request under two spellings of its name."""
     return {name: value for name, value in _returned_headers(found).items() if name != "content-length"}
 
 

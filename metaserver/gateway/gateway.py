@@ -64,7 +64,10 @@ _log = structlog.get_logger("seamark.gateway")
 
 @dataclass(frozen=True, slots=True)
 class _Admitted:
-    """A request with a valid signature, and the rights of its keys. `headers` have no session token."""
+    """A request with a valid signature, and the rights of its keys.
+
+    `headers` have no session token.
+    """
 
     address: Address
     headers: dict[str, str]
@@ -74,8 +77,10 @@ class _Admitted:
 
 
 class _Started:
-    """A request that `begin` has admitted. With an answer, its first bytes are sent, and it has its slot until its
-    end."""
+    """A request that `begin` has admitted.
+
+    With an answer, its first bytes are sent, and it has its slot until its end.
+    """
 
     def __init__(self, admitted: _Admitted, request_id: str, started_s: float) -> None:
         self.admitted = admitted
@@ -132,8 +137,10 @@ class Gateway:
         return app
 
     def begin(self, message: RawRequestMessage, transport: asyncio.Transport) -> _Started | bool:
-        """Answers a read of what is in memory, after all checks that `handle` makes. Other requests and refusals are
-        left to `handle`, which gets the result of these checks."""
+        """Answer a read of what is in memory, after all checks that `handle` makes.
+
+        Other requests and refusals are left to `handle`, which gets the result of these checks.
+        """
         if self._begins is None or message.method not in READ_METHODS:
             return False
         started_s, request_id = self._clock.monotonic(), self._clock.uuid7().hex
@@ -302,7 +309,7 @@ class Gateway:
         return claim, grant, secret
 
     def _open_body(self, request: web.Request, admitted: _Admitted) -> Body | None:
-        """The unread body; None for the calls without one."""
+        """Return the unread body; None for the calls without one."""
         address, claim = admitted.address, admitted.claim
         if request.method not in ("PUT", "POST") or (request.method == "POST" and "uploads" in address.query):
             if request.body_exists:

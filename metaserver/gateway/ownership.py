@@ -42,15 +42,19 @@ class Ownership:
         self._forgotten = 0
 
     def is_confirmed(self, grant: ObjectGrant) -> bool:
-        """Whether `check` would return without asking the database."""
+        """Return whether `check` would return without asking the database."""
         until_s = self._known.get(_key_of(grant))
         return until_s is not None and self._clock.monotonic() < until_s
 
     async def check(self, grant: ObjectGrant) -> None:
-        """Forbidden if the principal has lost its login or its rights. Forbidden if the table was dropped or moved to
-        another namespace, where the bearer may have no rights, or does not own the location: another table claims it,
-        or the metadata file that named it was forged. A staged table, which has no name and no claims yet, may use a
-        location without a claim."""
+        """Forbidden if the principal has lost its login or its rights.
+
+        A staged table, which has no name and no claims yet, may use a location without a claim.
+
+        Raises:
+            Forbidden: If the table was dropped or moved to another namespace, where the bearer may have no rights, or
+                does not own the location: another table claims it, or the metadata file that named it was forged.
+        """
         if self.is_confirmed(grant):
             return
         known_key, now_s = _key_of(grant), self._clock.monotonic()
@@ -72,8 +76,11 @@ class Ownership:
             self._known.popitem(last=False)
 
     async def _check_rights(self, grant: ObjectGrant) -> None:
-        """Forbidden if the principal has lost its login or its rights. Not checked: rights by roles that only an OIDC
-        token states, and keys without a namespace, which are those of preloads and of earlier versions."""
+        """Forbidden if the principal has lost its login or its rights.
+
+        Not checked: rights by roles that only an OIDC token states, and keys without a namespace, which are those of
+        preloads and of earlier versions.
+        """
         if self._mode == "none" or not grant.namespace or grant.who == SERVICE_PRINCIPAL:
             return
         role = Role.WRITER if grant.writable else Role.READER

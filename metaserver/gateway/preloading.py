@@ -49,7 +49,10 @@ _log = structlog.get_logger("seamark.gateway")
 
 
 class Preloading:
-    """Belongs to one event loop. `budget_bytes`: of one table."""
+    """Belongs to one event loop.
+
+    `budget_bytes`: of one table.
+    """
 
     def __init__(
         self,

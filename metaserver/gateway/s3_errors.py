@@ -58,7 +58,10 @@ _STATUSES = {
 
 
 class S3Error(Exception):
-    """An error answer; `code` is one of S3's. `headers` are added to the answer."""
+    """An error answer; `code` is one of S3's.
+
+    `headers` are added to the answer.
+    """
 
     def __init__(self, code: str, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -92,7 +95,7 @@ def of_seamark_error(error: SeamarkError) -> S3Error:
 
 
 def error_answer(error: S3Error, resource: str, request_id: str, *, head: bool = False) -> web.Response:
-    """The answer for `error`; HEAD and 304 have no body."""
+    """Return the answer for `error`; HEAD and 304 have no body."""
     headers = {"x-amz-request-id": request_id, **error.headers}
     if head or error.status == 304:
         return web.Response(status=error.status, headers=headers)

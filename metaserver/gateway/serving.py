@@ -38,7 +38,7 @@ _CLEANING_S = 600.0
 async def serving_gateway(
     components: ServerComponents, sock: object, limits: ConnectionLimits, tls: ssl.SSLContext | None
 ) -> AsyncIterator[None]:
-    """Serves S3 requests on `sock`, a bound socket, during the block."""
+    """Serve S3 requests on `sock`, a bound socket, during the block."""
     settings, clock = components.settings, components.clock
     backend = await _open_backend(settings, clock)
     ownership = Ownership(components.store, clock, settings)
@@ -81,7 +81,7 @@ async def _open_backend(settings: Settings, clock: Clock) -> Backend:
 
 @asynccontextmanager
 async def _preloading(components: ServerComponents, ownership: Ownership, backend: Backend) -> AsyncIterator[None]:
-    """Preloads tables during the block, if there is a cache with a pinned part."""
+    """Preload tables during the block, if there is a cache with a pinned part."""
     settings = components.settings
     cache_bytes = max(settings.gateway_cache_disk_bytes, settings.gateway_cache_memory_bytes)
     budget_bytes = (
@@ -107,7 +107,7 @@ async def _preloading(components: ServerComponents, ownership: Ownership, backen
 
 
 async def _maintain(components: ServerComponents, backend: Backend) -> None:
-    """Updates the metrics of a cache, and deletes the abandoned uploads of a folder."""
+    """Update the metrics of a cache, and delete the abandoned uploads of a folder."""
     while True:
         if isinstance(backend, CachingBackend):
             backend.report(components.metrics.gateway_cache)
@@ -118,6 +118,6 @@ async def _maintain(components: ServerComponents, backend: Backend) -> None:
 
 
 def _respond(status: int, kind: str, message: str) -> web.Response:
-    """An answer without a handler, such as for a request that is not HTTP."""
+    """Return an answer without a handler, such as for a request that is not HTTP."""
     code = {408: "RequestTimeout", 429: "SlowDown"}.get(status, "InvalidRequest" if status < 500 else "InternalError")
     return error_answer(S3Error(code, message), "", "")

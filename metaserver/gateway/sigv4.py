@@ -42,7 +42,10 @@ _PRESIGNED = ("Algorithm", "Credential", "Date", "Expires", "SignedHeaders", "Si
 
 @dataclass(frozen=True, slots=True)
 class SignatureClaim:
-    """What the authentication of a request states. `payload` is the hash of the body, or one of S3's words for none."""
+    """What the authentication of a request states.
+
+    `payload` is the hash of the body, or one of S3's words for none.
+    """
 
     access_key_id: str
     token: str
@@ -68,8 +71,10 @@ class Target:
 
 
 def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """(the query of the operation, the authentication in the query). Names of the latter in lower case and without
-    `x-amz-`; empty for a request that is not presigned."""
+    """Return (the query of the operation, the authentication in the query).
+
+    Names of the latter in lower case and without `x-amz-`; empty for a request that is not presigned.
+    """
     names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
     given = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
     return {name: value for name, value in query.items() if name.lower() not in names}, given
@@ -155,7 +160,10 @@ def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> N
 
 
 def is_signed(claim: SignatureClaim, target: Target, secret: str) -> bool:
-    """Whether the signature fits the request. In constant time."""
+    """Return whether the signature fits the request.
+
+    In constant time.
+    """
     expected = signature_of(claim, target, signing_key(secret, claim.scope))
     return hmac.compare_digest(expected, claim.signature)
 
@@ -200,7 +208,7 @@ def _encode(text: str) -> str:
 def sign_headers(
     target: Target, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
 ) -> dict[str, str]:
-    """All headers of the request, signed; names in lower case."""
+    """Return all headers of the request, signed; names in lower case."""
     timestamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(AMZ_DATE)
     headers = {**target.headers, "x-amz-date": timestamp, "x-amz-content-sha256": payload}
     if token:
@@ -220,5 +228,5 @@ def _needs_signature(name: str) -> bool:
 
 
 def canonical_query(query: Iterable[tuple[str, str]]) -> str:
-    """An encoded query string."""
+    """Return an encoded query string."""
     return "&".join(f"{quote(name, safe='-_.~')}={quote(value, safe='-_.~')}" for name, value in query)

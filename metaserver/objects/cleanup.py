@@ -16,14 +16,17 @@ _AT_ONCE_MAX = 64
 
 
 class Cleanup:
-    """Deletes files in the background. Belongs to one event loop."""
+    """Deletes files in the background.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, objects: ObjectStore) -> None:
         self._objects = objects
         self._tasks: set[asyncio.Task[None]] = set()
 
     def remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Deletes the files, ignoring storage errors; deletes nothing if `unless` returns True or fails."""
+        """Delete the files, ignoring storage errors; delete nothing if `unless` returns True or fails."""
         if not locations or len(self._tasks) >= _AT_ONCE_MAX:
             return
         task = asyncio.create_task(self._remove(locations, unless), name="cleanup")
@@ -31,7 +34,7 @@ class Cleanup:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Waits for running deletions."""
+        """Wait for running deletions."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None) -> None:

@@ -17,9 +17,11 @@ CLOCKS_DIFFER_MS = 10 * 60_000
 
 
 async def storage_time_ms(objects: ObjectStore, clock: Clock, folder: str) -> int:
-    """The storage's time now: that of an object that is written below `folder`, listed and deleted.
+    """Return the storage's time now: that of an object that is written below `folder`, listed and deleted.
 
-    BadRequest when it is not that of the server, StorageError when the object is not listed."""
+    Raises:
+        BadRequest: When it is not that of the server, StorageError when the object is not listed.
+    """
     probe = f"{folder}/{clock.random_bytes(16).hex()}"
     before_ms = clock.now_ms()
     await objects.create(probe, b"")

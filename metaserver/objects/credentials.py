@@ -20,7 +20,10 @@ else:
 
 @dataclass(frozen=True, slots=True)
 class S3Keys:
-    """`token` is a session token or empty. Secrets are not part of repr, and so not of logs and tracebacks."""
+    """`token` is a session token or empty.
+
+    Secrets are not part of repr, and so not of logs and tracebacks.
+    """
 
     access_key_id: str
     secret_access_key: str = field(repr=False)
@@ -35,9 +38,12 @@ class VendedKeys(S3Keys):
 
 
 def server_keys(settings: Settings) -> S3Keys:
-    """The keys for signing now. StorageError if there are none.
+    """Return the keys for signing now.
 
     Keys of AWS's chain are refreshed over HTTP when they expire: without keys in the settings, call this in a thread.
+
+    Raises:
+        StorageError: If there are none.
     """
     if settings.s3_access_key_id:
         return S3Keys(settings.s3_access_key_id, settings.s3_secret_access_key)

@@ -19,7 +19,11 @@ UPLOADS = ".seamark-uploads"
 
 
 def file_location(location: str, folder: str, parse: Callable[[str], Location] = parse_location) -> str:
-    """Where the object or bucket of an `s3://` location is. BadRequest for another scheme."""
+    """Return where the object or bucket of an `s3://` location is.
+
+    Raises:
+        BadRequest: For another scheme.
+    """
     at = parse(location)
     if at.scheme != "s3":
         raise BadRequest(f"{location!r} is not on S3")

@@ -13,7 +13,7 @@ class ForwardingObjects:
         self._stored = stored
 
     def _at(self, location: str) -> str:
-        """The location in the other store."""
+        """Return the location in the other store."""
         return location
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:

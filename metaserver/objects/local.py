@@ -64,7 +64,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class LocalPlace:
-    """A path below a root. `umask`: that of new files and folders; None: that of the process."""
+    """A path below a root.
+
+    Attributes:
+        umask: That of new files and folders; None: that of the process.
+    """
 
     root: RootFolder
     below: str
@@ -81,7 +85,9 @@ class LocalPlace:
 
 
 class LocalObjects:
-    """An ObjectStore over `file://`; `roots` are absolute paths that contain all files. Close it after use.
+    """An ObjectStore over `file://`; `roots` are absolute paths that contain all files.
+
+    Close it after use.
 
     New files and folders get their modes from `umasks[root]`, or from the process's umask.
     """
@@ -107,7 +113,7 @@ class LocalObjects:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="objects-local")
 
     async def close(self) -> None:
-        """Waits for running writes and rejects new writes."""
+        """Wait for running writes and rejects new writes."""
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
@@ -168,8 +174,10 @@ class LocalObjects:
             await self.run(f"file://{root.path}", lambda place: check_writable(place.root.path, place.umask))
 
     async def run(self, location: str, work: Callable[[LocalPlace], T]) -> T:
-        """Runs `work` with the place of the location in a thread, so that a hanging file system does not block the
-        loop. Errors of the operating system become those of the port.
+        """Run `work` with the place of the location in a thread, so that a hanging file system does not block the
+        loop.
+
+        Errors of the operating system become those of the port.
         """
         place = self._place(self._parse(location))
 
@@ -196,7 +204,7 @@ class LocalObjects:
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
 
     def _check_links(self, locations: Iterable[str]) -> None:
-        """Opens each folder once: most locations are files of the same folder."""
+        """Open each folder once: most locations are files of the same folder."""
         names: dict[str, list[str]] = {}
         for location in locations:
             folder, _, name = location.rpartition("/")
@@ -264,7 +272,11 @@ class DurableFolders:
         self._lock = threading.Lock()
 
     def open(self, place: LocalPlace) -> int:
-        """The descriptor of the folder, which the caller closes. SymbolicLinkError for a link in its path."""
+        """Return the descriptor of the folder, which the caller closes.
+
+        Raises:
+            SymbolicLinkError: For a link in its path.
+        """
         key = (place.root.path, place.below)
         with contextlib.suppress(FileNotFoundError):
             folder = place.root.open_folder(place.below)
@@ -295,7 +307,7 @@ class DurableFolders:
 
 
 def _make_parents(folder: str, umask: int | None) -> None:
-    """Creates a root, whose path is the operator's."""
+    """Create a root, whose path is the operator's."""
     if not os.path.isdir(folder):
         _make_parents(os.path.dirname(folder), umask)
         with contextlib.suppress(FileExistsError):
@@ -361,7 +373,10 @@ def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
 
 
 def _open_new(folder: int, name: str) -> tuple[str, int]:
-    """(name, descriptor) of a new file. The name exists only after a crash when randomness is replayed."""
+    """Return (name, descriptor) of a new file.
+
+    The name exists only after a crash when randomness is replayed.
+    """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:
         with contextlib.suppress(FileExistsError):
@@ -370,7 +385,7 @@ def _open_new(folder: int, name: str) -> tuple[str, int]:
 
 
 def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
-    """Closes the descriptor in every case."""
+    """Close the descriptor in every case."""
     try:
         if umask is not None:
             os.fchmod(descriptor, 0o666 & ~umask)
@@ -400,9 +415,12 @@ def _delete(place: LocalPlace) -> None:
 
 
 def drop_checksums(folder: int, name: str) -> None:
-    """Deletes the file `.<name>.crc` that Hadoop's local file system, as Spark uses it for `file:` locations, writes
-    beside a file. Hadoop refuses to read other bytes under the same name, and nothing else deletes it. Before the file
-    is deleted or replaced: a file without checksums is read."""
+    """Delete the file `.<name>.crc` that Hadoop's local file system, as Spark uses it for `file:` locations, writes
+    beside a file.
+
+    Hadoop refuses to read other bytes under the same name, and nothing else deletes it. Before the file is deleted or
+    replaced: a file without checksums is read.
+    """
     checksums = f".{name}.crc"
     with contextlib.suppress(OSError):
         descriptor = open_child(folder, checksums, READ_FLAGS)
@@ -415,7 +433,11 @@ def drop_checksums(folder: int, name: str) -> None:
 
 
 def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
-    """All files below a folder. SymbolicLinkError if the folder itself is behind a link; others are left out."""
+    """Yield all files below a folder.
+
+    Raises:
+        SymbolicLinkError: If the folder itself is behind a link; others are left out.
+    """
     root, prefix = place.root, "" if place.root.path == "/" else place.root.path
     pending = [place.below]
     while pending:
@@ -445,7 +467,11 @@ def _walk(place: LocalPlace) -> Iterator[ObjectInfo]:
 
 
 def check_writable(root: str, umask: int | None) -> None:
-    """Creates the folder if it does not exist. StorageError, with the reason, if files cannot be created in it."""
+    """Create the folder if it does not exist.
+
+    Raises:
+        StorageError: With the reason, if files cannot be created in it.
+    """
     try:
         if not os.path.isdir(root):
             _make_parents(root, umask)

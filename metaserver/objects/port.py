@@ -16,7 +16,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """One listed object. `modified_ms` is in milliseconds since the Unix epoch, by the storage's clock."""
+    """One listed object.
+
+    `modified_ms` is in milliseconds since the Unix epoch, by the storage's clock.
+    """
 
     location: str
     size_bytes: int
@@ -26,7 +29,10 @@ class ObjectInfo:
 @dataclass(frozen=True, slots=True)
 class Upload:
     """A multipart upload that was begun, and neither completed nor aborted: its parts take space, and no listing of
-    objects has them. `id` is the storage's name for it; `begun_ms` is by the storage's clock."""
+    objects has them.
+
+    `id` is the storage's name for it; `begun_ms` is by the storage's clock.
+    """
 
     location: str
     id: str
@@ -42,31 +48,38 @@ class ObjectReader(Protocol):
 class ObjectStore(Protocol):
     """Every method may raise these errors in addition to its own.
 
-    BadRequest: the location is malformed or outside the roots of this store.
-    RetryLater: the storage is unavailable, overloaded, full or slow; the condition may be temporary.
-    StorageError: the storage rejected the request, and a retry does not help (permissions, a missing bucket).
+    BadRequest: the location is malformed or outside the roots of this store. RetryLater: the storage is unavailable,
+    overloaded, full or slow; the condition may be temporary. StorageError: the storage rejected the request, and a
+    retry does not help (permissions, a missing bucket).
     """
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        """The whole object. ObjectMissing if it does not exist; TooLarge, before reading, if it exceeds
-        `limit_bytes`.
+        """Return the whole object.
+
+        Raises:
+            ObjectMissing: If it does not exist.
+            TooLarge: Before reading, if it exceeds `limit_bytes`.
         """
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        """Bytes `start` to `start + length`, fewer at the end of the object.
+        """Return bytes `start` to `start + length`, fewer at the end of the object.
 
-        ObjectMissing if it does not exist. ValueError for a negative start or length.
+        Raises:
+            ObjectMissing: If it does not exist.
+            ValueError: For a negative start or length.
         """
 
     async def create(self, location: str, data: bytes) -> None:
-        """Creates the object if absent. When it returns, the object is complete and survives a power cut.
+        """Create the object if absent.
+
+        When it returns, the object is complete and survives a power cut.
 
         ObjectExists: another writer's object exists and is unchanged; never raised for this write if its reply was
         lost. After RetryLater or StorageError the object may or may not exist: use a new name, or delete it.
         """
 
     async def exists(self, location: str) -> bool:
-        """Whether an object exists; cheap and frequent on local files."""
+        """Return whether an object exists; cheap and frequent on local files."""
 
     async def check_links(self, locations: Sequence[str]) -> None:
         """BadRequest if one of the locations is a symbolic link, or is behind one; nothing is there on S3.
@@ -75,24 +88,28 @@ class ObjectStore(Protocol):
         """
 
     async def delete(self, location: str) -> None:
-        """Deletes the object; a missing object is not an error."""
+        """Delete the object; a missing object is not an error."""
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        """All objects below the folder `prefix`, recursively and unordered; a missing folder is empty."""
+        """Return all objects below the folder `prefix`, recursively and unordered; a missing folder is empty."""
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        """All unfinished uploads of objects below the folder `prefix`, unordered; none where storage has no uploads."""
+        """Return all unfinished uploads of objects below the folder `prefix`, unordered; none where storage has no
+        uploads.
+        """
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
-        """Deletes the parts of unfinished uploads; returns how many are gone, as a missing one is. One
-        that the storage does not abort is left to a later call."""
+        """Delete the parts of unfinished uploads; return how many are gone, as a missing one is.
+
+        One that the storage does not abort is left to a later call.
+        """
 
     async def ping(self) -> None:
-        """Returns if the storage answers; for readiness checks."""
+        """Return if the storage answers; for readiness checks."""
 
 
 async def no_uploads() -> AsyncIterator[Upload]:
-    """The unfinished uploads of storage that has no uploads."""
+    """Yield the unfinished uploads of storage that has no uploads."""
     none: tuple[Upload, ...] = ()
     for upload in none:
         yield upload

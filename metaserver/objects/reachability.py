@@ -21,7 +21,10 @@ _log = structlog.get_logger("seamark.server")
 
 
 async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
-    """Return when the storage answers. Log one warning if it does not at first, and then that it does."""
+    """Return when the storage answers.
+
+    Log one warning if it does not at first, and then that it does.
+    """
     warned = False
     while (error := await _error(objects)) is not None:
         if not warned:

@@ -53,7 +53,10 @@ _RETRYABLE_STATUS = frozenset((408, 409, 425, 429, 500, 502, 503, 504))
 
 
 class S3Objects:
-    """An ObjectStore over `s3://`. Clients per bucket are created on first use; `ping` checks `roots`."""
+    """An ObjectStore over `s3://`.
+
+    Clients per bucket are created on first use; `ping` checks `roots`.
+    """
 
     def __init__(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> None:
         self._roots = tuple(roots)
@@ -178,7 +181,7 @@ class S3Objects:
             raise exceptions.AlreadyExistsError(str(at))
 
     async def _has_write_id(self, store: S3Store, at: Location, data: bytes, write_id: str) -> bool | None:
-        """Whether the stored object is from this write; None if none is stored."""
+        """Return whether the stored object is from this write; None if none is stored."""
         try:
             result = await obstore.get_async(store, at.path)
         except _MISSING:
@@ -202,7 +205,7 @@ class S3Objects:
 
 
 def open_bucket(bucket: str, settings: Settings) -> S3Store:
-    """An obstore client for one bucket; without keys in the settings it uses AWS's default credential chain."""
+    """Return an obstore client for one bucket; without keys in the settings it uses AWS's default credential chain."""
     config: S3Config = {"region": settings.s3_region, "virtual_hosted_style_request": not settings.s3_path_style}
     # One DELETE per object: the bulk call needs a checksum of its body that not every store supports.
     config["disable_bulk_delete"] = True
@@ -240,7 +243,7 @@ def open_bucket(bucket: str, settings: Settings) -> S3Store:
 
 
 def bucket_endpoint(bucket: str, settings: Settings) -> str:
-    """The configured endpoint, with the bucket as its first label in virtual-host style."""
+    """Return the configured endpoint, with the bucket as its first label in virtual-host style."""
     endpoint = settings.s3_endpoint.rstrip("/")
     if settings.s3_path_style:
         return endpoint
@@ -249,7 +252,7 @@ def bucket_endpoint(bucket: str, settings: Settings) -> str:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status, which obstore reports only in its message."""
+    """Return the HTTP status, which obstore reports only in its message."""
     status = _STATUS.search(str(error))
     return int(status[1]) if status else None
 

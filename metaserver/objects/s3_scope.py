@@ -78,7 +78,11 @@ class Address:
 
 
 def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
-    """The parsed URI, and bucket, key and query. BadRequest if it is ambiguous, Forbidden for another endpoint."""
+    """Return the parsed URI, and bucket, key and query.
+
+    Raises:
+        BadRequest: If it is ambiguous, Forbidden for another endpoint.
+    """
     _check_encoded(uri)
     try:
         parts = urlsplit(uri)
@@ -93,7 +97,11 @@ def parse_address(uri: str, settings: Settings) -> tuple[SplitResult, Address]:
 
 
 def parse_target(target: str) -> Address:
-    """Bucket, key and query of a request's path-style target `/bucket/key?query`. BadRequest if it is ambiguous."""
+    """Bucket, key and query of a request's path-style target `/bucket/key?query`.
+
+    Raises:
+        BadRequest: If it is ambiguous.
+    """
     _check_encoded(target)
     _check_plus(target)
     path, _, query = target.partition("?")
@@ -179,10 +187,13 @@ def _parse_query(raw: str) -> dict[str, str]:
 
 
 def check_request(method: str, address: Address, headers: dict[str, str], body: str | None, table: Location) -> None:
-    """Returns if everything that the request touches is inside `table`, and `method` is permitted.
+    """Return if everything that the request touches is inside `table`, and `method` is permitted.
 
-    `headers` have lower-case names. Forbidden for objects elsewhere and for anything that is not on the allow lists;
-    BadRequest for malformed requests.
+    `headers` have lower-case names.
+
+    Raises:
+        Forbidden: For objects elsewhere and for anything that is not on the allow lists.
+        BadRequest: For malformed requests.
     """
     names = set(address.query) - {"x-id"}  # the SDKs' label of the operation
     _check_opaque(address.query)
@@ -266,7 +277,10 @@ def _check_headers(method: str, headers: dict[str, str], table: Location) -> Non
 
 
 def parse_delete_body(body: str | None) -> list[str]:
-    """The keys of a DeleteObjects body. The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute."""
+    """Return the keys of a DeleteObjects body.
+
+    The XML must be unambiguous: no DTD, entity, comment, CDATA or attribute.
+    """
     if not body:
         raise BadRequest("A request that deletes several objects is accepted only with its body: send it in `body`")
     if len(body) > DELETE_BODY_MAX:

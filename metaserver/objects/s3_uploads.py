@@ -55,8 +55,11 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
 
 
 async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) -> int:
-    """How many are gone. A failure is logged; after one that may be temporary no other is tried, because each may take
-    as long as all retries."""
+    """Return how many are gone.
+
+    A failure is logged; after one that may be temporary no other is tried, because each may take as long as all
+    retries.
+    """
 
     def run() -> int:
         gone = 0

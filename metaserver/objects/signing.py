@@ -54,8 +54,11 @@ def sign(
 ) -> dict[str, Any]:
     """`{"uri": …, "headers": {name: [value, …]}}` for a decoded RemoteSignRequest; the client sends these headers.
 
-    BadRequest for a malformed request or a table that is not on S3. Forbidden if the request reaches outside
-    `table_location`, writes without `writable`, or if signing is disabled. StorageError if the server has no keys.
+    Raises:
+        BadRequest: For a malformed request or a table that is not on S3.
+        Forbidden: If the request reaches outside `table_location`, writes without `writable`, or if signing is
+            disabled.
+        StorageError: If the server has no keys.
     """
     table = _signable(table_location, settings)
     method, uri, sent, body = _decode(request, settings)
@@ -73,7 +76,7 @@ def sign(
 
 
 def cache_control(request: dict[str, Any]) -> str:
-    """The `Cache-Control` header of the answer: clients may cache signatures of reads briefly, never those of
+    """Return the `Cache-Control` header of the answer: clients may cache signatures of reads briefly, never those of
     writes.
     """
     return "private" if str(request.get("method", "")).upper() in READ_METHODS else "no-cache"
@@ -181,7 +184,7 @@ class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
 def _sigv4(
     request: AWSRequest, headers: dict[str, str], payload: str, timestamp: str, settings: Settings
 ) -> dict[str, str]:
-    """The headers of the signed request."""
+    """Return the headers of the signed request."""
     keys = server_keys(settings)
     auth = _GivenHeadersAuth(
         Credentials(keys.access_key_id, keys.secret_access_key, keys.token or None), "s3", settings.s3_region

@@ -24,7 +24,10 @@ ClientAccess = tuple[dict[str, str], list[dict[str, object]]]
 
 
 class ServerStorage(ABC):
-    """One storage of the server. The defaults suit a storage that clients reach without help of the server."""
+    """One storage of the server.
+
+    The defaults suit a storage that clients reach without help of the server.
+    """
 
     rules: StorageRules
     variable_prefixes: tuple[str, ...] = ()

@@ -41,7 +41,10 @@ def _below(parent: str, tail: str) -> str:
 
 
 class Warehouse:
-    """The warehouse and the other locations below which tables may be stored. ConfigError for an invalid URI."""
+    """The warehouse and the other locations below which tables may be stored.
+
+    ConfigError for an invalid URI.
+    """
 
     def __init__(self, uri: str, allowed: Iterable[str] = ()) -> None:
         try:
@@ -70,8 +73,8 @@ class Warehouse:
     def key(self, location: Location) -> str:
         """Return the key of a location, as `location_key` does.
 
-        Below a root the path itself is the key, with the links of the root resolved: a tenant could replace a folder
-        by a link at any time, and no link there is followed.
+        Below a root the path itself is the key, with the links of the root resolved: a tenant could replace a folder by
+        a link at any time, and no link there is followed.
         """
         if location.is_local:
             for root in self._folders:
@@ -81,7 +84,7 @@ class Warehouse:
         return location_key(location)
 
     def contains(self, location: str) -> bool:
-        """Whether `check` accepts the location."""
+        """Return whether `check` accepts the location."""
         try:
             self.check(location)
         except BadRequest:

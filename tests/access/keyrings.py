@@ -7,5 +7,5 @@ from seamark.metaserver.access.keyring import Keyring, SigningKey
 
 
 def fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:
-    """One key, the same for the same letter."""
+    """Return one key, the same for the same letter."""
     return Keyring([SigningKey(letter * 8, 0, letter * 32)], clock or SimulatedClock(1))

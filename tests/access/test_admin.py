@@ -23,7 +23,7 @@ class Administered:
         self.secrets = secrets
 
     async def call(self, who: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """(status, JSON or None)."""
+        """Return (status, JSON or None)."""
         secret = self.secrets.get(who, who)
         async with self.server.http.request(
             method, self.server.url + path, json=body, headers={"Authorization": f"Bearer {secret}"}

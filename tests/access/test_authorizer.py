@@ -35,7 +35,7 @@ grants = st.lists(st.builds(Grant, st.just("p"), st.sampled_from([*ROLES, "root"
 
 
 def rights(held: list[Grant]) -> set[tuple[str, NamespacePath]]:
-    """The model: every (role, namespace) that the grants give, written out one by one."""
+    """Return the model: every (role, namespace) that the grants give, written out one by one."""
     all_of_them = set()
     for grant in held:
         for path in PATHS:

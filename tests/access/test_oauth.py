@@ -51,7 +51,7 @@ async def ask(server: Running, form: dict[str, str], headers: dict[str, str] | N
 
 
 async def name_of(server: Running, token: str) -> str | None:
-    """Who the server says that is, by what it puts into the audit; None where it refuses."""
+    """Return who the server says that is, by what it puts into the audit; None where it refuses."""
     headers = {"Authorization": f"Bearer {token}"}
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
         if answer.status != 200:

@@ -55,7 +55,10 @@ async def prepare(api: Api) -> Prepared:
 
 
 def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
-    """The reference page. Values that differ between runs are replaced by their names."""
+    """Return the reference page.
+
+    Values that differ between runs are replaced by their names.
+    """
     lines = [
         "# Bad inputs and their answers",
         "",
@@ -92,7 +95,7 @@ def _stable(message: str, warehouse: str) -> str:
 
 
 async def ask(home: Path) -> tuple[list[tuple[BadInput, Answer]], str]:
-    """The answers to all of the table, from one server, and its warehouse."""
+    """Return the answers to all of the table, from one server, and its warehouse."""
     async with running(home, body_limit_bytes=BODY_LIMIT_BYTES) as server:
         prepared = await prepare(Api(server))
         answers = [(bad, await prepared.send(bad)) for bad in BAD_INPUTS]

@@ -89,7 +89,10 @@ class Api:
         headers: Mapping[str, str] | None = None,
         key: str | None = None,
     ) -> Answer:
-        """`body` is sent as JSON, bytes as they are. `key` is an Idempotency-Key."""
+        """`body` is sent as JSON, bytes as they are.
+
+        `key` is an Idempotency-Key.
+        """
         sent = dict(headers or {})
         if key is not None:
             sent["Idempotency-Key"] = key
@@ -106,7 +109,7 @@ class Api:
             return Answer(answer.status, answer.headers, await answer.read())
 
     async def table(self, name: str = "t", **more: Any) -> Any:
-        """Creates `db.<name>`; its LoadTableResult."""
+        """Create `db.<name>`; its LoadTableResult."""
         answer = await self("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA, **more})
         assert answer.status == 200, answer.raw
         return answer.json
@@ -119,12 +122,12 @@ class Api:
 
 
 def set_properties(**values: str) -> dict[str, Any]:
-    """A commit that always succeeds."""
+    """Return a commit that always succeeds."""
     return {"requirements": [], "updates": [{"action": "set-properties", "updates": values}]}
 
 
 def append(snapshot_id: int, parent: int | None = None, sequence: int = 1) -> dict[str, Any]:
-    """A commit that adds a snapshot to main."""
+    """Return a commit that adds a snapshot to main."""
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": sequence,

@@ -36,7 +36,10 @@ class Snapshot:
 
 @dataclass(kw_only=True)
 class LiveTable:
-    """Of namespace `db`. `schema` is the current one, in JSON."""
+    """Of namespace `db`.
+
+    `schema` is the current one, in JSON.
+    """
 
     api: Api
     name: str
@@ -83,7 +86,7 @@ class LiveTable:
     async def commit(
         self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
     ) -> Snapshot:
-        """A snapshot of the last one's files without those removed, and these."""
+        """Return a snapshot of the last one's files without those removed, and these."""
         loaded = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])

@@ -26,7 +26,7 @@ __all__ = ["house"]
 
 
 async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
-    """What PyIceberg sees, in order."""
+    """Return what PyIceberg sees, in order."""
 
     def scan() -> list[Row]:
         with catalog_at(api.server.url) as catalog:
@@ -77,7 +77,7 @@ async def test_a_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api)
 
 
 async def seen(lake: Lake, branch: str = "main") -> list[Row]:
-    """What the specification says a reader sees; and that the snapshot is sound."""
+    """Return what the specification says a reader sees; and that the snapshot is sound."""
     metadata = await lake.metadata()
     snapshot_id = metadata["refs"][branch]["snapshot-id"]
     check(metadata, snapshot_id)
@@ -370,7 +370,7 @@ async def test_many_files_go_into_several_manifests(api: Api) -> None:
 
 
 async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
-    """A new default spec; its id."""
+    """Return a new default spec; its id."""
     updates = [
         {"action": "add-spec", "spec": {"spec-id": 0, "fields": list(fields)}},
         {"action": "set-default-spec", "spec-id": -1},

@@ -38,7 +38,7 @@ _AIMS = {"namespace": "db", "table": "t", "view": "v", "function": "f"}
 
 
 def _standard() -> dict[str, Any]:
-    """The specification with our server's paths: no prefix.
+    """Return the specification with our server's paths: no prefix.
 
     It requires a plan id of every completed plan, and says of one that the service holds state for it. Ours holds none,
     and Java's client would send a DELETE for each.

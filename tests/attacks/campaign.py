@@ -32,7 +32,7 @@ class Campaign:
     made: int = 0
 
     def hand_out(self, kinds: tuple[str, ...] | None = None) -> None:
-        """Gives the attacker some kinds of hints; in one of four campaigns, none."""
+        """Give the attacker some kinds of hints; in one of four campaigns, none."""
         if kinds is None:
             share = self.rng.choice((0.0, 0.3, 0.7, 1.0))
             kinds = tuple(kind for kind in KINDS if self.rng.random() < share)
@@ -44,7 +44,7 @@ class Campaign:
         self.steps.append(f"hints: {', '.join(kinds) or 'none'}")
 
     def hint(self, kind: str, otherwise: str = "") -> str:
-        """A hint of this kind, else something that exists nowhere."""
+        """Return a hint of this kind, else something that exists nowhere."""
         found = self.told.get(kind)
         return self.rng.choice(found) if found else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
@@ -70,7 +70,7 @@ class Campaign:
         self.findings.append(f"{what}\n  by {self.steps[-1]}")
 
     def verdict(self) -> str:
-        """Empty where nothing was found; else all that is needed to repeat it."""
+        """Return empty where nothing was found; else all that is needed to repeat it."""
         if not self.findings:
             return ""
         steps = "\n".join(f"  {number:4} {step[:600]}" for number, step in enumerate(self.steps))

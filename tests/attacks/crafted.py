@@ -50,7 +50,7 @@ def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -
 
 
 def own_parquet(c: Campaign, path: str, ids: Sequence[int]) -> DataFile:
-    """A real data file of the attacker's, written to its own table."""
+    """Return a real data file of the attacker's, written to its own table."""
     out = io.BytesIO()
     count = len(ids)
     columns = [pa.array(ids, pa.int64()), pa.array(["x"] * count), pa.array(["y"] * count), pa.array(ids, pa.int64())]
@@ -73,7 +73,7 @@ def write_manifest(c: Campaign, path: str, files: Sequence[Any], *, content: int
 
 
 def listed(path: str, length: int, content: int = 0) -> Manifest:
-    """A manifest as a manifest list names it."""
+    """Return a manifest as a manifest list names it."""
     counts = {ADDED: (1, 3), EXISTING: (0, 0), DELETED: (0, 0)}
     return Manifest(path, length, content, 0, 1, 1, 7, [], None, counts=counts)
 
@@ -102,7 +102,7 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
 
 
 async def harvest(c: Campaign, name: str) -> None:
-    """Asks for everything that the server tells of a table of the attacker's own."""
+    """Ask for everything that the server tells of a table of the attacker's own."""
     own, who = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
     await c.ask(who, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
@@ -139,7 +139,7 @@ def search_storage(c: Campaign, place: str) -> None:
 
 
 async def own_table(c: Campaign, what: str) -> tuple[str, str]:
-    """A fresh table: (name, location)."""
+    """Return a fresh table: (name, location)."""
     name = c.new_name(what)
     made = await new_table(c, name)
     assert made.status == 200, made.raw

@@ -51,7 +51,10 @@ class Secrets:
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
     def plant(self, what: str, text: str | int, *, value: bool = False) -> str:
-        """Registers a secret; returns its text. A short one would be found by chance."""
+        """Register a secret; return its text.
+
+        A short one would be found by chance.
+        """
         assert len(str(text)) >= 10, f"{what} {text!r} is too short to be told from chance"
         secret = Secret(what, str(text), value)
         if secret.text not in {one.text for one in self.planted}:
@@ -60,14 +63,17 @@ class Secrets:
         return secret.text
 
     def tell(self, *texts: str) -> None:
-        """The attacker gets these texts as hints. A value in one of them is a mistake of the test."""
+        """The attacker gets these texts as hints.
+
+        A value in one of them is a mistake of the test.
+        """
         for text in texts:
             for secret in self._within(text.encode()):
                 assert not secret.is_value, f"a hint holds the {secret}"
                 self.known.add(secret)
 
     def found(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
-        """The secrets in an answer that the attacker has not been told."""
+        """Return the secrets in an answer that the attacker has not been told."""
         lines = "\n".join(f"{name}: {text}" for name, text in (headers or {}).items())
         seen: set[Secret] = set()
         for piece in (lines.encode("utf-8", "surrogateescape"), body):
@@ -105,7 +111,7 @@ def _opaque(raw: bytes) -> Iterator[bytes]:
 
 
 def unpacked(blob: bytes, depth: int = 0) -> Iterator[bytes]:
-    """The bytes, and what is packed in them, however often."""
+    """Yield the bytes, and what is packed in them, however often."""
     yield blob
     if depth >= _DEPTH_MAX or not blob:
         return

@@ -119,7 +119,7 @@ def _assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _methods(tree: ast.Module, name: str | None) -> set[str]:
-    """The methods that the module calls on the expression; all of them if it is used in another way."""
+    """Return the methods that the module calls on the expression; all of them if it is used in another way."""
     found: set[str] = set()
     called: set[int] = set()
     for node in ast.walk(tree):
@@ -189,7 +189,7 @@ def _beginnings(tree: Any, before: str) -> Iterator[str]:
 
 
 def _inner(code: Any, argument: Any) -> list[Any]:
-    """The trees inside a node."""
+    """Return the trees inside a node."""
     if code in _REPEATS:
         return [argument[2]]
     if code is codes.BRANCH:
@@ -204,7 +204,7 @@ def _inner(code: Any, argument: Any) -> list[Any]:
 
 
 def _example(tree: Any) -> str:
-    """A short text that the tree matches, without regard to what stands around it."""
+    """Return a short text that the tree matches, without regard to what stands around it."""
     text = ""
     for code, argument in tree:
         if code is codes.LITERAL:
@@ -227,7 +227,7 @@ def _example(tree: Any) -> str:
 
 
 def _member(members: Any) -> str:
-    """A character of a set."""
+    """Return a character of a set."""
     pattern = _Set(members)
     for code, argument in members:
         candidates = {
@@ -270,7 +270,7 @@ class _Set:
 
 
 def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
-    """The shortest CPU time of `work` in this process."""
+    """Return the shortest CPU time of `work` in this process."""
     times = []
     for _ in range(rounds):
         start = time.process_time()
@@ -280,7 +280,7 @@ def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:
 
 
 def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> float | None:
-    """The growth of the CPU time of `work` for twice the text, where it is that of no linear work; else None.
+    """Return the growth of the CPU time of `work` for twice the text, where it is that of no linear work; else None.
 
     Args:
         work: It is called with a text.
@@ -306,7 +306,7 @@ def by_size(generate: Callable[[int], Iterable[Any]], size: int) -> Iterator[dic
 
 
 def shown(texts: dict[int, Any]) -> str:
-    """The beginning and the end of a text, for messages."""
+    """Return the beginning and the end of a text, for messages."""
     text = min(texts.values(), key=len)
     return f"{text[:30]!r}…{text[-12:]!r}"
 

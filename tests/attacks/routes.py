@@ -31,7 +31,7 @@ _TRUE: dict[str, Any] = {"type": "true"}
 
 @cache
 def routes() -> tuple[tuple[str, str, str], ...]:
-    """(operation id, method, template) of all that is published."""
+    """Return (operation id, method, template) of all that is published."""
     found = [(one.id, one.method, one.template.replace("/{prefix}/", "/")) for one in operations()]
     for template, methods in json.loads(OPENAPI.read_text())["paths"].items():
         found += [(one["operationId"], method.upper(), template) for method, one in methods.items()]
@@ -171,7 +171,7 @@ _CATALOG_TABLES = (
 
 
 def _statement(n: _Names) -> dict[str, Any]:
-    """A query of what the caller may not read, and ways around the catalog."""
+    """Return a query of what the caller may not read, and ways around the catalog."""
     table = ".".join(f'"{part}"' for part in (".".join(n.namespace()), n.of("table")))
     place = n.place().replace("'", "''")
     texts = (

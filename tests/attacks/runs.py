@@ -24,7 +24,7 @@ async def run(
     hints: tuple[str, ...] | None = None,
     with_gateway: bool = False,
 ) -> Campaign:
-    """Each route once at least, where there are enough requests, and each crafted attack."""
+    """Return each route once at least, where there are enough requests, and each crafted attack."""
     rng = random.Random(seed)
     async with open_world(home, rng, s3, with_gateway=with_gateway) as world:
         c = Campaign(world, rng, seed)

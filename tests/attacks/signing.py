@@ -50,7 +50,10 @@ async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
 
 
 async def _use(c: Campaign, method: str, signed: dict[str, Any]) -> None:
-    """Sends what was signed. What it brings, or changes, is found by the oracle and by the fingerprint."""
+    """Send what was signed.
+
+    What it brings, or changes, is found by the oracle and by the fingerprint.
+    """
     headers = {name: ",".join(values) for name, values in signed["headers"].items()}
     async with (
         aiohttp.ClientSession() as http,

@@ -83,7 +83,9 @@ def test_statements(part: str) -> None:
 
 
 def _printed(module: str, timeout_s: float) -> list[str]:
-    """What a module prints that measures CPU times, from a process of its own, which a text without end cannot hold."""
+    """Return what a module prints that measures CPU times, from a process of its own, which a text without end
+    cannot hold.
+    """
     done = subprocess.run(
         [sys.executable, "-m", module], cwd=REPO, capture_output=True, text=True, timeout=timeout_s, check=False
     )

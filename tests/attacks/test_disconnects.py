@@ -40,7 +40,7 @@ REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
 
 
 def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
-    """A whole request in one of the forms in which clients send bodies."""
+    """Return a whole request in one of the forms in which clients send bodies."""
     who, method, path, body = rng.choice(REQUESTS)
     headers = [f"Authorization: Bearer {secrets[who]}", "Content-Type: application/json", "User-Agent: Java/17"]
     if body is None:

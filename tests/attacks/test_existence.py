@@ -101,7 +101,7 @@ async def _differences(world: World, seeds: range) -> list[str]:
 
 
 def _plain(body: bytes) -> bytes:
-    """The words of an answer: identifiers, whole or cut off, are left out."""
+    """Return the words of an answer: identifiers, whole or cut off, are left out."""
     return _IDS.sub(b"#", body)
 
 

@@ -86,7 +86,7 @@ class Swapper:
 
 
 def plain_files(folder: Path) -> list[Path]:
-    """All files below the folder, through no link."""
+    """Return all files below the folder, through no link."""
     found = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
     return sorted(path for path in found if not path.is_symlink())
 
@@ -97,8 +97,9 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def copy_names(own: Path, other: Path, fitting: Path) -> None:
-    """Gives the other tenant a file with each name that the writer has, a data file with as many rows; and both an old
-    file that no table names, as orphan removal looks for them."""
+    """Give the other tenant a file with each name that the writer has, a data file with as many rows; and both an
+    old file that no table names, as orphan removal looks for them.
+    """
     for folder in ("data", "metadata"):
         (own / folder / "orphan.parquet").write_bytes(b"orphan")
     for path in plain_files(own):
@@ -146,7 +147,10 @@ ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append
 
 
 async def act(server: Running, warehouse: Path, action: str) -> str:
-    """The answer as text. It may be an error: what the writer breaks is its own."""
+    """Return the answer as text.
+
+    It may be an error: what the writer breaks is its own.
+    """
     api, table = Api(server), "/v1/namespaces/mine/tables/t"
     maintenance = "/api/v1/tables/mine/t"
     match action:

@@ -46,7 +46,7 @@ WAYS: dict[str, tuple[str, str, Any]] = {
 
 
 async def _attackers_own(world: World) -> str:
-    """A table `t` with an index, and a view `v`; the table's location."""
+    """Return a table `t` with an index, and a view `v`; the table's location."""
     made = await world.good("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
     await world.good("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}

@@ -56,8 +56,9 @@ _AROUND = (
 
 
 def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
-    """Yield (its place, a call with one text) of each function whose required arguments are texts or plain values, and
-    of the reader of predicates, which also needs a schema."""
+    """Yield (its place, a call with one text) of each function whose required arguments are texts or plain values,
+    and of the reader of predicates, which also needs a schema.
+    """
     schema = from_json(encode_json(SCHEMA), Schema)
     yield "parse_sql", _call(partial(parse_sql, schema=schema), ["str"], {})
     for package in PACKAGES:
@@ -72,7 +73,9 @@ def functions() -> Iterator[tuple[str, Callable[[str], object]]]:
 
 
 def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
-    """The types of the required arguments, by position and by name; None if there is no text, or another type."""
+    """Return the types of the required arguments, by position and by name; None if there is no text, or another
+    type.
+    """
     arguments = node.args
     positional = [*arguments.posonlyargs, *arguments.args]
     required = positional[: len(positional) - len(arguments.defaults)]

@@ -29,7 +29,7 @@ OF_BUCKETS = ("list", "delete", "copy")
 
 
 async def keys_of(world: World, who: str, path: str) -> dict[str, str]:
-    """The config of a table; empty without access."""
+    """Return the config of a table; empty without access."""
     loaded = await world.ask(who, "GET", path, headers=VENDED)
     return loaded.json.get("config", {}) if loaded.status == 200 else {}
 
@@ -135,7 +135,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
 
 
 def _forged(c: Campaign, keys: dict[str, str]) -> dict[str, Any]:
-    """The keys, or keys with another grant in their token."""
+    """Return the keys, or keys with another grant in their token."""
     token = keys.get("s3.session-token", "")
     if not token or c.rng.random() < 0.7:
         return keys

@@ -73,7 +73,7 @@ class World:
         return await self.api(method, path, body, headers=headers, **more)
 
     async def good(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Any:
-        """The JSON of an answer that has to succeed."""
+        """Return the JSON of an answer that has to succeed."""
         answer = await self.ask(who, method, path, body, **more)
         assert answer.status < 300, (method, path, answer.raw)
         return answer.json if answer.raw else None
@@ -104,7 +104,7 @@ class World:
             client.close()
 
     def files(self) -> dict[str, bytes]:
-        """All objects of the warehouse, by location."""
+        """Return all objects of the warehouse, by location."""
         if self.s3 is None:
             root = Path(self.warehouse.removeprefix("file://"))
             return {f"file://{path}": path.read_bytes() for path in root.rglob("*") if path.is_file()}
@@ -174,8 +174,11 @@ def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list
 async def open_world(
     home: Path, rng: random.Random, s3: S3 | None = None, *, with_gateway: bool = False
 ) -> AsyncIterator[World]:
-    """A server with both tenants; closed, it leaves nothing running. `with_gateway`: and the objects gateway, over
-    S3."""
+    """A server with both tenants; closed, it leaves nothing running.
+
+    Args:
+        with_gateway: And the objects gateway, over S3.
+    """
     secrets = Secrets()
     mark = f"{rng.getrandbits(40):010x}"
     victim, viola = secrets.plant("namespace", f"vault{mark}"), secrets.plant("principal", f"viola-{mark}")
@@ -247,7 +250,7 @@ class _Planting:
         return self.world.secrets.plant(what, f"{what.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
     def hint(self, kind: str, text: str | int) -> str:
-        """A handle: planted, and on the list of what an attacker may know."""
+        """Return a handle: planted, and on the list of what an attacker may know."""
         text = str(text)
         if len(text) >= 10:
             self.world.secrets.plant(kind, text)

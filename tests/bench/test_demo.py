@@ -30,7 +30,7 @@ from tests.services.process import REPO, http_ok
 
 
 def demo(**env: str) -> subprocess.CompletedProcess[str]:
-    """A process of its own, as `make demo` starts it: the tests' JVM is not its."""
+    """Return a process of its own, as `make demo` starts it: the tests' JVM is not its."""
     argv = [sys.executable, "-m", "bench.demo"]
     java = {"JDK_JAVA_OPTIONS": " ".join(SHORT_LIVED)}
     small = {"SCALE": "0.01", "FILES": "30", "ROUNDS": "1", "TRINO": "0", "COLUMNS": "100"}
@@ -73,7 +73,9 @@ HEAD = ["stock", "plans", "layout", "bound", *("stock", "plans", "layout") * 2]
 
 
 def _shown(width: int, scale: float) -> str:
-    """The screens of both acts, `width` characters wide, with figures `scale` times those of the default scale."""
+    """Return the screens of both acts, `width` characters wide, with figures `scale` times those of the default
+    scale.
+    """
     console = Console(width=width, file=io.StringIO())
     queries = [Query(name, int(388 * scale)) for name in QUERIES]
     for query in queries:

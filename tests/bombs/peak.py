@@ -49,8 +49,10 @@ def _parent_of(module: str) -> subprocess.Popen[str]:
 
 
 def peak_of(function: Callable[..., object], *arguments: str | Path) -> tuple[int, str]:
-    """(bytes that the process has grown by at its peak, what the function returned as text). The function is one of a
-    module, and takes text."""
+    """Return (bytes that the process has grown by at its peak, what the function returned as text).
+
+    The function is one of a module, and takes text.
+    """
     parent = _parent_of(function.__module__)
     assert parent.stdin is not None
     assert parent.stdout is not None

@@ -53,7 +53,7 @@ def written(**form: Any) -> bytes:
 
 
 def read(data: bytes) -> list[pa.ChunkedArray]:
-    """All that the server does with a data or delete file."""
+    """Return all that the server does with a data or delete file."""
     columns = BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
         keys_of(columns[number], kind)
@@ -71,7 +71,7 @@ def outcome(path: str) -> str:
 
 
 def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
-    """The file with changed column chunks in its footer."""
+    """Return the file with changed column chunks in its footer."""
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
     for group in footer[4][1][1]:
@@ -82,7 +82,7 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
 
 
 def repeated(encoded: bytes, number: int, kind: int, value: object) -> bytes:
-    """The structure with a field once more, at its end."""
+    """Return the structure with a field once more, at its end."""
     again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
     return encoded[:-1] + bytes([kind]) + again + b"\0"
 
@@ -197,14 +197,14 @@ def test_a_list_that_states_another_type_of_its_items_is_refused(name: str) -> N
 
 
 def in_order(value: Any) -> Any:
-    """The structure with its fields in the order of their ids."""
+    """Return the structure with its fields in the order of their ids."""
     if isinstance(value, dict):
         return {number: in_order(value[number]) for number in sorted(value)}
     return type(value)(map(in_order, value)) if isinstance(value, tuple | list) else value
 
 
 def outcomes(seed: str) -> str:
-    """What becomes of damaged files, apart from refusals and rows."""
+    """Return what becomes of damaged files, apart from refusals and rows."""
     rng, found = random.Random(seed), []
     files = [written(**form) for form in FORMS]
     for _ in range(250):

@@ -49,7 +49,7 @@ def streams() -> list[bytes]:
 
 
 def keys_in(data: bytes) -> str:
-    """How many keys are in a body, as the route reads it."""
+    """Return how many keys are in a body, as the route reads it."""
     try:
         arrays, shared_bytes = arrays_of(TERMS, read_stream(data, "The body", rows_max=1_000_000))
         if shared_bytes > 1 << 26:
@@ -62,7 +62,7 @@ def keys_in(data: bytes) -> str:
 
 
 def view_of_a_null() -> str:
-    """A null whose view has a negative length: only views of values have to be valid."""
+    """Return a null whose view has a negative length: only views of values have to be valid."""
     text = pa.array(["a value that is long", None, "short"], pa.string_view())
     views = np.frombuffer(text.buffers()[1], dtype=np.int32).reshape(-1, 4).copy()
     views[1] = (-(1 << 31), 0, 0, 0)
@@ -76,7 +76,7 @@ def test_a_null_may_have_any_view() -> None:
 
 
 def outcomes(seed: str) -> str:
-    """What becomes of damaged streams, apart from refusals and keys."""
+    """Return what becomes of damaged streams, apart from refusals and keys."""
     rng, found = random.Random(seed), []
     bodies = streams()
     for _ in range(1500):

@@ -80,7 +80,7 @@ def _long(value: int) -> bytes:
 
 
 def shared(form: str) -> pa.Array:
-    """One value of 100 KB in 20,000 rows."""
+    """Return one value of 100 KB in 20,000 rows."""
     value = pa.array(["x" * 100_000])
     if form == "dictionary":
         return pa.DictionaryArray.from_arrays(pa.array([0] * ROWS, pa.int32()), value)

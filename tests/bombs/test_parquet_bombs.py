@@ -52,7 +52,7 @@ def write(path: Path, column: pa.Array, **options: object) -> Path:
 
 
 def repeated(kind: pa.DataType, rows: int = ROWS) -> pa.Array:
-    """One long value in all rows."""
+    """Return one long value in all rows."""
     value = pa.array([VALUE.encode()], pa.binary()).cast(kind)
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), value)
 
@@ -94,7 +94,7 @@ def rows_of(path: str) -> int:
 
 
 def as_dimension(path: str, kind: str) -> str:
-    """What a join makes of the column."""
+    """Return what a join makes of the column."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -114,7 +114,7 @@ def as_dimension(path: str, kind: str) -> str:
 
 
 def as_rows(path: str) -> str:
-    """What a lookup makes of all rows of the column."""
+    """Return what a lookup makes of all rows of the column."""
 
     async def read() -> str:
         home = Path(path).parent
@@ -173,7 +173,7 @@ def test_an_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read
 
 
 def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
-    """A file of one column and one row whose footer is changed."""
+    """Return a file of one column and one row whose footer is changed."""
     out = io.BytesIO()
     field = pa.field("c", pa.int64(), metadata={"PARQUET:field_id": str(KEY)})
     pq.write_table(pa.table([pa.array([1])], schema=pa.schema([field])), out)
@@ -236,7 +236,7 @@ def test_a_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str)
 
 
 def as_columns(path: str) -> str:
-    """What is left of the budget when the file is open."""
+    """Return what is left of the budget when the file is open."""
     budget = decoded_budget(LIMIT)
     try:
         with pa.memory_map(path) as source:

@@ -59,7 +59,7 @@ def test_a_scan_of_ten_times_the_cache_costs_the_hot_set_less_than_five_points()
     weights = [weight for weight, _ in hot]
 
     def rate(cache: AdmittingCache[object, int], scan: list[int]) -> float:
-        """The hit rate of the hot requests, with a part of the scan after each."""
+        """Return the hit rate of the hot requests, with a part of the scan after each."""
         hits, requests, left = 0, 6000, list(scan)
         each = -(-len(scan) // requests)
         for key in rng.choices([rank for _, rank in hot], weights, k=requests):

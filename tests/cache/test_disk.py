@@ -21,7 +21,7 @@ from tests.faults.rigs.disk import small_disk
 
 
 def disk_bytes(folder: Path) -> int:
-    """What the folder takes, as `du` counts."""
+    """Return what the folder takes, as `du` counts."""
     total = 0
     for root, _, names in os.walk(folder):
         for name in (".", *names):

@@ -31,7 +31,7 @@ def fill(tier: DiskTier) -> None:
 
 
 def right_or_missing(tier: DiskTier) -> set[str]:
-    """Which of the keys are held; a wrong value fails."""
+    """Return which of the keys are held; a wrong value fails."""
     held = set()
     for key, size in SIZES.items():
         view = tier.get(key)

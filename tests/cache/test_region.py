@@ -22,7 +22,7 @@ def region_of(data: bytes) -> Region:
 
 
 def mapped_path(payload: memoryview) -> str:
-    """The file behind the address of a payload; empty for private memory."""
+    """Return the file behind the address of a payload; empty for private memory."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
         ends, _, _, _, _, *name = line.split()
@@ -119,7 +119,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
 
 
 def mapping_flags(payload: memoryview) -> list[str]:
-    """The kernel's flags of the mapping that has the address of a payload."""
+    """Return the kernel's flags of the mapping that has the address of a payload."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():

@@ -109,7 +109,7 @@ def read_list(snapshot: Row) -> list[Row]:
 
 
 def read_snapshot(snapshot: Row) -> dict[str, File]:
-    """The live data files by path, each at most once."""
+    """Return the live data files by path, each at most once."""
     files = [file for listed in read_list(snapshot) for file in read_manifest(listed)]
     found = {file.path: file for file in files}
     assert len(found) == len(files), "a data file is there twice"
@@ -118,7 +118,10 @@ def read_snapshot(snapshot: Row) -> dict[str, File]:
 
 @dataclass
 class Appender:
-    """`metadata` as the JSON it loaded. Every knob makes it an engine that behaves otherwise."""
+    """`metadata` as the JSON it loaded.
+
+    Every knob makes it an engine that behaves otherwise.
+    """
 
     metadata: Row
     branch: str = "main"
@@ -152,7 +155,11 @@ class Appender:
         self.folder = f"{self.metadata['location']}/metadata"
 
     def commit(self, files: dict[str, int], gone: Collection[str] = (), deletes: Collection[str] = ()) -> Commit:
-        """Appends these, by their records; or deletes `gone`. `deletes`: files of position deletes that it adds."""
+        """Append these, by their records; or deletes `gone`.
+
+        Args:
+            deletes: Files of position deletes that it adds.
+        """
         before = [] if self.parent is None else read_list(self.parent)
         before = [row for row in before if row["added_files_count"] + row["existing_files_count"]]
         merged = [

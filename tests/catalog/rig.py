@@ -31,8 +31,9 @@ from tests.access.keyrings import fixed_keyring
 
 
 def name_freely(location: str) -> Path:
-    """Gives the current metadata file of a table or view a name without a digest, as if another catalog had written
-    it; the new path."""
+    """Give the current metadata file of a table or view a name without a digest, as if another catalog had written
+    it; the new path.
+    """
     old = Path(location.removeprefix("file://"))
     path = old.with_name(f"{old.name[:5]}-{uuid.uuid4()}.metadata.json")
     path.write_bytes(old.read_bytes())
@@ -203,7 +204,9 @@ def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[di
 
 
 def first_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """Those with which a commit creates an unpartitioned, unsorted table of version 2; its location is yet to come."""
+    """Return those with which a commit creates an unpartitioned, unsorted table of version 2; its location is yet to
+    come.
+    """
     return [
         {"action": "assign-uuid", "uuid": uuid},
         {"action": "upgrade-format-version", "format-version": 2},

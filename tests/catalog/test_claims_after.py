@@ -29,7 +29,7 @@ def database(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 async def moved_table(it: Rig) -> str:
-    """The location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
+    """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
     for path in (("a",), ("b",)):
         await it.catalog.namespaces.create(CALLER, path, {})
     created = await it.catalog.tables.create(CALLER, ("a",), CreateTable(name="t", schema=SCHEMA))

@@ -132,7 +132,7 @@ def _function() -> dict[str, Any]:
 
 
 def _poison(location: str, **properties: str) -> str:
-    """The new location of the file."""
+    """Return the new location of the file."""
     path = name_freely(location)
     document = json.loads(path.read_text())
     document["properties"].update(properties)

@@ -350,7 +350,7 @@ WRITERS = [Caller(who=name, request_id=f"request-of-{name}") for name in ("ann",
 
 
 async def publish(it: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
-    """Appends made one on the other, by ann and bob in turn; ann's producer comes to `sequence`."""
+    """Append made one on the other, by ann and bob in turn; ann's producer comes to `sequence`."""
     assert loaded.entry is not None
     updates, happenings = [], []
     parent, last = loaded.metadata.current_snapshot_id, loaded.metadata.last_sequence_number

@@ -71,7 +71,7 @@ async def test_every_way_to_name_a_location_is_closed(tmp_path: Path) -> None:
 
 
 def _staged(metadata: TableMetadata, **changed: str) -> TableChange:
-    """What a client sends to make a staged table real."""
+    """Return what a client sends to make a staged table real."""
     told = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": told["uuid"]},

@@ -28,7 +28,7 @@ DB = ("db",)
 
 
 async def _writer(it: Rig, number: int, rounds: int, outcomes: dict[int, str]) -> None:
-    """Appends on what it last saw, as an engine does; notes the answer to each attempt by snapshot id."""
+    """Append on what it last saw, as an engine does; note the answer to each attempt by snapshot id."""
     for turn in range(rounds):
         snapshot_id = number * 1000 + turn + 1
         try:

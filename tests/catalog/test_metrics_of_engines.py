@@ -89,7 +89,7 @@ def named(fields: Row) -> dict[str, dict[int, Any]]:
 
 
 async def stored(it: Rig) -> dict[str, dict[str, dict[int, Any]]]:
-    """The metrics of each live file by its path."""
+    """Return the metrics of each live file by its path."""
     rows = [row for listed in read_list(head(await load(it))) for row in _rows(listed["manifest_path"])]
     return {row["data_file"]["file_path"]: named(row["data_file"]) for row in rows if row["status"] != 2}
 
@@ -126,7 +126,10 @@ async def test_a_commit_with_right_metrics_stays_as_the_engine_wrote_it(tmp_path
 async def test_new_manifests_are_read_once_and_before_other_commits_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confined_to: tuple[tuple[str, ...], ...] | None, is_full: bool
 ) -> None:
-    """Several checks look at them, for a writer of one namespace one more. Many commits would hold much memory."""
+    """Several checks look at them, for a writer of one namespace one more.
+
+    Many commits would hold much memory.
+    """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADED_COMMITS_MAX", 0)
     caller = Caller(who="ann", request_id="r", confined_to=confined_to)

@@ -18,7 +18,7 @@ CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
 
 
 async def _staged_with(it: Rig, uuid: str | None = None) -> TableChange:
-    """What makes a staged table of namespace a real, with this UUID."""
+    """Return what makes a staged table of namespace a real, with this UUID."""
     staged = (await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [
         {"action": "assign-uuid", "uuid": uuid or staged.table_uuid},

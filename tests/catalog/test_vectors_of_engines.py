@@ -31,8 +31,10 @@ def vector(path: str, of: str, offset: int) -> Row:
 
 
 async def delete(it: Rig, client: Appender, entries: list[Row]) -> dict[str, tuple[Any, ...]]:
-    """Commits a snapshot with these delete files. Returns the status and the numbers of each entry, by its path and
-    offset."""
+    """Commit a snapshot with these delete files.
+
+    Returns the status and the numbers of each entry, by its path and offset.
+    """
     assert client.parent is not None
     data = [row for row in read_list(client.parent) if row["content"] == 0]
     rows = [client._manifest(entries), *data]

@@ -58,7 +58,7 @@ class Claims:
         }
 
     async def send(self, **body: Any) -> Answer:
-        """Keys with underscores for hyphens."""
+        """Return keys with underscores for hyphens."""
         change = {key.replace("_", "-"): value for key, value in body.items()}
         return await self.api("POST", f"/api/v1/tables/db/{self.name}/commit", change)
 
@@ -74,13 +74,13 @@ class Claims:
         assert answer.status == 200, answer.raw
 
     async def live(self) -> list[str]:
-        """The names of the files that a plan of everything holds."""
+        """Return the names of the files that a plan of everything holds."""
         answer = await self.api("POST", f"/v1/namespaces/db/tables/{self.name}/plan", {})
         assert answer.status == 200, answer.raw
         return sorted(task["data-file"]["file-path"].rpartition("/")[2] for task in answer.json["file-scan-tasks"])
 
 
 def struct(columns: Mapping[int, tuple[str, str]], schema_id: int = 0) -> dict[str, Any]:
-    """A schema of (name, type) by id."""
+    """Return a schema of (name, type) by id."""
     fields = [{"id": i, "name": name, "required": False, "type": kind} for i, (name, kind) in columns.items()]
     return {"type": "struct", "schema-id": schema_id, "fields": fields}

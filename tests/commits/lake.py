@@ -157,7 +157,7 @@ class Lake:
         }
 
     def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
-        """A Puffin file with a deletion vector for each data file."""
+        """Return a Puffin file with a deletion vector for each data file."""
         path = self._path("-dv.puffin")
         data, found = b"PFA1", []
         for name, rows in positions.items():
@@ -199,7 +199,7 @@ class Lake:
 
 
 def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
-    """Counts and exact bounds of each column."""
+    """Count and exact bounds of each column."""
     counts: dict[int, int] = {}
     nulls: dict[int, int] = {}
     lower: dict[int, str] = {}

@@ -58,7 +58,7 @@ class Change:
         return (row[0], row[1], f"{row[2]}+{self.number}")
 
     def apply(self, rows: Iterable[Row]) -> list[Row]:
-        """What it means."""
+        """Return what it means."""
         before = list(rows)
         if self.kind == "append":
             return before + self.inserted
@@ -133,11 +133,11 @@ class Case:
         return [row for one in self.base.values() for _, row in one.live]
 
     def body(self, change: Change) -> dict[str, Any]:
-        """The change as an engine that read the base would send it."""
+        """Return the change as an engine that read the base would send it."""
         return _REALISED[change.kind](self, change) | _reading(self, change)
 
     def allowed(self) -> list[Counter[Row]]:
-        """What a reader may see when both are committed; nothing where no outcome would be right."""
+        """Return what a reader may see when both are committed; nothing where no outcome would be right."""
         base, first, second = self.rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
             return self._of_snapshot_isolation()
@@ -153,7 +153,7 @@ class Case:
         return [base - (gone_one | gone_two) + (one - base) + (two - base)]
 
     def must_commit(self) -> bool:
-        """Whether a refusal of the second would be one too many."""
+        """Return whether a refusal of the second would be one too many."""
         first, second = self.first, self.second
         if second.blind:
             return True
@@ -186,7 +186,7 @@ async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapsh
 
 
 def _reading(case: Case, change: Change) -> dict[str, Any]:
-    """What it says of its reads."""
+    """Return what it says of its reads."""
     if change.blind:
         return {}
     said: dict[str, Any] = {"read-snapshot-id": case.snapshot_id, "isolation": change.isolation}

@@ -57,7 +57,9 @@ def manifests_of(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def entries_of(manifest: dict[str, Any]) -> list[File]:
-    """All entries, deleted ones too, with what they inherit (spec: "Sequence Number Inheritance", "First Row ID")."""
+    """Return all entries, deleted ones too, with what they inherit (spec: "Sequence Number Inheritance", "First Row
+    ID").
+    """
     found = []
     next_row_id = manifest.get("first_row_id")
     for entry in read_avro(manifest["manifest_path"]):
@@ -97,7 +99,7 @@ def live_files(snapshot: dict[str, Any] | None) -> list[File]:
 
 
 def rows(snapshot: dict[str, Any] | None) -> list[Row]:
-    """What a reader sees, in order."""
+    """Return what a reader sees, in order."""
     files = live_files(snapshot)
     deletes = [one for one in files if one.content != 0]
     found: list[Row] = []

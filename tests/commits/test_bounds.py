@@ -62,7 +62,10 @@ async def test_a_scope_has_no_more_partitions_than_a_change_has_files(tmp_path: 
 async def test_entries_of_large_manifests_are_compared_beside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A change may remove a hundred thousand files. Here every manifest is a large one."""
+    """A change may remove a hundred thousand files.
+
+    Here every manifest is a large one.
+    """
     threads, real = [], manifest_filter.key_of
 
     def key_of(file: ContentFile) -> Remove:
@@ -107,7 +110,10 @@ async def test_a_large_change_is_compared_beside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A change may add deletes for, remove or restore two hundred thousand files, which commits since its read have
-    changed, and have a filter of as many values. Here every change is a large one."""
+    changed, and have a filter of as many values.
+
+    Here every change is a large one.
+    """
     threads: dict[str, set[int]] = {}
 
     def noted(module: Any, name: str) -> None:

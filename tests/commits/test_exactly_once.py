@@ -126,7 +126,7 @@ async def test_what_another_server_commits_while_its_twin_waits_is_not_refused_l
 
 
 def _lake(base_url: str, name: str) -> Lake:
-    """A table behind a server of another process."""
+    """Return a table behind a server of another process."""
     client = Client(base_url)
     client.call("POST", "/v1/namespaces", {"namespace": ["db"]})
     status, loaded = client.call("POST", "/v1/namespaces/db/tables", {"name": name, "schema": SCHEMA})

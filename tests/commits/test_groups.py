@@ -127,7 +127,10 @@ async def test_a_replica_that_loses_every_race_commits_all_the_same(
 async def test_no_pointer_moves_before_all_files_of_a_change_are_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
-    """The files are written together. One is stored last, or not at all: then the change is not committed."""
+    """The files are written together.
+
+    One is stored last, or not at all: then the change is not committed.
+    """
     create = LocalObjects.create
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))

@@ -14,7 +14,7 @@ from tests.server.rig import running
 
 
 async def _manifests(table: Claims) -> dict[int, int]:
-    """How many the current snapshot lists, by partition spec."""
+    """Return how many the current snapshot lists, by partition spec."""
     answer = await table.api("GET", f"/v1/namespaces/db/tables/{table.name}")
     head = snapshot_of(answer.json["metadata"])
     assert head is not None

@@ -53,7 +53,10 @@ class Model:
         await self.commit(added)
 
     async def delete(self) -> None:
-        """Rows of one file or two. In version 2, some were deleted before."""
+        """Rows of one file or two.
+
+        In version 2, some were deleted before.
+        """
         add, remove, loose = [], [], 0
         in_one_file = self.version == 2 and self.rng.random() < 0.5
         for path in self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 2))):
@@ -80,7 +83,10 @@ class Model:
         self.by_value = True
 
     async def replace(self) -> str:
-        """With a number of rows about the limits. Returns the outcome."""
+        """With a number of rows about the limits.
+
+        Returns the outcome.
+        """
         chosen = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
         files = [self.files[path] for path in chosen]
         rows = sum(file.rows for file in files)

@@ -61,7 +61,10 @@ def test_stock_changes_of_rows_commit_beside_upserts_of_others(served: Served) -
 
 
 def _delete(catalog: object, number: int) -> int:
-    """Deletes a row as users of PyIceberg do: again from the start after a conflict. Returns the number of tries."""
+    """Delete a row as users of PyIceberg do: again from the start after a conflict.
+
+    Returns the number of tries.
+    """
     for tries in range(1, 10 * TRIES_MAX):
         try:
             catalog.load_table("db.t").delete(EqualTo("id", number))  # type: ignore[attr-defined]

@@ -42,5 +42,5 @@ def rows(ids: Sequence[int]) -> dict[str, list[Any]]:
 
 
 def spread(parts: int, rows_each: int = 20) -> list[list[int]]:
-    """Ids such that each part spans the range of all."""
+    """Return ids such that each part spans the range of all."""
     return [[part + parts * number for number in range(rows_each)] for part in range(parts)]

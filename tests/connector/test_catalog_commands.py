@@ -155,7 +155,10 @@ def test_a_dropped_table_is_restored(shop: IndexClient) -> None:
 
 
 def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
-    """Drop and purge a table or a view, so that a file stays in its location. Returns the file."""
+    """Drop and purge a table or a view, so that a file stays in its location.
+
+    Returns the file.
+    """
     kind = "view" if is_view else "table"
     metadata = printed(client, kind, "show", name)
     foreign_file = Path(urlsplit(metadata["location"]).path, "foreign.parquet")

@@ -54,7 +54,7 @@ class Lake:
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
 
     def unfinished(self) -> list[str]:
-        """Keys of uploads that were begun and neither completed nor aborted."""
+        """Return keys of uploads that were begun and neither completed nor aborted."""
         found = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
         return [upload["Key"] for upload in found.get("Uploads", ())]
 

@@ -39,7 +39,7 @@ class Watched:
     hosts: set[str] = field(default_factory=set)
 
     async def open(self, address: str) -> None:
-        """Shows a page of the console, from `#`, and waits until its data are there."""
+        """Show a page of the console, from `#`, and wait until its data are there."""
         await self.page.goto(f"{self.url}/{address}")
         await self.settle()
 
@@ -48,7 +48,10 @@ class Watched:
         await self.page.wait_for_selector(".loading, [aria-busy=true]", state="detached")
 
     async def run(self, expression: str) -> Any:
-        """The value of JavaScript. As in the console of a browser: the page's policy forbids it to others."""
+        """Return the value of JavaScript.
+
+        As in the console of a browser: the page's policy forbids it to others.
+        """
         session = await self.page.context.new_cdp_session(self.page)
         answer = await session.send(
             "Runtime.evaluate", {"expression": expression, "awaitPromise": True, "returnByValue": True}
@@ -58,7 +61,7 @@ class Watched:
         return answer["result"].get("value")
 
     async def violations(self) -> list[str]:
-        """What axe finds that is serious or critical."""
+        """Return what axe finds that is serious or critical."""
         await self.run(AXE.read_text() + "\n;0")
         found = await self.run("axe.run(document).then((result) => result.violations)")
         return [

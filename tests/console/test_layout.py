@@ -60,7 +60,10 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
 
 
 class Expected:
-    """The layout by loops. `ranges` of each snapshot; positions as the answer's, which are tested by themselves."""
+    """The layout by loops.
+
+    `ranges` of each snapshot; positions as the answer's, which are tested by themselves.
+    """
 
     def __init__(self, column: str, snapshots: list[list[Range]], by_rank: bool) -> None:
         def order(value: Any) -> Any:

@@ -33,7 +33,11 @@ _ADDED_AT_ONCE = 1_000
 
 
 def content_file(path: str, bounds: Bounds, rows: int = 1000, size: int = 1 << 20, **partition: Any) -> dict[str, Any]:
-    """A data file as clients send it. `bounds`: the lowest and the highest value by column."""
+    """Return a data file as clients send it.
+
+    Args:
+        bounds: The lowest and the highest value by column.
+    """
     kinds = dict(COLUMNS)
     keys = [IDS[name] for name in bounds]
 
@@ -76,7 +80,7 @@ async def ask(server: Running, method: str, path: str, body: Any = None, token: 
 
 
 async def create_table(server: Running, name: str, *, partitioned: bool = False, **more: Any) -> str:
-    """The location of the new table of `db`."""
+    """Return the location of the new table of `db`."""
     # The target size is that of the files, so that a layout has as many.
     properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **more.pop("properties", {})}
     body = {
@@ -90,13 +94,13 @@ async def create_table(server: Running, name: str, *, partitioned: bool = False,
 
 
 async def change(server: Running, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
-    """Commits a change; the id of its snapshot."""
+    """Commit a change; the id of its snapshot."""
     made = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
     return int(made["snapshot-id"])
 
 
 def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Files of one day each, whose customers are all over the range."""
+    """Yield files of one day each, whose customers are all over the range."""
     for number in range(count):
         low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
         low, high = low // 8, 1_000_000 - (1_000_000 - high) // 8
@@ -115,7 +119,7 @@ def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -
 
 
 def clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
-    """Files of one day each; within a day they follow one another by customer."""
+    """Yield files of one day each; within a day they follow one another by customer."""
     each = -(-count // days)
     for number in range(count):
         day, part = FIRST_DAY + number // each, number % each

@@ -14,9 +14,11 @@ from tests.services.trino_lake import TrinoLake, open_trino_lake
 
 @pytest.fixture(scope="package")
 def trino_lake(tmp_path_factory: pytest.TempPathFactory, s3: S3) -> Iterator[TrinoLake]:
-    """One Trino, over a server with tables on local files and one with tables in S3. A namespace that a test makes is
-    its own; whoever stops any part of it starts it again. It has access control: a second Trino that alone has it
-    would take half of the CPU time of its tests to start and to warm up."""
+    """One Trino, over a server with tables on local files and one with tables in S3.
+
+    A namespace that a test makes is its own; whoever stops any part of it starts it again. It has access control: a
+    second Trino that alone has it would take half of the CPU time of its tests to start and to warm up.
+    """
     folder = tmp_path_factory.mktemp("trino")
     with open_trino_lake(folder, s3, access_control(folder)) as lake:
         yield lake

@@ -70,7 +70,11 @@ class Both:
         self._threads.shutdown()
 
     def ask(self, sql: str, parameters: Sequence[Any] = (), *, schemas: tuple[str, str], **options: Any) -> Asked:
-        """The answer, which is the same both ways. `schemas`: the direct statement's, and the proxy's."""
+        """Return the answer, which is the same both ways.
+
+        Args:
+            schemas: The direct statement's, and the proxy's.
+        """
         direct, proxied = self._threads.map(
             lambda port, schema: _asked(port, sql, parameters, schema=schema, **options), self._ports, schemas
         )
@@ -136,8 +140,10 @@ def make_benchmark_tables(folder: Path, lake: TrinoLake) -> None:
 
 
 def write_files(catalog: Catalog, table: str | tuple[str, ...], rows: pa.Table, files: int) -> None:
-    """The rows in their order, in about as many files, by one commit. An append of PyIceberg's for each file would take
-    ten times as long."""
+    """The rows in their order, in about as many files, by one commit.
+
+    An append of PyIceberg's for each file would take ten times as long.
+    """
     step = max(1, -(-len(rows) // files))
     created = catalog.create_table(table, schema=rows.schema)
     starts = range(0, len(rows), step)

@@ -91,14 +91,14 @@ def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list
 
 
 def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
-    """The rows, the same through the proxy as without it."""
+    """Return the rows, the same through the proxy as without it."""
     direct = rows_of(shop.trino.port, sql, parameters, **options)
     assert rows_of(shop.proxy.port, sql, parameters, **options) == direct
     return direct
 
 
 def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
-    """What was done with the statement, and the first answer."""
+    """Return what was done with the statement, and the first answer."""
     given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
     request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
     with urllib.request.urlopen(request, timeout=60) as answer:
@@ -106,8 +106,9 @@ def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
 
 
 def told(shop: Shop, sql: str, **headers: str) -> str:
-    """What is done with the statement that is rewritten or not worth asking about: once it may be said (a Trino that
-    is slow to plan has it said `planned`), and once a proxy that has seen statements fail tries again."""
+    """Return what is done with the statement that is rewritten or not worth asking about: once it may be said (a
+    Trino that is slow to plan has it said `planned`), and once a proxy that has seen statements fail tries again.
+    """
 
     def settled() -> str:
         answer = post(shop.proxy.port, sql, **headers)[0].partition("; ms=")[0]
@@ -117,7 +118,7 @@ def told(shop: Shop, sql: str, **headers: str) -> str:
 
 
 def reads_plans(shop: Shop, explained: str) -> bool:
-    """Whether a plan of Trino's reads `shop.orders`, and nowhere as one of the table's own snapshots."""
+    """Return whether a plan of Trino's reads `shop.orders`, and nowhere as one of the table's own snapshots."""
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
         own = {one["snapshot-id"] for one in json.load(answer)["metadata"]["snapshots"]}
     read = {int(one) for one in re.findall(r"orders\$data@(\d+)", explained)}
@@ -141,7 +142,10 @@ def until_cancelled(cursor: Any, sql: str) -> None:
 
 
 def eventually(ask: Callable[[], Any], within_s: float = 60) -> Any:
-    """What it comes to, within a time. It is asked less and less often: a statement costs Trino much."""
+    """Return what it comes to, within a time.
+
+    It is asked less and less often: a statement costs Trino much.
+    """
     deadline_s, wait_s = time.monotonic() + within_s, 0.1
     while not (found := ask()):
         assert time.monotonic() < deadline_s, "it has not come true"

@@ -45,7 +45,7 @@ def java(*arguments: str) -> str:
 
 
 def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
-    """What Trino's command line prints."""
+    """Return what Trino's command line prints."""
     options = ["--server", url, "--user", "tests", "--catalog", CATALOG, "--schema", "shop", "--output-format", "JSON"]
     text = ";".join(statements)
     return [

@@ -86,7 +86,9 @@ def fill(seamark: Seamark, schema: str) -> None:
 
 
 def fetching(port: int, sql: str, meanwhile: Callable[[], None], **options: Any) -> int | str:
-    """How many rows there were, where that happened after the first ones were fetched; or what Trino had to say."""
+    """Return how many rows there were, where that happened after the first ones were fetched; or what Trino had to
+    say.
+    """
     connection = connect(port, **options)
     try:
         cursor = connection.cursor()
@@ -225,7 +227,7 @@ def test_the_coordinator_that_is_killed_and_started_again_is_what_its_clients_se
 
 
 def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
-    """Fails with the error of a statement that has ended."""
+    """Fail with the error of a statement that has ended."""
     for one in statements:
         if one.done():
             one.result()
@@ -234,7 +236,10 @@ def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[
 
 
 def state(lake: Lake, query_id: str | None) -> str:
-    """No statement tells: it would wait in the queue. Nor is one known before its client has asked for it."""
+    """No statement tells: it would wait in the queue.
+
+    Nor is one known before its client has asked for it.
+    """
     asked = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
     try:
         with urllib.request.urlopen(asked, timeout=60) as answer:

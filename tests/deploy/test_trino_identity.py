@@ -97,7 +97,7 @@ def in_trinos_words(text: str, schema: str) -> str:
 
 
 def with_parameters(rng: random.Random, text: str) -> tuple[str, list[Any]]:
-    """Some of the numbers that columns are compared with become parameters."""
+    """Return some of the numbers that columns are compared with become parameters."""
     values: list[Any] = []
 
     def bind(found: re.Match[str]) -> str:

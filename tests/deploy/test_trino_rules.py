@@ -90,7 +90,7 @@ def ruled(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
-    """Rows in an order of their own, or Trino's words."""
+    """Return rows in an order of their own, or Trino's words."""
     try:
         return sorted(rows_of(port, sql, user=user, schema="ruled"), key=repr)
     except trino.exceptions.TrinoQueryError as error:
@@ -104,7 +104,7 @@ def both(ruled: Ruled, sql: str, user: str) -> list[list[Any]] | str:
 
 
 def outcome(ruled: Ruled, sql: str, user: str) -> str:
-    """What the header says."""
+    """Return what the header says."""
 
     def settled() -> str:
         said = post(ruled.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
@@ -114,7 +114,7 @@ def outcome(ruled: Ruled, sql: str, user: str) -> str:
 
 
 def counted(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
-    """How many statements became rewritten ones, and how many ran as they came after all."""
+    """Return how many statements became rewritten ones, and how many ran as they came after all."""
     before = [ruled.proxy.statements(one) for one in ("rewritten", "original")]
     both(ruled, sql, user)
     return tuple(  # type: ignore[return-value]
@@ -423,7 +423,7 @@ def test_files_are_merged_and_columns_dropped_for_those_whom_trino_lets_update_a
 
 
 def reported(ruled: Ruled) -> list[list[str]]:
-    """The columns of `orders` in the reports of the proxy, in an order of their own."""
+    """Return the columns of `orders` in the reports of the proxy, in an order of their own."""
     url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
     while token is not None:

@@ -71,8 +71,10 @@ def kind_of(trino_type: str) -> str:
 
 
 def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counter[str]:
-    """Three ways give the same rows: Trino, Trino behind the proxy, and DuckDB by our translation. Where Trino refuses
-    a statement, DuckDB may not run it either."""
+    """Three ways give the same rows: Trino, Trino behind the proxy, and DuckDB by our translation.
+
+    Where Trino refuses a statement, DuckDB may not run it either.
+    """
     told: Counter[str] = Counter()
     rng = random.Random(seed)
     drawn = RandomQueries(rng, NAMESPACE)

@@ -46,7 +46,7 @@ def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
 
 
 def answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
-    """Rows or errors, without the proxy and through it."""
+    """Return rows or errors, without the proxy and through it."""
     found: list[list[list[Any]] | str] = []
     for port in (shop.trino.port, shop.proxy.port):
         try:
@@ -133,7 +133,7 @@ def test_the_name_of_a_plan_view_leads_nowhere_soon_after(guarded: Shop) -> None
 
 
 def plan_view_of(shop: Shop, sql: str) -> str:
-    """What Trino was asked in the place of `sql`."""
+    """Return what Trino was asked in the place of `sql`."""
     rows_of(shop.proxy.port, sql, user="rita", schema="guarded")
     made = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
     asked = rows_of(shop.trino.port, made, user="anna")

@@ -153,7 +153,7 @@ def test_random_statements_over_views_give_the_same_rows(views: Shop, queries: i
 
 
 def over_plans(shop: Shop) -> int:
-    """How many statements read a view over plans so far."""
+    """Return how many statements read a view over plans so far."""
     return shop.proxy.process.log.read_text().count("; views=views.")
 
 

@@ -28,7 +28,10 @@ _CODE = re.compile(r"`([^`\n]+)`")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `mark` is what its comment says, empty without one. `line` counts from 1."""
+    """A fenced block; `mark` is what its comment says, empty without one.
+
+    `line` counts from 1.
+    """
 
     language: str
     mark: str
@@ -93,7 +96,7 @@ class Page:
 
 
 def all_pages() -> list[Page]:
-    """The pages in the root and everything below docs/."""
+    """Return the pages in the root and everything below docs/."""
     names = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
     top = (Page(REPO / name) for name in names)
     return [*top, *(Page(path) for path in sorted((REPO / "docs").rglob("*.md")))]

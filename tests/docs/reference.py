@@ -104,7 +104,7 @@ NOTES = {
 
 
 def cli_page() -> str:
-    """Every command with its help, as a terminal of 100 columns shows it."""
+    """Return every command with its help, as a terminal of 100 columns shows it."""
     parts = [
         "# Commands\n\n`python -m tests.docs.reference` generates this page. The flags of `seamark serve` are the\n"
         "[settings](settings.md); other commands take the settings that locate the database. With invalid settings a\n"
@@ -133,7 +133,7 @@ def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Co
 
 
 def errors_page() -> str:
-    """The tree of errors as a table, in its own order."""
+    """Return the tree of errors as a table, in its own order."""
     lines = [
         "# Errors",
         "",
@@ -178,7 +178,7 @@ def served_operations() -> set[str]:
 
 
 def operations_page() -> str:
-    """Every operation of Iceberg's specification, and whether it is served."""
+    """Return every operation of Iceberg's specification, and whether it is served."""
     known, served = operations(), served_operations()
     lines = [
         "# Iceberg REST operations",
@@ -212,7 +212,7 @@ BEGIN, END = "<!-- services: begin (python -m tests.docs.reference) -->", "<!-- 
 
 
 def services_table() -> str:
-    """The declared table services as a table."""
+    """Return the declared table services as a table."""
     lines = ["| service | command | what it does | when |", "|---|---|---|---|"]
     for service in SERVICES.values():
         name = f"[`{service.name}`]({service.page})" if service.page else f"`{service.name}`"
@@ -221,7 +221,7 @@ def services_table() -> str:
 
 
 def services_page() -> str:
-    """The page on table services, with the table that is generated."""
+    """Return the page on table services, with the table that is generated."""
     head, rest = SERVICES_PAGE.read_text().split(BEGIN)
     return f"{head}{BEGIN}\n{services_table()}{END}{rest.split(END)[1]}"
 

@@ -146,7 +146,7 @@ class Run:
 
 
 def spark_conf(command: str) -> dict[str, str]:
-    """The `--conf key=value` of a command."""
+    """Return the `--conf key=value` of a command."""
     words = shlex.split(command.replace("\\\n", " "))
     given = [words[at + 1] for at, word in enumerate(words) if word == "--conf"]
     return dict(one.split("=", 1) for one in given)

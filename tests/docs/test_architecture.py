@@ -55,13 +55,16 @@ def test_every_target_of_the_contributors_page_is_in_the_makefile() -> None:
 
 
 def _rows() -> list[tuple[str, str, str]]:
-    """(term, meaning, source) of all tables of the glossary."""
+    """Return (term, meaning, source) of all tables of the glossary."""
     rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", GLOSSARY.read_text(), flags=re.MULTILINE)
     return [row for row in rows if row[0] != "term"]
 
 
 def _named_classes() -> list[str]:
-    """Classes in the first two columns: ours. The third column says where a term comes from."""
+    """Classes in the first two columns: ours.
+
+    The third column says where a term comes from.
+    """
     texts = " ".join(f"{term} {meaning}" for term, meaning, _ in _rows())
     return sorted({name for name in re.findall(r"`(\w+)`", texts) if name[0].isupper()})
 

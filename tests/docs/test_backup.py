@@ -12,7 +12,7 @@ from tests.services.seamark import Seamark
 
 
 def run_block(text: str, folder: Path) -> None:
-    """Runs the block of the page that has this text."""
+    """Run the block of the page that has this text."""
     blocks = Page(REPO / "docs" / "how-to" / "operate.md").blocks
     (command,) = (block.text for block in blocks if block.language == "bash" and text in block.text)
     subprocess.run(["bash", "-ec", command], cwd=folder, check=True, timeout=60)

@@ -153,7 +153,7 @@ def test_a_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_
 
 
 def _commands() -> list[tuple[str, list[str]]]:
-    """(where, words) of every `seamark …` in the bash blocks."""
+    """Return (where, words) of every `seamark …` in the bash blocks."""
     found = []
     for page in PAGES:
         for block in page.blocks:

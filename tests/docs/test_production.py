@@ -37,7 +37,7 @@ HOST = "localhost"
 
 
 def production_blocks() -> tuple[Block, Block, Block]:
-    """The variables, the command that creates the token, and the server, of the README."""
+    """Return the variables, the command that creates the token, and the server, of the README."""
     page = Page(REPO / "README.md")
     lines = page.text.splitlines()
     begin = lines.index("## Production")
@@ -67,7 +67,7 @@ class Production:
         return text
 
     def start(self, **further: str) -> str:
-        """The URL of another server, with a home and a port of its own, as on another machine."""
+        """Return the URL of another server, with a home and a port of its own, as on another machine."""
         number, port = len(self.servers), free_port()
         home = self.folder / f"server-{number}"
         own = {"SEAMARK_HOME": str(home), "SEAMARK_PORT": str(port), **further}
@@ -84,7 +84,7 @@ class Production:
         return self.urls[-1]
 
     def seamark(self, *arguments: str, url: str) -> tuple[int, str]:
-        """(exit code, output) of a command of a client."""
+        """Return (exit code, output) of a command of a client."""
         environment = {**self.environment, "SEAMARK_URL": url}
         done = subprocess.run(
             ["seamark", *arguments], env=environment, cwd=self.folder, capture_output=True, text=True, timeout=60
@@ -156,7 +156,10 @@ def test_the_production_block_indexes_and_maintains_tables(production: Productio
     with closing(IndexClient(url, token=token)) as client:
 
         def is_maintained(appended: int) -> bool:
-            """Whether all of these files of one row are indexed, and some are compacted. Others may come meanwhile."""
+            """Return whether all of these files of one row are indexed, and some are compacted.
+
+            Others may come meanwhile.
+            """
             index, health = client.index("db.t", "by_name"), client.health("db.t")
             is_compacted = health["records"] == appended and health["files"] < appended
             return (index.health, index.lag_files) == ("ok", 0) and is_compacted

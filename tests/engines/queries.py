@@ -39,8 +39,9 @@ _WIDER = (("item", "store", "bigint"), ("price", "id", "decimal(9,2)"), ("day", 
 
 
 class Queries:
-    """`past`: in the place of `VERSION AS OF 1` and its like, of the facts at earlier times; without it these are not
-    asked for."""
+    """`past`: in the place of `VERSION AS OF 1` and its like, of the facts at earlier times; without it these are
+    not asked for.
+    """
 
     def __init__(self, rng: random.Random, db: str, past: Sequence[str] = ()) -> None:
         self._rng = rng
@@ -135,7 +136,7 @@ class Queries:
         return f"SELECT * FROM ({text}) h WHERE {self._condition(keys, 'h')}" if rng.random() < 0.6 else text
 
     def _windowed(self) -> str:
-        """The latest row of each key, and other windows, filtered on the key; also below a join."""
+        """Return the latest row of each key, and other windows, filtered on the key; also below a join."""
         rng = self._rng
         inner, columns = self._select(1)
         keys = rng.sample(list(columns), rng.choice([1, 1, 2]))
@@ -154,7 +155,7 @@ class Queries:
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
     def _shadowed(self) -> str:
-        """Names of WITH that are those of tables and of each other."""
+        """Return names of WITH that are those of tables and of each other."""
         rng = self._rng
         where = [self._of("sales", "sales") for _ in range(4)]
         inner = f"(WITH sales AS (SELECT * FROM sales WHERE {where[1]}) SELECT * FROM sales WHERE {where[2]})"
@@ -179,7 +180,7 @@ class Queries:
         return f"SELECT * FROM ({sides[0]} {word} {sides[1]}) u WHERE {self._condition(columns, 'u')}"
 
     def _earlier(self) -> str:
-        """The facts as of another time, in WITH or in FROM, alone or with the current ones."""
+        """Return the facts as of another time, in WITH or in FROM, alone or with the current ones."""
         rng = self._rng
         past = f"{self._db}.sales{rng.choice(self._past)}"
         named = rng.random() < 0.5
@@ -267,7 +268,7 @@ class Queries:
         return text, {name: columns[name][1] for name in chosen}
 
     def _side(self, alias: str, column: str) -> str:
-        """An operand of a join."""
+        """Return an operand of a join."""
         if column != "day" or self._rng.random() < 0.5:
             return f"{alias}.{column}"
         return self._rng.choice([f"CAST({alias}.at AS date)", f"CAST({alias}.nt AS date)", f"trunc({alias}.day, 'MM')"])
@@ -406,7 +407,7 @@ class Queries:
         return rng.choice([column, f"{column} {op} true", f"{column} IS NOT TRUE"])
 
     def _function(self, column: str, kind: str) -> str | None:
-        """A comparison of a function of the column."""
+        """Return a comparison of a function of the column."""
         rng = self._rng
         op = rng.choice(["=", "<", "<=", ">", ">=", "<>", "="])
         day = rng.choice([*_DAYS, "2026-01-01", "2026-03-01"])

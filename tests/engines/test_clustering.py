@@ -161,7 +161,10 @@ def test_a_branch_is_clustered_by_itself(rig: Rig) -> None:
 
 
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
-    """By the rows of each file, as Iceberg's reader tells it. Files are as many, sorted by what nobody asks for."""
+    """By the rows of each file, as Iceberg's reader tells it.
+
+    Files are as many, sorted by what nobody asks for.
+    """
     rig.sales("sorted")
     rig.sales("clustered")
     for table, by in (("sorted", ["id"]), ("clustered", BY)):

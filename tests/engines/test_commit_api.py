@@ -47,7 +47,7 @@ class Table:
         return rows(self.spark.sql(statement.replace("{t}", self.name)))
 
     def agree(self) -> list[tuple[Any, ...]]:
-        """What Spark and the specification's reader both see."""
+        """Return what Spark and the specification's reader both see."""
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
         snapshot = snapshot_of(metadata)

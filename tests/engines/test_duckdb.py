@@ -195,7 +195,10 @@ def test_indexes_prune_for_duckdb(con: duckdb.DuckDBPyConnection, server: Seamar
 def test_sql_on_encrypted_files_is_refused_with_the_reason(
     con: duckdb.DuckDBPyConnection, server: Seamark, footer: str
 ) -> None:
-    """SQL refuses encrypted files. The rows stay when a statement is refused."""
+    """SQL refuses encrypted files.
+
+    The rows stay when a statement is refused.
+    """
     table = people(con, f"secret_{footer}").removeprefix("sea.")
     client = IndexClient(server.base_url)
     for location in client.files(table, content="data")["file_path"].to_pylist():
@@ -265,7 +268,10 @@ def test_partitions_do_not_mislead_duckdb(
 
 
 def test_nan_does_not_mislead_duckdb(con: duckdb.DuckDBPyConnection) -> None:
-    """DuckDB orders NaN above all numbers, and compares with bounds, which have no NaN. It writes no counts of NaN."""
+    """DuckDB orders NaN above all numbers, and compares with bounds, which have no NaN.
+
+    It writes no counts of NaN.
+    """
     con.execute("CREATE TABLE sea.shop.nans (id BIGINT, x DOUBLE)")
     con.execute("INSERT INTO sea.shop.nans VALUES (1, 1), (2, 'NaN')")
     con.execute("INSERT INTO sea.shop.nans VALUES (3, 5)")
@@ -275,7 +281,10 @@ def test_nan_does_not_mislead_duckdb(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
-    """It ends with a segmentation fault for a column that was added again. `seamark sql` changes such tables."""
+    """It ends with a segmentation fault for a column that was added again.
+
+    `seamark sql` changes such tables.
+    """
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64()), "k": pa.array([1, 2, 3], pa.int32())})
     with RestCatalog("sea", uri=server.base_url) as catalog, closing(IndexClient(server.base_url)) as client:
         table = catalog.create_table("shop.added_again", schema=rows.schema)

@@ -113,7 +113,10 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 def _fill(engines: Engines) -> int:
-    """3 snapshots of 2 files; file k has the ids k, k + 6, …, k + 294. A branch has two more."""
+    """3 snapshots of 2 files; file k has the ids k, k + 6, …, k + 294.
+
+    A branch has two more.
+    """
     engines.sql(
         "CREATE TABLE {db}.wide (id bigint, p string, country string, discount int, qty int, "
         "st struct<a: int, b: string>, small smallint, at timestamp, d date, n decimal(9, 2), f double, flag boolean, "

@@ -38,7 +38,9 @@ def residuals(server: Seamark, table: str, where: Any, headers: dict[str, str]) 
 
 
 def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, values: list[Any]) -> list[Any]:
-    """The ids that Java's `IcebergGenerics`, which filters rows by residuals alone, reads by an IN of these values."""
+    """Return the ids that Java's `IcebergGenerics`, which filters rows by residuals alone, reads by an IN of these
+    values.
+    """
     jvm: Any = spark._jvm
     iceberg = jvm.org.apache.iceberg
     catalog = iceberg.rest.RESTCatalog()
@@ -62,8 +64,9 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
 
 @pytest.mark.slow
 def test_rows_are_right_where_long_residuals_are_shortened(spark: SparkSession, tmp_path: Path) -> None:
-    """Every fourth id matches; the others lie in the same files and ranges, so a weaker residual taken for the filter
-    would show."""
+    """Every fourth id matches; the others lie in the same files and ranges, so a weaker residual taken for the
+    filter would show.
+    """
     with (
         Seamark(tmp_path / "home", env={"SEAMARK_PLAN_RESIDUAL_BYTES": "0"}) as server,
         RestCatalog("python", uri=server.base_url) as python,

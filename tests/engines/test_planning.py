@@ -41,7 +41,10 @@ class Engines:
     python_by_itself: Catalog
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """By a Spark whose scans the server plans. `{db}` stands for catalog and namespace."""
+        """By a Spark whose scans the server plans.
+
+        `{db}` stands for catalog and namespace.
+        """
         return rows(self.spark.sql(statement.replace("{db}", f"{self.catalog}.db").replace("{cat}", self.catalog)))
 
     def sql_by_itself(self, statement: str) -> list[tuple[Any, ...]]:
@@ -49,7 +52,7 @@ class Engines:
         return rows(self.spark.sql(statement.replace("{db}", f"{self.by_itself}.db").replace("{cat}", self.by_itself)))
 
     def plan(self, table: str, where: Any = True, **more: Any) -> list[str]:
-        """The data files of the server's plan, of all its pages."""
+        """Return the data files of the server's plan, of all its pages."""
         path = f"/v1/namespaces/db/tables/{table}"
         answer = self._post(f"{path}/plan", {"filter": where, **more})
         assert answer["status"] == "completed"
@@ -75,7 +78,10 @@ class Engines:
 
     @contextmanager
     def without_others(self, table: str, kept: list[str]) -> Iterator[int]:
-        """Within the block no data file of the table is there but `kept`. How many were taken away."""
+        """Within the block no data file of the table is there but `kept`.
+
+        How many were taken away.
+        """
         every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept) <= every
         gone = [Path(path.removeprefix("file:")) for path in every - set(kept)]

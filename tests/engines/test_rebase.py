@@ -66,7 +66,7 @@ class SparkWriter:
 
 
 def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Counter[tuple[int, int]]:
-    """Each writer appends `times` times, all beginning together; what must be there then."""
+    """Return each writer appends `times` times, all beginning together; what must be there then."""
     start = Barrier(len(writers))
 
     def work(write: Callable[[int], None]) -> None:
@@ -89,7 +89,10 @@ def _metadata(server: Seamark, name: str) -> Row:
 
 
 def _check_files(metadata: Row, appends: int) -> int:
-    """That every snapshot has all its files, and one append more than its parent. How many were rebased."""
+    """That every snapshot has all its files, and one append more than its parent.
+
+    How many were rebased.
+    """
     snapshots = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
     assert len(snapshots) == appends
     before: set[str] = set()
@@ -108,9 +111,11 @@ def _check_files(metadata: Row, appends: int) -> int:
 
 
 def _is_rebased(snapshot: Row) -> bool:
-    """By the name of its manifest list, snap-ID-NUMBER-COMMIT. Engines number their attempts, of which the first is the
-    only one, and begin the names of their manifests with the commit. We number the files that we write for a snapshot,
-    which may be the list alone."""
+    """By the name of its manifest list, snap-ID-NUMBER-COMMIT.
+
+    Engines number their attempts, of which the first is the only one, and begin the names of their manifests with the
+    commit. We number the files that we write for a snapshot, which may be the list alone.
+    """
     number, commit = snapshot["manifest-list"].rpartition("/")[2].removesuffix(".avro").split("-", 3)[2:]
     added = [row for row in read_list(snapshot) if row["added_snapshot_id"] == snapshot["snapshot-id"]]
     return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added)

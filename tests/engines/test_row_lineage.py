@@ -22,7 +22,7 @@ pytestmark = [
 
 class Lake(SparkTables):
     def told(self, name: str) -> dict[int, tuple[str, int, int, int]]:
-        """(land, v, row id, sequence number) of each row by id, as Spark reads them; and so do we."""
+        """Return (land, v, row id, sequence number) of each row by id, as Spark reads them; and so do we."""
         found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
         assert sorted(tuple(one.values()) for one in ours) == sorted(found)
@@ -44,7 +44,10 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
     ],
 )
 def test_spark_reads_the_lineage_that_we_keep_and_we_what_it_keeps(lake: Lake, mode: str, partitioned: str) -> None:
-    """`mode` is Spark's. Its updates and ours keep ids, ours by copy-on-write, and neither touches other rows."""
+    """`mode` is Spark's.
+
+    Its updates and ours keep ids, ours by copy-on-write, and neither touches other rows.
+    """
     rng = random.Random(len(partitioned))
     name = f"t{len(partitioned)}"
     lake.sql(

@@ -80,7 +80,7 @@ class Table:
             build(self.client, f"db.{self.name}", f"x{number}", InProcessWorkers())
 
     def matching(self, condition: str) -> set[int]:
-        """The ids of the rows that should be there and match, as Spark says."""
+        """Return the ids of the rows that should be there and match, as Spark says."""
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
 
@@ -117,7 +117,7 @@ class Table:
         self.rows += [(key, None, "new", None, None, None, None) for key in keys if key < 0 and key not in changed]
 
     def overwrite(self, condition: str) -> None:
-        """Replaces all rows by those that match."""
+        """Replace all rows by those that match."""
         left = self.matching(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] in left]
@@ -275,7 +275,7 @@ class Campaign:
         self.said: list[str] = []
 
     def play(self, statements: int) -> int:
-        """Returns the number of statements."""
+        """Return the number of statements."""
         rng, table = self.rng, self.table
         modes = {f"write.{one}.mode": rng.choice(MODES) for one in ("delete", "update", "merge")}
         spec = rng.choice(SPECS)

@@ -105,7 +105,7 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
 def given() -> pa.Table:
-    """Each part has other values: of the last every column is null."""
+    """Return each part has other values: of the last every column is null."""
     rng = random.Random(11)
     part = [None if one % PARTS == 0 else one % PARTS for one in range(ROWS)]
     columns: dict[str, list[Any]] = {}
@@ -182,7 +182,7 @@ def test_metrics_are_those_that_iceberg_writes(lake: Lake, copied: pa.Table) -> 
 
 
 def deleted(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
-    """The rows of these ids, found in the files and deleted by position, with one commit."""
+    """Return the rows of these ids, found in the files and deleted by position, with one commit."""
     loaded = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
     target, reader = WriteTarget.of(loaded), Deletes(table.storage, table.metadata)

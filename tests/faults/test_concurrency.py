@@ -20,7 +20,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 
 
 def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Counter[int]]:
-    """Appends until `commits` of its own went through, noting each attempt; any answer but 200 and 409 is counted."""
+    """Append until `commits` of its own went through, noting each attempt; any answer but 200 and 409 is counted."""
     client = Client(base_url)
     events: list[Event] = []
     statuses: Counter[int] = Counter()

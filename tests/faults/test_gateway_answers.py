@@ -32,7 +32,11 @@ DATE = "Thu, 26 Nov 2026 00:00:00 GMT"
 
 @dataclass
 class BrokenStore:
-    """An S3 server for GET and HEAD. `rate`: the share of answers to GET with a fault, of the kinds `faults`."""
+    """An S3 server for GET and HEAD.
+
+    Attributes:
+        rate: The share of answers to GET with a fault, of the kinds `faults`.
+    """
 
     rng: random.Random
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -50,7 +54,7 @@ class BrokenStore:
         writer.close()
 
     async def _answer(self, request: str, writer: asyncio.StreamWriter) -> bool:
-        """Whether the connection stays open."""
+        """Return whether the connection stays open."""
         first, *lines = request.split("\r\n")
         method, path, _ = first.split(" ")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -127,7 +131,7 @@ async def gateway(store: BrokenStore, folder: Path, connections: int = 8, **chan
 async def read_answer(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: str, *, has_body: bool
 ) -> tuple[int, int, bytes, bool]:
-    """(status, declared length, bytes, whether the connection ended before that length)."""
+    """Return (status, declared length, bytes, whether the connection ended before that length)."""
     writer.write(request.encode())
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()

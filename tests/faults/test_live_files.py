@@ -93,7 +93,7 @@ class Mischief:
         return self._client.call("POST", TABLES, {"name": name, "schema": SCHEMA, "properties": KEEP_LITTLE})
 
     def _register(self, name: str) -> tuple[int, Any]:
-        """A second name for a live table, or a name for a dropped one: both share their files from then on."""
+        """Return a second name for a live table, or a name for a dropped one: both share their files from then on."""
         row = self._dropped() if self._random.random() < 0.5 else None
         if row is None:
             status, body = self._client.call("GET", f"{TABLES}/{self._random.choice(NAMES)}")
@@ -112,7 +112,7 @@ def _path(location: str) -> Path:
 
 
 def _snapshot_files(location: str, snapshot_id: int) -> list[str]:
-    """What a snapshot of this test consists of: data file, manifest, manifest list."""
+    """Return what a snapshot of this test consists of: data file, manifest, manifest list."""
     return [
         f"{location}/data/{snapshot_id}.parquet",
         *(f"{location}/metadata/{kind}-{snapshot_id}.avro" for kind in "ml"),
@@ -120,7 +120,10 @@ def _snapshot_files(location: str, snapshot_id: int) -> list[str]:
 
 
 def _write_snapshot(location: str, snapshot_id: int) -> str:
-    """The files of an append, with the fields that lead from one to the next. Returns the manifest list's location."""
+    """Return the files of an append, with the fields that lead from one to the next.
+
+    Returns the manifest list's location.
+    """
     data, manifest, manifest_list = _snapshot_files(location, snapshot_id)
     for path in (data, manifest):
         _path(path).parent.mkdir(parents=True, exist_ok=True)

@@ -35,7 +35,7 @@ def proxy(server: Seamark) -> Iterator[LossyProxy]:
 
 
 def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
-    """Repeats the same request until the server's own answer arrives."""
+    """Repeat the same request until the server's own answer arrives."""
     for _ in range(50):
         try:
             status, body = call()
@@ -127,7 +127,7 @@ def _commits_of(name: str) -> Callable[[str, str], bool]:
 
 
 def _expected(proxy: LossyProxy, name: str) -> int:
-    """How many rows the table must have: one for each commit that the server answered with 200."""
+    """Return how many rows the table must have: one for each commit that the server answered with 200."""
     applies = _commits_of(name)
     return sum(status == 200 for _, method, path, status in proxy.seen if applies(method, path))
 

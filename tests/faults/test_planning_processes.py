@@ -31,12 +31,12 @@ Start = Callable[..., Seamark]
 
 
 def serving(server: Seamark, count: int = 2) -> None:
-    """Waits until `count` workers have begun to serve since the start."""
+    """Wait until `count` workers have begun to serve since the start."""
     eventually(lambda: server.log.read_text().count('"event":"serving"') == count)
 
 
 def registered(server: Seamark, name: str, manifests: int, per_manifest: int) -> Table:
-    """A table of the server's, `db.<name>`, with the files from number 0 on."""
+    """Return a table of the server's, `db.<name>`, with the files from number 0 on."""
     table = Table(Path(server.warehouse.removeprefix("file://")) / "db" / name)
     listed = [
         table.manifest(f"m{at}", range(at * per_manifest, (at + 1) * per_manifest), day=at) for at in range(manifests)
@@ -163,7 +163,7 @@ def test_every_plan_beside_commits_is_that_of_its_own_snapshot(start_seamark: St
     head = [1]
 
     def write() -> None:
-        """Adds a manifest with each commit, and drops one now and then."""
+        """Add a manifest with each commit, and drop one now and then."""
         source, client = random.Random(7), Client(server.base_url)
         manifests = [table.manifest(f"w{at}", range(at * 5, at * 5 + 5), day=at) for at in range(8)]
         held = {at: list(range(at * 5, at * 5 + 5)) for at in range(8)}
@@ -187,7 +187,7 @@ def test_every_plan_beside_commits_is_that_of_its_own_snapshot(start_seamark: St
             head[0] = snapshot_id
 
     def read(seed: int) -> list[tuple[int, int, int, int, list[int]]]:
-        """(oldest and newest snapshot that it may be of, the filter's numbers, files planned) of each plan."""
+        """Return (oldest and newest snapshot that it may be of, the filter's numbers, files planned) of each plan."""
         source, seen = random.Random(seed), []
         while not stop.is_set():
             low = source.randrange(500)

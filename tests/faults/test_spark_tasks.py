@@ -138,7 +138,7 @@ def _end(job: subprocess.Popen[bytes]) -> None:
 
 
 def tasks(events: Path) -> list[dict[str, Any]]:
-    """The ends of all attempts, as Spark's event log tells them so far: its last line may be half written."""
+    """Return the ends of all attempts, as Spark's event log tells them so far: its last line may be half written."""
     logs = [path.read_text() for path in events.rglob("*") if path.is_file()]
     lines = [line for text in logs for line in text[: text.rfind("\n") + 1].splitlines()]
     found = [json.loads(line) for line in lines if '"SparkListenerTaskEnd"' in line]

@@ -27,7 +27,10 @@ class Stored:
 
 
 class FakeStore:
-    """Both the port of the cache and the backend behind it. `fails` is the share of answers that break."""
+    """Both the port of the cache and the backend behind it.
+
+    `fails` is the share of answers that break.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
@@ -91,7 +94,7 @@ class FakeStore:
             await asyncio.sleep(0)
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        """What the store does without the cache."""
+        """Return what the store does without the cache."""
         location = f"s3://{call.address.bucket}/{call.address.key}"
         await self._pause()
         if call.method == "PUT":

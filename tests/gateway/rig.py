@@ -46,7 +46,7 @@ class Keys:
     def signed(
         self, method: str, name: str, payload: str = UNSIGNED_PAYLOAD, query: str = "", **headers: str
     ) -> tuple[str, dict[str, str]]:
-        """(path, signed headers) of a request for the object `name` of the table."""
+        """Return (path, signed headers) of a request for the object `name` of the table."""
         path = f"/{self.bucket}/{self.prefix}{name}"
         given = {header.replace("_", "-"): value for header, value in headers.items()}
         signed = sign_headers(

@@ -61,7 +61,7 @@ class Cached:
 
 
 def receive(connection: socket.socket, *, has_body: bool = True) -> tuple[int, dict[str, str], bytes]:
-    """(status, headers, body) of the next answer, read exactly to its end."""
+    """Return (status, headers, body) of the next answer, read exactly to its end."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = connection.recv(1)
@@ -208,8 +208,10 @@ async def test_a_connection_that_is_lost_before_its_woken_task_runs_leaves_no_er
 
 
 def test_aiohttp_has_the_parts_that_answers_at_once_use() -> None:
-    """They are private, as there is no public place between the parser and the task of a connection. A version of
-    aiohttp without them must fail here, by name, and not by slow or wrong answers."""
+    """They are private, as there is no public place between the parser and the task of a connection.
+
+    A version of aiohttp without them must fail here, by name, and not by slow or wrong answers.
+    """
     handler = inspect.getsource(RequestHandler)
     connection = inspect.getsource(GatewayConnection)
     used = set(re.findall(r"self\.(_[a-z_]+)", connection)) - set(GatewayConnection.__slots__)

@@ -57,7 +57,7 @@ class Worker:
         self.session, self.url, self.backend, self.store = session, url, backend, store
 
     async def send(self, method: str, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
-        """(status, body, headers). aiohttp's error for a broken answer."""
+        """Return (status, body, headers). aiohttp's error for a broken answer."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
             return answer.status, await answer.read(), answer.headers
@@ -81,7 +81,7 @@ async def worker(
     turns = itertools.count()
 
     def begin(call: S3Call) -> StartedAnswer | None:
-        """What the gateway tries before each read."""
+        """Return what the gateway tries before each read."""
         transport = call.request.transport
         if call.method not in ("GET", "HEAD") or transport is None or transport.get_write_buffer_size():
             return None
@@ -470,7 +470,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
 def _agrees(
     content: bytes | None, method: str, text: str | None, sent: dict[str, str], status: int, body: bytes, found: Any
 ) -> bool:
-    """Whether an answer is that of an S3 store with this content."""
+    """Return whether an answer is that of an S3 store with this content."""
     if content is None:
         return status == 404
     if sent.get("If_Match") == '"none"':

@@ -37,7 +37,7 @@ def test_boto3_sees_each_write_of_any_kind(keys: Keys, store_rig: Rig) -> None:
     with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
 
         def both(at: dict[str, str], **options: Any) -> Any:
-            """What the gateway answers, twice; asserts that the store answers the same."""
+            """Return what the gateway answers, twice; asserts that the store answers the same."""
             found = []
             for one in (client, client, direct):
                 try:

@@ -41,7 +41,7 @@ def client(keys: Keys) -> Iterator[Any]:
 
 
 def _outcome(call: Callable[..., Any], **arguments: Any) -> tuple[Any, ...]:
-    """What a client sees: the error's code and status, or status, size, range and bytes."""
+    """Return what a client sees: the error's code and status, or status, size, range and bytes."""
     try:
         answer = call(**arguments)
     except ClientError as error:

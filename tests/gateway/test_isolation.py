@@ -54,7 +54,7 @@ def _code(call: Any, **arguments: Any) -> str:
 def raw(
     keys: Keys, method: str, target: str, headers: dict[str, str] | None = None, body: bytes = b""
 ) -> tuple[int, bytes]:
-    """The answer to a request whose target is sent as it is, with a valid signature of exactly that."""
+    """Return the answer to a request whose target is sent as it is, with a valid signature of exactly that."""
     request = AWSRequest(method, keys.endpoint + target, data=body, headers=headers or {})
     request.headers["Host"] = urlsplit(keys.endpoint).netloc
     S3SigV4Auth(Credentials(keys.access_key, keys.secret, keys.token), "s3", keys.region).add_auth(request)

@@ -42,7 +42,7 @@ async def _tokens(home: Path) -> dict[str, str]:
 
 
 def _codes(keys: Keys) -> dict[str, str]:
-    """The outcome of each operation."""
+    """Return the outcome of each operation."""
     client, at = keys.client(), {"Bucket": keys.bucket, "Key": keys.prefix + "data/o"}
 
     def code(call: Any, **arguments: Any) -> str:
@@ -174,8 +174,11 @@ def _overlap(one: str, other: str) -> bool:
 
 @asynccontextmanager
 async def _unpolled(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitable[Any]]]:
-    """A server with a gateway; its database is not polled in the time of a test, and what was checked is remembered for
-    longer. Yields a function that sends a request and returns its JSON."""
+    """A server with a gateway; its database is not polled in the time of a test, and what was checked is remembered
+    for longer.
+
+    Yields a function that sends a request and returns its JSON.
+    """
     settings: dict[str, Any] = {
         "warehouse": "s3://lake/wh",
         "s3_folder": str(tmp_path / "objects"),

@@ -55,7 +55,7 @@ def _is_absent(keys: Keys, client: Any, name: str) -> bool:
 
 
 def _chunks(signed: dict[str, str], keys: Keys, data: list[bytes]) -> bytes:
-    """A body of signed chunks, which continue the signature of the header."""
+    """Return a body of signed chunks, which continue the signature of the header."""
     claim = SignatureClaim(
         keys.access_key, "", signed["x-amz-date"], keys.region, (), signed["authorization"][-64:], ""
     )
@@ -98,7 +98,10 @@ def test_signed_chunks_are_stored_and_changed_ones_are_not(keys: Keys, client: A
 
 
 def test_a_connection_that_ends_early_stores_nothing(folder_rig: Rig) -> None:
-    """On a folder. What a store does with a short body without hash or framing is the store's: versitygw keeps it."""
+    """On a folder.
+
+    What a store does with a short body without hash or framing is the store's: versitygw keeps it.
+    """
     rig, keys = folder_rig, folder_rig.create_table(f"s{next(_numbers)}")
     client = keys.client()
     target, signed = keys.signed("PUT", "early", "UNSIGNED-PAYLOAD")

@@ -80,7 +80,7 @@ def commit(m: TableMetadata | None, *updates: Json, now_ms: int = NOW + 1_000_00
 
 
 def with_snapshots(m: TableMetadata, *ids: int) -> TableMetadata:
-    """One commit to main for each id, in order."""
+    """Return one commit to main for each id, in order."""
     for snapshot_id in ids:
         number = m.last_sequence_number + 1
         lineage = {"first-row-id": m.next_row_id, "added-rows": 7} if m.format_version >= 3 else {}

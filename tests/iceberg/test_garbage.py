@@ -98,7 +98,7 @@ VALID_UPDATES: list[dict[str, Any]] = [
 
 @st.composite
 def mutated(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
-    """A valid document with one to three values anywhere inside it replaced, removed or doubled."""
+    """Return a valid document with one to three values anywhere inside it replaced, removed or doubled."""
     document = json.loads(json.dumps(draw(st.sampled_from(examples))))
     for _ in range(draw(st.integers(1, 3))):
         place, at = document, None

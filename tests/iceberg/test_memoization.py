@@ -10,7 +10,7 @@ from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, m
 
 
 def _one(text: str) -> str:
-    """One text."""
+    """Return one text."""
     return text
 
 
@@ -25,7 +25,7 @@ def _three(first: str, second: str, third: str) -> str:
 
 
 def _optional(first: str, second: str = "-") -> str:
-    """One text or two."""
+    """Return one text or two."""
     return first + second
 
 

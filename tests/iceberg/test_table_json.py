@@ -22,7 +22,7 @@ SOURCE = "s3://lake/events/metadata/00001.metadata.json"
 
 
 def rich(version: int) -> TableMetadata:
-    """A table that has something of everything its version knows."""
+    """Return a table that has something of everything its version knows."""
     m = table(version, partition_spec=spec((2, "day", "d")), sort_order=order((1, "identity")))
     m = with_snapshots(m, 11, 12, 13)
     updates: list[dict[str, Any]] = [

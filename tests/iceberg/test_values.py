@@ -72,7 +72,7 @@ def same(one: object, other: object) -> bool:
 
 
 def theirs(kind: str, value: Value) -> Any:
-    """The value as PyIceberg holds it."""
+    """Return the value as PyIceberg holds it."""
     if kind.startswith("decimal") and isinstance(value, int):
         scale = int(kind[:-1].split(",")[1])
         return Decimal((int(value < 0), tuple(map(int, str(abs(value)))), -scale))

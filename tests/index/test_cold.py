@@ -39,7 +39,10 @@ BUILD: dict[str, Any] = {
 
 @dataclass
 class Bytes:
-    """The storage, of one file. `read` are the ranges that were read of it."""
+    """The storage, of one file.
+
+    `read` are the ranges that were read of it.
+    """
 
     data: bytes
     read: list[tuple[int, int]] = field(default_factory=list)

@@ -51,7 +51,7 @@ def decoders() -> Iterator[Decoders]:
 
 
 async def until_asked(decoders: Decoders) -> None:
-    """Decodes until processes have begun to take part."""
+    """Decode until processes have begun to take part."""
     async with asyncio.timeout(60):
         before = decoders.by_processes
         while decoders.by_processes < before + THREADS:

@@ -147,7 +147,7 @@ def test_damage_at_any_byte_but_the_kinds_own_is_found(files: int) -> None:
 
 
 def other_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
-    """The file with what its footer says changed, checksums and offsets left to the change."""
+    """Return the file with what its footer says changed, checksums and offsets left to the change."""
     footer = read_footer(raw, len(raw), "a")
     blobs = [Blob(one.type, [raw[one.offset : one.offset + one.length]], one.fields) for one in footer.blobs]
     properties = dict(footer.properties)
@@ -226,7 +226,9 @@ def test_paths_that_do_not_inflate_to_what_is_said_are_refused() -> None:
 
 
 def test_the_bytes_of_an_index_file_never_change() -> None:
-    """Index files outlive the server that wrote them. If this fails, the format needs a new version, not this test.
+    """Index files outlive the server that wrote them.
+
+    If this fails, the format needs a new version, not this test.
 
     Paths are held apart: how zstd compresses them is zstd's business.
     """

@@ -42,7 +42,7 @@ def floats(shape: str, rows: int, rng: np.random.Generator) -> np.ndarray[Any, A
 
 
 def passes(op: int, value: float, literal: float) -> bool:
-    """What is absent, which is NaN, is kept."""
+    """Return what is absent, which is NaN, is kept."""
     return math.isnan(value) or bool(OPS[op](value, literal))
 
 
@@ -83,7 +83,7 @@ def test_a_comparison_by_a_sketch_of_floats_keeps_what_passes(shape: str, dtype:
 
 
 def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
-    """(address, shift, owner of the memory) of a sketch, of integers also where the kernel makes none."""
+    """Return (address, shift, owner of the memory) of a sketch, of integers also where the kernel makes none."""
     if codes.dtype.kind == "f":
         made = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
         return (0, 0, None) if made is None else (address(made) + 16, 0, made)

@@ -18,8 +18,10 @@ from yarl import URL
 
 @dataclass
 class Misbehaviour:
-    """Each count is spent by the next PUTs; `delay_s` and `hang_all` are for every request. `seen`
-    are the requests, as `METHOD status-of-the-server`."""
+    """Each count is spent by the next PUTs; `delay_s` and `hang_all` are for every request.
+
+    `seen` are the requests, as `METHOD status-of-the-server`.
+    """
 
     lose_replies: int = 0
     drop_requests: int = 0

@@ -33,7 +33,7 @@ def settings_of(s3: S3, home: Path, bucket: str) -> Settings:
 
 
 async def reported(settings: Settings) -> list[dict[str, object]]:
-    """What is logged by the time of the first warning, or by the end."""
+    """Return what is logged by the time of the first warning, or by the end."""
     async with open_objects(settings, SystemClock()) as objects:
         with structlog.testing.capture_logs() as events:
             task = asyncio.create_task(reachability.report_unreachable(objects, settings))

@@ -25,7 +25,10 @@ from tests.seeds import examples, first_seed
 
 @pytest.fixture(params=["openat2", "each component"])
 def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RootFolder]:
-    """A root behind a link, as operators have it. It has a file `t/f`, and a secret beside it."""
+    """A root behind a link, as operators have it.
+
+    It has a file `t/f`, and a secret beside it.
+    """
     if request.param == "openat2":
         assert has_openat2(), "this kernel has no openat2, so that only the other way is tested"
     else:

@@ -42,7 +42,7 @@ class Signer:
     refused: list[str] = field(default_factory=list)
 
     def client_properties(self) -> dict[str, str]:
-        """What a loaded table would tell its client."""
+        """Return what a loaded table would tell its client."""
         table = parse_location(self.table)
         config, _ = storage_config(self.settings, table, delegation="remote-signing", sign_path=SIGN_PATH)
         return {**config, "uri": self.uri}

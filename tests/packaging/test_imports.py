@@ -83,7 +83,7 @@ def is_installed(name: str) -> bool:
 
 
 def top_modules(names: set[str]) -> set[str]:
-    """The modules that these distributions put on the path."""
+    """Return the modules that these distributions put on the path."""
     return {
         path.parts[0].removesuffix(".py").partition(".")[0]
         for name in names
@@ -93,7 +93,7 @@ def top_modules(names: set[str]) -> set[str]:
 
 
 def everything() -> set[str]:
-    """All libraries that the project names."""
+    """Return all libraries that the project names."""
     listed = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
     return closure(name for name in requirements(listed) if is_installed(name))
 

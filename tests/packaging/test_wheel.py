@@ -57,7 +57,7 @@ def split_wheels(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple
 
 
 def environment_with(folder: Path, *wheels: Path) -> Path:
-    """The Python of a new environment with these wheels, and with the libraries of ours below them."""
+    """Return the Python of a new environment with these wheels, and with the libraries of ours below them."""
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"
     run(

@@ -163,7 +163,7 @@ class Faults:
         self._disk.free()
 
     def _passed_over(self) -> float:
-        """Reads that were answered although a replica did not."""
+        """Read that were answered although a replica did not."""
         sources = ("hedged", "failed", "skipped")
         return sum(peer_reads(one, source) for one in self._fleet.replicas for source in sources)
 
@@ -173,7 +173,7 @@ class Faults:
 
 
 def write_tables(fleet: Fleet) -> dict[str, list[str]]:
-    """The data files of each new table."""
+    """Return the data files of each new table."""
     expected = {}
     for number in range(TABLES):
         fleet.write(APPENDS, f"t{number}")
@@ -185,7 +185,10 @@ def write_tables(fleet: Fleet) -> dict[str, list[str]]:
 
 
 def run_campaign(readers: Readers, kinds: Sequence[Callable[[int], None]], rounds: int, rng: random.Random) -> None:
-    """Each kind of fault once, then others at random, each of a random replica. Nothing is wrong, nothing failed."""
+    """Each kind of fault once, then others at random, each of a random replica.
+
+    Nothing is wrong, nothing failed.
+    """
     fleet = readers.fleet
     with readers.running():
         for number in range(rounds):

@@ -19,8 +19,10 @@ _PIECE_BYTES = 1 << 18
 
 
 class FaultProxy:
-    """`delay_s` is drawn for each HTTP request. While `is_cut`, nothing passes in either direction and no connection
-    ends, as when a network drops packets."""
+    """`delay_s` is drawn for each HTTP request.
+
+    While `is_cut`, nothing passes in either direction and no connection ends, as when a network drops packets.
+    """
 
     def __init__(
         self, host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
@@ -93,8 +95,10 @@ class FaultProxy:
 def fault_proxy(
     host: str, port: int, own: str = "127.0.0.1", connect: Callable[[], socket.socket] | None = None
 ) -> Iterator[FaultProxy]:
-    """A proxy on a free port of this machine, at its address `own`; it runs in a separate thread. `connect` opens
-    connections where `host` is not of this machine's network."""
+    """A proxy on a free port of this machine, at its address `own`; it runs in a separate thread.
+
+    `connect` opens connections where `host` is not of this machine's network.
+    """
     proxy = FaultProxy(host, port, own, connect)
     thread = threading.Thread(target=lambda: asyncio.run(proxy.run()), daemon=True)
     thread.start()

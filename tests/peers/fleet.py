@@ -44,7 +44,7 @@ class Fleet:
         return [Client(replica.base_url, timeout_s) for replica in self.replicas]
 
     def write(self, appends: int, name: str = TABLE) -> None:
-        """Creates the table if it does not exist, and appends to it so often: a manifest each."""
+        """Create the table if it does not exist, and append to it so often: a manifest each."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector
             with RestCatalog("sea", uri=self.replicas[0].base_url, **self.s3.client_properties()) as catalog:
@@ -60,7 +60,7 @@ class Fleet:
         }
 
     def meet(self) -> None:
-        """Waits until every replica knows all that run."""
+        """Wait until every replica knows all that run."""
         running = sum(replica.running() for replica in self.replicas)
         block_until(
             lambda: all(
@@ -85,7 +85,7 @@ def peer_reads(replica: Seamark, source: str) -> float:
 
 
 def plan(client: Client, headers: Mapping[str, str] | None = None) -> tuple[int, list[str]]:
-    """The status, and the data files of a plan of the whole table."""
+    """Return the status, and the data files of a plan of the whole table."""
     status, body = client.call("POST", PLAN, {}, dict(headers or {}))
     tasks = body.get("file-scan-tasks", []) if status == 200 else []
     return status, sorted(task["data-file"]["file-path"] for task in tasks)
@@ -103,8 +103,12 @@ def open_fleet(
     is_linked: bool = True,
     network: Network | None = None,
 ) -> Iterator[Fleet]:
-    """`env`: settings of all, `first`: of the first replica. `is_linked`: they reach each other through proxies.
-    `network`: each is on a host of it instead, and reaches the database and the storage through it."""
+    """`env`: settings of all, `first`: of the first replica.
+
+    Args:
+        is_linked: They reach each other through proxies.
+        network: Each is on a host of it instead, and reaches the database and the storage through it.
+    """
     database, bucket = postgres.create_database(), s3.create_bucket()
     store, own = urlsplit(s3.endpoint), "127.0.0.1" if network is None else network.address
     is_linked = is_linked and network is None

@@ -39,8 +39,10 @@ class Host:
         return ("nsenter", f"--net=/run/netns/{self.name}")
 
     def connect(self, port: int) -> socket.socket:
-        """A connection to a program that listens on the host's 127.0.0.1. A socket is of the network namespace that
-        its thread had when it was made, whoever uses it."""
+        """Return a connection to a program that listens on the host's 127.0.0.1.
+
+        A socket is of the network namespace that its thread had when it was made, whoever uses it.
+        """
         made: list[socket.socket] = []
 
         def enter() -> None:
@@ -76,7 +78,10 @@ class Network:
 
     @contextmanager
     def divided(self) -> Iterator[None]:
-        """No host reaches another. All reach this machine, and it reaches them."""
+        """No host reaches another.
+
+        All reach this machine, and it reaches them.
+        """
         with ExitStack() as stack:
             for host in self.hosts:
                 dev = f"bridge link set dev {host.cable} isolated"
@@ -100,7 +105,7 @@ def _run(command: str) -> None:
 
 @contextmanager
 def network(count: int) -> Iterator[Network]:
-    """Skips the test where this user may not make network namespaces, or a program for them is missing."""
+    """Skip the test where this user may not make network namespaces, or a program for them is missing."""
     if not os.path.exists("/proc/self/ns/net") or os.geteuid():
         pytest.skip("network namespaces need Linux and root")
     missing = [program for program in ("ip", "bridge", "nsenter") if shutil.which(program) is None]

@@ -37,7 +37,10 @@ def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, byt
 
 @pytest.fixture
 def lasting_breakers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A breaker that opens stays open. By default it lets a trial through after a second, too soon where it is busy."""
+    """A breaker that opens stays open.
+
+    By default it lets a trial through after a second, too soon where it is busy.
+    """
     monkeypatch.setattr(peer_files, "CircuitBreaker", partial(CircuitBreaker, pause_s=3600.0))
 
 
@@ -166,7 +169,7 @@ async def test_no_answer_that_was_changed_on_its_way_is_used(tmp_path: Path) -> 
 
 
 def unchunked(body: bytes) -> bytes:
-    """The content of a body in HTTP's chunked coding."""
+    """Return the content of a body in HTTP's chunked coding."""
     content = b""
     while body:
         size, _, body = body.partition(b"\r\n")

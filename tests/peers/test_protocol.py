@@ -184,7 +184,7 @@ async def test_replicas_with_a_certificate_speak_https_and_verify_each_other(
     tls = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
 
     async def read_through(trusted: Path) -> tuple[int, int]:
-        """(answers of the other replica, its failures)"""
+        """Return (answers of the other replica, its failures)"""
         monkeypatch.setenv(CA_VARIABLE, str(trusted))
         folder = tmp_path / trusted.stem
         folder.mkdir()

@@ -113,7 +113,7 @@ def scan(
     where: object = True,
     view: TableView | None = None,
 ) -> ScanPlan:
-    """Every file, whatever the filter; `view` may be one that is there."""
+    """Return every file, whatever the filter; `view` may be one that is there."""
     deletes = deletes or []
     view = view or TableView(
         [one for one, _ in data], [one for _, one in data], [one for one, _ in deletes], [one for _, one in deletes]
@@ -218,7 +218,7 @@ def test_files_of_many_manifests_and_pieces_come_once_and_in_order() -> None:
 
 @pytest.mark.parametrize("longest", [1, 40, 300, 70_000])
 def test_each_file_has_its_own_lists_whatever_rows_are_asked_for(longest: int) -> None:
-    """Lists lie one after the other, and a page may begin anywhere; sizes of one byte, of two, of four."""
+    """List lie one after the other, and a page may begin anywhere; sizes of one byte, of two, of four."""
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
@@ -249,7 +249,7 @@ def test_statistics_of_many_files_are_told_of_those_that_are_asked_for() -> None
 
 
 def in_json(kind: str, value: Any) -> Any:
-    """The spec's JSON single-value serialisation, for values within Python's own dates."""
+    """Return the spec's JSON single-value serialisation, for values within Python's own dates."""
     if value is None or kind in ("long", "int", "boolean", "string", "float", "double"):
         return value
     if kind == "date":
@@ -265,7 +265,7 @@ def in_json(kind: str, value: Any) -> Any:
 
 
 def within_python(kind: str, value: Any) -> bool:
-    """Values that Python's own types can say; and blocks say null by the least long."""
+    """Return values that Python's own types can say; and blocks say null by the least long."""
     if value == -(2**63):
         return False
     limits = {"date": 2_000_000, "timestamp": 2_000_000 * 86_400_000_000, "timestamptz": 2_000_000 * 86_400_000_000}

@@ -99,7 +99,7 @@ def block(
 def applying(
     data: list[Entry], *deletes: list[Entry], sequence: int = 5, schema: dict[str, Any] = SCHEMA
 ) -> list[tuple[int, ...]]:
-    """What applies to each data file, of manifests with the sequence number `sequence`."""
+    """Return what applies to each data file, of manifests with the sequence number `sequence`."""
 
     def files(of: list[list[Entry]]) -> list[ManifestFile]:
         return [manifest_file(int(some[0].file.content != DATA), some[0].file.spec_id, sequence) for some in of]
@@ -316,7 +316,7 @@ def test_deletes_of_a_partition_apply_whether_it_was_of_a_date_or_of_the_timesta
     schemas = [schema_json(number, one, set(), late=True) for number, one in enumerate(kinds)]
 
     def blocks(made: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
-        """One from before the promotion and one from after it, each of the same three partitions."""
+        """Return one from before the promotion and one from after it, each of the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
             block([entry(made((day,)), sequence) for day in some], schema=schema, kinds=one)

@@ -63,7 +63,7 @@ class Listed:
 
 
 def same(kind: str, left: Any, right: Any) -> bool:
-    """Whether some reader takes two values of a column for equal."""
+    """Return whether some reader takes two values of a column for equal."""
     if kind in FLOATS and left is not None and right is not None and left != left:
         return bool(right != right)
     return bool(left == right)
@@ -249,7 +249,9 @@ class Situation:
         return listed.sequence if entry.sequence is None else entry.sequence
 
     def in_scope(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
-        """The specification's rules; a position delete that names its file goes by the name alone, as in Java."""
+        """Return the specification's rules; a position delete that names its file goes by the name alone, as in
+        Java.
+        """
         removal, file = delete[1].file, data[1].file
         alike = removal.partition_key == file.partition_key
         older, newest = self.sequence(data), self.sequence(delete)
@@ -312,7 +314,9 @@ class Situation:
 
 
 def value_of(kind: str, data: bytes | None) -> Any:
-    """A bound as something that sorts; the length of its bytes, not the column's type, tells how it was written."""
+    """Return a bound as something that sorts; the length of its bytes, not the column's type, tells how it was
+    written.
+    """
     assert data is not None
     if kind in ("string", "binary", "boolean"):
         return data

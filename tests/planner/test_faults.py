@@ -45,7 +45,7 @@ Damage = Callable[[bytearray, random.Random], None]
 
 
 def filled(folder: Path, *, days: int = 4, per_day: int = 10) -> tuple[Table, list[Manifest]]:
-    """A table with a manifest for each day, of `per_day` files, and one delete file a day."""
+    """Return a table with a manifest for each day, of `per_day` files, and one delete file a day."""
     table = Table(folder)
     data = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
     deletes = [table.deletes(f"d{day}", [day * per_day], day=day) for day in range(days)]
@@ -92,7 +92,7 @@ async def test_a_file_that_is_gone_is_an_error_that_names_it_until_it_is_back(tm
 
 
 async def _let_go(planner: Planner) -> None:
-    """Waits until no block is alive: a thread that has just read one may hold it for a moment."""
+    """Wait until no block is alive: a thread that has just read one may hold it for a moment."""
     async with asyncio.timeout(60):
         while planner.stats().live_bytes:
             await asyncio.sleep(0.001)
@@ -340,7 +340,7 @@ FOLDER_BYTES = 64 << 20
 
 
 def cached(tmp_path: Path) -> list[Path]:
-    """Files of blocks, not SQLite's."""
+    """Return files of blocks, not SQLite's."""
     folder = tmp_path / "home" / "cache" / "blocks"
     return sorted(folder.rglob("*.block"))
 

@@ -194,8 +194,10 @@ async def delete_some(rng: random.Random, drawn: Drawn) -> None:
 
 
 def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: Drawn) -> None:
-    """Live rows, with the number of their file. Text and bytes as hexadecimal, which has their order; times and
-    decimals as the integers that they are."""
+    """Live rows, with the number of their file.
+
+    Text and bytes as hexadecimal, which has their order; times and decimals as the integers that they are.
+    """
     table = drawn.table
     live = [
         (number, row)

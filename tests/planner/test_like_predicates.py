@@ -22,7 +22,7 @@ def drawn_text(rng: random.Random, length: int) -> str:
 
 
 def drawn_pattern(rng: random.Random) -> str:
-    """The escape character # only where it escapes."""
+    """Return the escape character # only where it escapes."""
     parts = [rng.choice(["%", "_", "#%", "#_", "##", *LETTERS.replace("#", "")]) for _ in range(rng.randint(0, 4))]
     return "".join(parts)
 

@@ -85,7 +85,7 @@ def alike(left: Any, right: Any) -> bool:
 
 
 def drawn_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) -> dict[str, Any]:
-    """Some of the fields of some file's partition, by name; sometimes with a value of another file."""
+    """Return some of the fields of some file's partition, by name; sometimes with a value of another file."""
     file = rng.choice(files)
     fields = lake.specs[file.spec_id]
     chosen = [at for at in range(len(fields)) if rng.random() < 0.6]
@@ -158,7 +158,7 @@ async def test_prefixes_of_many_random_tables_find_their_files(tmp_path: Path) -
 
 
 def stats_value(kind: str, found: Any, at: int) -> Any:
-    """One bound, from whichever arrays they came in."""
+    """Return one bound, from whichever arrays they came in."""
     if isinstance(found, Strings):
         raw = found.values()[at]
         return None if raw is None else value_of(Form.STRINGS, kind, raw)
@@ -236,7 +236,7 @@ async def test_partitions_add_up_to_what_their_files_hold(tmp_path: Path) -> Non
 
 
 def a_view(folder: Path, parts: Sequence[tuple[str, Sequence[Any]]]) -> TableView:
-    """A manifest for each (type, values): files partitioned by identity of column 1, with those values."""
+    """Return a manifest for each (type, values): files partitioned by identity of column 1, with those values."""
     style = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
     manifests, blocks = [], []
     for number, (kind, values) in enumerate(parts):

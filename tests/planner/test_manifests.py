@@ -57,7 +57,11 @@ def manifest(summaries: Sequence[FieldSummary] | None, spec_id: int = 3) -> Mani
 
 
 def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> FieldSummary:
-    """Of one field, in Java's order or Python's; NaN and null are in no bounds. `terse`: without what is optional."""
+    """Of one field, in Java's order or Python's; NaN and null are in no bounds.
+
+    Args:
+        terse: Without what is optional.
+    """
     nan = any(isinstance(value, float) and math.isnan(value) for value in values)
     order = javas_order if javas else pythons_order
     there = sorted(

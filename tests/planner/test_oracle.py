@@ -16,7 +16,7 @@ from tests.services.java_planner import JavaPlanner
 
 
 def seeds(default: range) -> range:
-    """The seeds to run: those of PLANNER_SEEDS (one, or first-last), else `default`."""
+    """Return the seeds to run: those of PLANNER_SEEDS (one, or first-last), else `default`."""
     chosen = os.environ.get("PLANNER_SEEDS")
     if not chosen:
         return default

@@ -47,7 +47,7 @@ class Tables:
     async def plan(
         self, case: Case, metadata: TableMetadata | None = None
     ) -> tuple[KeptManifests, PlanFiles, set[str]]:
-        """What is kept, the files that are now on disk, and the paths that the planner keeps."""
+        """Return what is kept, the files that are now on disk, and the paths that the planner keeps."""
         if metadata is None:
             location = case.lake.metadata_location
             metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
@@ -69,7 +69,7 @@ class Tables:
 
 
 async def judged(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
-    """Where the plan table's metadata lie, the files that it keeps, and what was seen."""
+    """Return where the plan table's metadata lie, the files that it keeps, and what was seen."""
     note = str(case)
     kept, made, paths = await tables.plan(case)
     at = made.files[-1][0]
@@ -115,7 +115,10 @@ def assert_truth(snapshot: KnownSnapshot, found: dict[str, Record], note: str) -
 
 
 def judge_java(case: Case, paths: set[str], table: Planned, plan: Planned) -> bool:
-    """Java plans on the plan table what it plans on the table, of those files. False where it refuses the table's."""
+    """Java plans on the plan table what it plans on the table, of those files.
+
+    False where it refuses the table's.
+    """
     if table.error is not None:
         return False
     assert plan.error is None, f"{plan.error}\n{case}"

@@ -40,7 +40,7 @@ def schema(element: str) -> dict[str, Any]:
 
 
 def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
-    """One file for each of the statistics of a list's elements; file n holds the ids from 10 n to 10 n + 9."""
+    """Return one file for each of the statistics of a list's elements; file n holds the ids from 10 n to 10 n + 9."""
     files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(len(elements))]
     for file, metrics in zip(files, elements, strict=True):
         file.metrics[ELEMENT] = metrics

@@ -28,7 +28,9 @@ Column = dict[str, Any]
 
 
 def evolved(rng: random.Random, columns: list[Column], last_id: int) -> tuple[list[Column], int]:
-    """One change of a schema: a name is reused with another type, two names are swapped, or a type is widened."""
+    """Return one change of a schema: a name is reused with another type, two names are swapped, or a type is
+    widened.
+    """
     made = [dict(one) for one in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
     one, other = rng.sample(made, 2)
@@ -82,7 +84,7 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
 
 
 def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
-    """Its one snapshot is of the first schema, and the last one is current."""
+    """Return its one snapshot is of the first schema, and the last one is current."""
     document = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",

@@ -41,7 +41,7 @@ DAYS, PER_DAY = 8, 10
 
 
 def filled(folder: Path, *, days: int = DAYS, per_day: int = PER_DAY) -> tuple[Table, list[Manifest]]:
-    """A table with a manifest for each day, of `per_day` files."""
+    """Return a table with a manifest for each day, of `per_day` files."""
     table = Table(folder)
     manifests = [table.manifest(f"m{day}", range(day * per_day, (day + 1) * per_day), day=day) for day in range(days)]
     table.commit(1, manifests)
@@ -190,7 +190,7 @@ def blocks_alive(folder: Path) -> list[Block]:
 
 
 async def sizes(folder: Path, tables: list[Table]) -> list[int]:
-    """Bytes of each table's blocks."""
+    """Return bytes of each table's blocks."""
     found = []
     async with planning(folder) as planner:
         for table in tables:

@@ -50,7 +50,7 @@ class Report:
 
 
 def read_report(path: Path) -> Report:
-    """Reads JUnit's XML report."""
+    """Read JUnit's XML report."""
     skipped, failed, count = set(), {}, 0
     for case in ElementTree.parse(path).getroot().iter("testcase"):
         count += 1
@@ -65,7 +65,7 @@ def read_report(path: Path) -> Report:
 
 
 def run_kit(uri: str, folder: Path, *, warehouse: str = "", what: str = "all") -> Report:
-    """Runs the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
+    """Run the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
 
     `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit asks for one named `rck_warehouse`.
     """

@@ -27,12 +27,12 @@ class Running:
     http: aiohttp.ClientSession
 
     async def get(self, path: str, **options: Any) -> tuple[int, Any]:
-        """(status, JSON) of GET `path`."""
+        """Return (status, JSON) of GET `path`."""
         async with self.http.get(self.url + path, **options) as answer:
             return answer.status, await answer.json()
 
     async def record(self, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
-        """A finished instant about `db.name`, as a commit on this replica leaves it."""
+        """Return a finished instant about `db.name`, as a commit on this replica leaves it."""
         instant = an_instant(self.components.clock, name, action, **fields)
         await self.components.store.transact([RecordInstant(instant=instant)])
         self.components.timeline.notify()

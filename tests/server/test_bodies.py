@@ -350,7 +350,7 @@ async def test_a_client_that_leaves_before_its_body_is_no_error_of_the_server(tm
 
 
 def descriptions() -> list[tuple[str, str, Description]]:
-    """(method, template, description) of every route."""
+    """Return (method, template, description) of every route."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
     return [
@@ -361,7 +361,7 @@ def descriptions() -> list[tuple[str, str, Description]]:
 
 
 def routes() -> list[tuple[str, str, str]]:
-    """(method, template, operation) of every route that asks who it is."""
+    """Return (method, template, operation) of every route that asks who it is."""
     return [(method, template, given.operation) for method, template, given in descriptions() if not given.public]
 
 

@@ -22,7 +22,7 @@ from tests.services.seamark import Seamark
 
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
-    """(exit code, everything printed)."""
+    """Return (exit code, everything printed)."""
     done = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
     assert not isinstance(done.exception, Exception) or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, done.output
@@ -171,7 +171,7 @@ def test_every_command_that_lists_or_shows_prints_json_on_demand() -> None:
 
 
 def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """All commands below a group that are no groups, by their words."""
+    """Yield all commands below a group that are no groups, by their words."""
     for name, one in subcommands(command).items():
         if isinstance(one, click.Group):
             yield from commands(f"{path} {name}", one)

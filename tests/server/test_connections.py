@@ -50,7 +50,7 @@ class Wire:
         await self.writer.drain()
 
     async def rest(self) -> bytes:
-        """All until the server ends the connection."""
+        """Return all until the server ends the connection."""
         try:
             async with asyncio.timeout(60):
                 return await self.reader.read()
@@ -58,7 +58,7 @@ class Wire:
             return b""
 
     async def answer(self) -> tuple[int, bytes]:
-        """(status, body) of one answer with a Content-Length."""
+        """Return (status, body) of one answer with a Content-Length."""
         async with asyncio.timeout(60):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
             length = int(head.partition("content-length: ")[2].partition("\r\n")[0])

@@ -33,7 +33,7 @@ URL = "http://127.0.0.1:8181"
 
 
 def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
-    """The exit code and the findings by subject."""
+    """Return the exit code and the findings by subject."""
     done = CliRunner().invoke(cli, ["doctor", "--json", *arguments], prog_name="seamark")
     return done.exit_code, {str(finding["subject"]): finding for finding in json.loads(done.output)}
 

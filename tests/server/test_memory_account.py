@@ -30,7 +30,7 @@ OWNED = {
 
 
 def caches() -> Iterator[tuple[str, str]]:
-    """(file, name) of every cache that the server creates; the name is empty where none is given."""
+    """Yield (file, name) of every cache that the server creates; the name is empty where none is given."""
     for path in sorted(
         path for package in ("formats", "metaserver", "commands") for path in (REPO / package).rglob("*.py")
     ):

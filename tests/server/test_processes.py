@@ -40,7 +40,7 @@ def eventually(what: Callable[[], bool], timeout_s: float = 60) -> None:
 
 
 def slow_post(server: Seamark, body: bytes) -> socket.socket:
-    """A POST whose body has not come yet: a request in flight for as long as we like."""
+    """Return a POST whose body has not come yet: a request in flight for as long as we like."""
     sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/namespaces HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     sock.sendall(head.encode() + body[:5])

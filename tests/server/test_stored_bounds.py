@@ -31,7 +31,7 @@ REPORT = {
 
 
 async def send(server: Running, secret: str | None, method: str, path: str, body: Any, **headers: str) -> Any:
-    """(status, headers, JSON)."""
+    """Return (status, headers, JSON)."""
     login = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     async with server.http.request(method, server.url + path, json=body, headers={**login, **headers}) as answer:
         raw = await answer.read()

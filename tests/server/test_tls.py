@@ -40,11 +40,11 @@ class Served:
         self.url = f"https://127.0.0.1:{port}"
 
     def has_logged(self, text: bytes) -> bool:
-        """Whether each worker has."""
+        """Return whether each worker has."""
         return self.log.read_bytes().count(text) >= self.workers
 
     def wait_until_logged(self, text: bytes) -> None:
-        """Waits until each worker has logged the text."""
+        """Wait until each worker has logged the text."""
         until = time.monotonic() + 60
         while not self.has_logged(text):
             assert self.process.running(), self.log.read_text()
@@ -79,7 +79,7 @@ def name_presented(served: Served, authority: Authority) -> str:
 
 
 def examined(url: str) -> dict[str, str]:
-    """What `seamark doctor` finds about the server."""
+    """Return what `seamark doctor` finds about the server."""
     (finding,) = (one for one in check_server(url, None) if one.subject == "server")
     return dataclasses.asdict(finding)
 

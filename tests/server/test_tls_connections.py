@@ -28,7 +28,7 @@ def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
 
 
 async def asked(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
-    """A connection with TLS that has been answered."""
+    """Return a connection with TLS that has been answered."""
     context = ssl.create_default_context(cafile=str(trusted.file))
     async with asyncio.timeout(60):
         wire = Wire(*await asyncio.open_connection("127.0.0.1", port, ssl=context))

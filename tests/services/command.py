@@ -18,8 +18,10 @@ SEAMARK = str(Path(sys.executable).parent / "seamark")
 def run_seamark(
     *arguments: str, env: Mapping[str, str] | None = None, timeout_s: float = 60.0
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command in this process's folder, without an input, with `env` added to this process's environment. A
-    command that does not end in time is killed and raises `subprocess.TimeoutExpired`."""
+    """Run the command in this process's folder, without an input, with `env` added to this process's environment.
+
+    A command that does not end in time is killed and raises `subprocess.TimeoutExpired`.
+    """
     argv = [SEAMARK, *arguments]
     environment = {**os.environ, **(env or {})}
     with tempfile.TemporaryFile("w+b") as output, tempfile.TemporaryFile("w+b") as errors:

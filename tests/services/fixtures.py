@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 
 
 def pytest_collection_finish() -> None:
-    """Before the first test, and after what modules that tests import set in the environment, as Polars does. Else
-    every server of a run that has collected such a module would be a whole process."""
+    """Before the first test, and after what modules that tests import set in the environment, as Polars does.
+
+    Else every server of a run that has collected such a module would be a whole process.
+    """
     fork_server.enable()
 
 
 @pytest.fixture(autouse=True)
 def _own_logs() -> Iterator[None]:
-    """Commands that run inside a test configure the logs of the process. What comes after them has them as they were,
-    whatever the order of tests."""
+    """Commands that run inside a test configure the logs of the process.
+
+    What comes after them has them as they were, whatever the order of tests.
+    """
     configure = structlog.configure
     with pytest.MonkeyPatch.context() as patch:
         # A logger that is cached keeps a configuration for ever.
@@ -62,7 +66,10 @@ def _postgres_database(postgres: Postgres) -> str:
 
 @pytest.fixture
 def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
-    """URL of a database that this test has for itself, without any table. Nobody is connected to it afterwards."""
+    """URL of a database that this test has for itself, without any table.
+
+    Nobody is connected to it afterwards.
+    """
     yield _postgres_database
     postgres.empty_database(_postgres_database)
 

@@ -71,7 +71,10 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The tests' end. One thread at a time may fork."""
+    """The tests' end.
+
+    One thread at a time may fork.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -110,8 +113,11 @@ def enable() -> None:
 def fork(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path | None, output: int, errors: int | None = None
 ) -> ForkedProcess | None:
-    """The process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`); None where a whole process is needed. What
-    it prints goes to the file `output`, and its errors to `errors` where that is another one."""
+    """Return the process of a Python program (`SCRIPT …` or `PYTHON -m MODULE …`); None where a whole process is
+    needed.
+
+    What it prints goes to the file `output`, and its errors to `errors` where that is another one.
+    """
     global _server
     if _environment is None or _foreign(env) != _foreign(_environment):
         return None
@@ -132,7 +138,10 @@ def _umask() -> int:
 
 
 def _serve(control: socket.socket) -> dict[str, object] | None:
-    """Forks until the tests end. Returns None then; in a child, what it shall run."""
+    """Fork until the tests end.
+
+    Returns None then; in a child, what it shall run.
+    """
     children: dict[int, int] = {}
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
@@ -198,8 +207,9 @@ def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
 
 
 def _end(code: int) -> None:
-    """What an interpreter does when it ends, but for the destruction of all that it has: that would copy the pages that
-    all children share, and take longer than the rest of a start and an end together."""
+    """What an interpreter does when it ends, but for the destruction of all that it has: that would copy the pages
+    that all children share, and take longer than the rest of a start and an end together.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

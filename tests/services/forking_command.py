@@ -94,7 +94,7 @@ def _run(asked: socket.socket, running: set[int]) -> None:
 
 
 def _start(wish: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
-    """A whole process where the fork server cannot stand in."""
+    """Return a whole process where the fork server cannot stand in."""
     argv, env, cwd = [SEAMARK, *wish["arguments"]], wish["env"], wish["cwd"]  # type: ignore[misc]
     forked = fork(argv, env, Path(cwd), output, errors)  # type: ignore[arg-type]
     return forked or subprocess.Popen(

@@ -37,8 +37,10 @@ def java_17() -> str:
 
 
 def compiled(source: Path, classpath: Sequence[str]) -> Path:
-    """Folder of the classes of `source`, compiled anew when it or the first jar is another. Two that compile at once
-    both win."""
+    """Folder of the classes of `source`, compiled anew when it or the first jar is another.
+
+    Two that compile at once both win.
+    """
     stamp = f"{source.stat().st_mtime_ns}-{Path(classpath[0]).stem}"
     folder = CACHE / "java-classes" / source.stem / stamp
     if folder.exists():

@@ -48,7 +48,10 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """One file of Java's plan. A deletion vector is named `location#offset`; the residual is Java's JSON."""
+    """One file of Java's plan.
+
+    A deletion vector is named `location#offset`; the residual is Java's JSON.
+    """
 
     path: str
     deletes: frozenset[str]
@@ -64,14 +67,17 @@ class Planned:
 
 
 class JavaPlanner:
-    """A running JVM; `plan` asks for any number of scans at once. Scans of one table are best asked in a row."""
+    """A running JVM; `plan` asks for any number of scans at once.
+
+    Scans of one table are best asked in a row.
+    """
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
         self._child = child
         self._log = log
 
     def plan(self, requests: Sequence[PlanRequest]) -> list[Planned]:
-        """An answer per request, in order."""
+        """Return an answer per request, in order."""
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None:
             raise ServiceFailed("the JVM was started without pipes")
@@ -103,7 +109,7 @@ def _planned(answer: dict[str, Any]) -> Planned:
 
 @contextmanager
 def java_planner(log: Path) -> Iterator[JavaPlanner]:
-    """Compiles where that was not done yet, starts the JVM, and ends it by closing its input."""
+    """Compile where that was not done yet, start the JVM, and end it by closing its input."""
     classpath = _classpath()
     classes = compiled(SOURCE, classpath)
     argv = [java_17(), "-Xmx1g", *SHORT_LIVED, "-Diceberg.worker.num-threads=2"]

@@ -26,8 +26,10 @@ PASSWORD = "seamark"
 
 
 def _binary(name: str) -> str:
-    """PostgreSQL's programs are in Debian's versioned folder, newest first, or on PATH. There, Debian's clients are a
-    script in Perl, which takes five times as much CPU time to start as psql itself."""
+    """PostgreSQL's programs are in Debian's versioned folder, newest first, or on PATH.
+
+    There, Debian's clients are a script in Perl, which takes five times as much CPU time to start as psql itself.
+    """
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda p: int(p.parent.name), reverse=True)
     found = next((str(f / name) for f in folders if (f / name).exists()), None) or shutil.which(name)
     if found is None:
@@ -41,7 +43,10 @@ def _as_server_user(argv: list[str]) -> list[str]:
 
 @dataclass
 class Postgres:
-    """A running server. `url(database)` is a DSN for asyncpg; `create_database()` takes some 50 ms."""
+    """A running server.
+
+    `url(database)` is a DSN for asyncpg; `create_database()` takes some 50 ms.
+    """
 
     port: int
     process: ManagedProcess
@@ -51,7 +56,7 @@ class Postgres:
         return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{database}"
 
     def sql(self, statement: str, database: str = "postgres") -> str:
-        """Runs `statement` with psql; rows as text, one a line, columns parted by |."""
+        """Run `statement` with psql; rows as text, one a line, columns parted by |."""
         argv = [_binary("psql"), "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", "-c", statement, self.url(database)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         if done.returncode:
@@ -59,13 +64,13 @@ class Postgres:
         return done.stdout.strip()
 
     def create_database(self, name: str = "") -> str:
-        """A new, empty database; returns its URL."""
+        """Return a new, empty database; returns its URL."""
         name = name or f"seamark_{next(self._numbers)}"
         self.sql(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
     def empty_database(self, url: str) -> None:
-        """Makes the database of `url` as it was when it was new: that costs a tenth of creating another one."""
+        """Make the database of `url` as it was when it was new: that costs a tenth of creating another one."""
         name = url.rsplit("/", 1)[1]
         others = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
         ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {others}"
@@ -73,7 +78,7 @@ class Postgres:
         self.sql(f"{ended}; DROP SCHEMA public CASCADE; {created}", name)
 
     def drop_database(self, url: str) -> None:
-        """Drops the database of `url`, ending whoever is still connected."""
+        """Drop the database of `url`, ending whoever is still connected."""
         self.sql(f'DROP DATABASE IF EXISTS "{url.rsplit("/", 1)[1]}" WITH (FORCE)')
 
 

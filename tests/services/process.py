@@ -44,8 +44,11 @@ _drawn: set[int] = set()
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this run of tests draws. This
-    process draws it again only after all others."""
+    """Return a TCP port of 127.0.0.1 that was free a moment ago, and that no other process of this run of tests
+    draws.
+
+    This process draws it again only after all others.
+    """
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     share = _PORTS[worker % 8 :: 8]
     if _drawn.issuperset(share):
@@ -66,15 +69,17 @@ def port_answers(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def http_ok(url: str, *, contains: str = "") -> bool:
-    """Whether GET `url` answers 2xx with `contains` in the body."""
+    """Return whether GET `url` answers 2xx with `contains` in the body."""
     with contextlib.suppress(urllib.error.URLError, OSError), urllib.request.urlopen(url, timeout=10) as answer:
         return contains in answer.read().decode()
     return False
 
 
 class ManagedProcess:
-    """`argv` run with `env` (added to the environment) in `cwd`, both output streams in `log`. In tests, a server of
-    Seamark (`forked`) comes from the fork server."""
+    """`argv` run with `env` (added to the environment) in `cwd`, both output streams in `log`.
+
+    In tests, a server of Seamark (`forked`) comes from the fork server.
+    """
 
     def __init__(
         self,
@@ -103,7 +108,7 @@ class ManagedProcess:
         return self._child is not None and self._child.poll() is None
 
     def start(self, ready: Callable[[], bool], *, timeout_s: float) -> None:
-        """Starts the child and returns once `ready()` is true; raises `ServiceFailed` with the log's tail otherwise."""
+        """Start the child and returns once `ready()` is true; raises `ServiceFailed` with the log's tail otherwise."""
         with self.log.open("ab") as out:
             self._child = fork(self.argv, self._env, self._cwd, out.fileno()) if self._forked else None
             self._child = self._child or subprocess.Popen(
@@ -123,12 +128,12 @@ class ManagedProcess:
             time.sleep(0.05)
 
     def send(self, number: int) -> None:
-        """Sends `number` to the whole group; a group that is gone already is no error."""
+        """Send `number` to the whole group; a group that is gone already is no error."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, number)
 
     def wait(self, timeout_s: float) -> int:
-        """The exit code, within `timeout_s` seconds."""
+        """Return the exit code, within `timeout_s` seconds."""
         if self._child is None:
             raise ServiceFailed(f"{self.argv[0]} is not running")
         code = self._child.wait(timeout_s)
@@ -137,7 +142,10 @@ class ManagedProcess:
         return code
 
     def stop(self, *, first: int = signal.SIGTERM, grace_s: float = 15.0) -> int | None:
-        """Ends the group: `first`, SIGKILL when it is still there after `grace_s` seconds. Returns the exit code."""
+        """End the group: `first`, SIGKILL when it is still there after `grace_s` seconds.
+
+        Returns the exit code.
+        """
         if self._child is None:
             return None
         if self not in _living:  # waited for already: its id may be somebody else's by now

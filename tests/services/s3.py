@@ -32,7 +32,10 @@ def read_env_file(path: Path) -> dict[str, str]:
 
 @dataclass
 class S3:
-    """A running store. `root` is the folder behind it, `process` can be stopped to make it fail."""
+    """A running store.
+
+    `root` is the folder behind it, `process` can be stopped to make it fail.
+    """
 
     endpoint: str
     access_key: str
@@ -43,7 +46,7 @@ class S3:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def client(self) -> Any:
-        """A botocore client, path style, without retries (tests want to see the first answer)."""
+        """Return a botocore client, path style, without retries (tests want to see the first answer)."""
         return botocore.session.Session().create_client(
             "s3",
             endpoint_url=self.endpoint,
@@ -54,7 +57,7 @@ class S3:
         )
 
     def create_bucket(self, name: str = "") -> str:
-        """A new, empty bucket; returns its name."""
+        """Return a new, empty bucket; returns its name."""
         name = name or f"seamark-{next(self._numbers)}"
         client = self.client()
         try:
@@ -64,7 +67,7 @@ class S3:
         return name
 
     def seamark_env(self) -> dict[str, str]:
-        """The `SEAMARK_…` variables with which a server uses this store."""
+        """Return the `SEAMARK_…` variables with which a server uses this store."""
         return {
             "SEAMARK_S3_ENDPOINT": self.endpoint,
             "SEAMARK_S3_REGION": self.region,
@@ -122,9 +125,13 @@ def _s3proxy(root: Path, port: int, settings: dict[str, str], log: Path) -> Mana
 
 @contextmanager
 def s3_server(folder: Path, *, keep_alive: bool = False) -> Iterator[S3]:
-    """An S3 server whose objects lie below `folder`; yields its address and keys. Buckets: `create_bucket()`.
+    """An S3 server whose objects lie below `folder`; yields its address and keys.
 
-    `keep_alive`: versitygw keeps connections open, as stores in the cloud do; by default it does not."""
+    Buckets: `create_bucket()`.
+
+    Args:
+        keep_alive: Versitygw keeps connections open, as stores in the cloud do; by default it does not.
+    """
     root = folder / "objects"
     root.mkdir(parents=True)
     settings, port, log = read_env_file(CONFIG), free_port(), folder / "s3.log"

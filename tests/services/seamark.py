@@ -17,7 +17,9 @@ SHARED_KEY = base64.b64encode(b"a key that is known to all tests").decode()
 
 
 class Seamark:
-    """A server over `home` (SQLite and a local warehouse unless told otherwise). The port stays the same over restarts.
+    """A server over `home` (SQLite and a local warehouse unless told otherwise).
+
+    The port stays the same over restarts.
 
     `env` are `SEAMARK_…` variables; `flags` go to `seamark serve` as they are. `prefix` is a command that runs it, such
     as one in another network namespace, where tests reach it at `base_url`.
@@ -61,7 +63,7 @@ class Seamark:
         return self._process.running()
 
     def start(self, timeout_s: float = 90.0) -> Seamark:
-        """Starts the server and waits until it is ready and has said so."""
+        """Start the server and wait until it is ready and has said so."""
         self._process.start(self._is_ready, timeout_s=timeout_s)
         return self
 
@@ -77,12 +79,12 @@ class Seamark:
         self._process.stop(first=signal.SIGKILL)
 
     def terminate(self, timeout_s: float = 40.0) -> int:
-        """A graceful drain; returns the exit code."""
+        """Return a graceful drain; returns the exit code."""
         self._process.send(signal.SIGTERM)
         return self._process.wait(timeout_s)
 
     def wait(self, timeout_s: float = 30.0) -> int:
-        """The exit code of a server that ends by itself, as one with a fault injected does."""
+        """Return the exit code of a server that ends by itself, as one with a fault injected does."""
         return self._process.wait(timeout_s)
 
     def leave_running(self) -> None:
@@ -90,7 +92,7 @@ class Seamark:
         self._process.leave_running()
 
     def restart(self, timeout_s: float = 90.0) -> Seamark:
-        """Ends what runs and starts again on the same port, home and database."""
+        """End what runs and starts again on the same port, home and database."""
         self._process.stop()
         return self.start(timeout_s)
 

@@ -45,7 +45,10 @@ def local_files() -> dict[str, str]:
 
 @contextmanager
 def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session whose scratch files lie in `folder`. Stopped on exit; the next one reuses the JVM."""
+    """A session whose scratch files lie in `folder`.
+
+    Stopped on exit; the next one reuses the JVM.
+    """
     java_17()
     scratch = {
         "spark.local.dir": str(folder / "local"),
@@ -61,7 +64,7 @@ def spark_session(folder: Path, conf: Mapping[str, str] | None = None) -> Iterat
 
 
 def new_catalog(spark: SparkSession, uri: str, *, token: str = "", extra: Mapping[str, str] | None = None) -> str:
-    """Adds a catalog for the server at `uri` under a name never used before in this JVM; returns the name."""
+    """Add a catalog for the server at `uri` under a name never used before in this JVM; return the name."""
     name = f"sea{next(_numbers)}"
     add_catalog(spark, catalog_conf(name, uri, token=token, extra=extra))
     return name

@@ -54,8 +54,10 @@ class Trino:
         self.process.start(lambda: http_ok(info, contains='"starting":false'), timeout_s=180)
 
     def rows(self, sql: str, session: dict[str, str] | None = None, *, catalog: str = CATALOG) -> list[list[Any]]:
-        """All rows of `sql`; raises the client's error, with Trino's message, when the statement fails. `session` are
-        session properties."""
+        """Return all rows of `sql`; raises the client's error, with Trino's message, when the statement fails.
+
+        `session` are session properties.
+        """
         connection: Any = trino.dbapi.connect(  # type: ignore[no-untyped-call]
             host="127.0.0.1", port=self.port, user="tests", catalog=catalog, session_properties=session, encoding=None
         )
@@ -67,7 +69,7 @@ class Trino:
 
 
 def _iceberg() -> Path:
-    """The plugin's jars, with the service entry that Trino's archive would carry."""
+    """Return the plugin's jars, with the service entry that Trino's archive would carry."""
     folder = JARS / "plugin" / "iceberg"
     entry = folder / "seamark-service-entry.jar"
     if not any(folder.glob("trino-iceberg-*.jar")) or not any(JARS.glob("lib/trino-main-*.jar")):
@@ -111,8 +113,11 @@ def _spooling(folder: Path) -> dict[str, str]:
 
 
 def _catalogs(folder: Path, others: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
-    """Compose's, and others that differ by their name and the server's address alone. With `by_name`, there is a twin
-    of each, `{name}_by_name`, that does not carry `X-Seamark-Plans`. `extra` replaces properties of all."""
+    """Compose's, and others that differ by their name and the server's address alone.
+
+    With `by_name`, there is a twin of each, `{name}_by_name`, that does not carry `X-Seamark-Plans`. `extra` replaces
+    properties of all.
+    """
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)
     given = _read_properties(catalogs / f"{CATALOG}.properties") | dict(extra)
@@ -147,9 +152,12 @@ def trino_server(
     catalog: Mapping[str, str] | None = None,
 ) -> Iterator[Trino]:
     """Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs; local tables are
-    readable anywhere. With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are
-    options beside those of the file, whose garbage collector takes a fifth of the CPU time in tests; `properties` come
-    on top; `catalog` replaces properties of the catalogs."""
+    readable anywhere.
+
+    With a `certificate` and its key (one PEM file), there is https, too. Takes 15 to 40 s. `jvm` are options beside
+    those of the file, whose garbage collector takes a fifth of the CPU time in tests; `properties` come on top;
+    `catalog` replaces properties of the catalogs.
+    """
     home = java_25_home()
     if home is None:
         raise ServiceFailed("Trino needs a JDK 25: set JAVA25 to its home, or install one below /usr/lib/jvm")

@@ -19,7 +19,9 @@ REMOTE = "remote"
 @dataclass
 class TrinoLake:
     """`servers` by the names of their catalogs in Trino; `clients` are the catalog properties for other engines.
-    `authority` is the certificate of Trino's https."""
+
+    `authority` is the certificate of Trino's https.
+    """
 
     trino: Trino
     servers: dict[str, Seamark]
@@ -58,7 +60,7 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
 
 
 def self_signed(folder: Path) -> tuple[Path, Path]:
-    """A certificate for this machine, which is its own authority, and its key."""
+    """Return a certificate for this machine, which is its own authority, and its key."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]

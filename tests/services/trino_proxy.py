@@ -22,7 +22,7 @@ class TrinoProxy:
         return f"http://127.0.0.1:{self.port}"
 
     def statements(self, outcome: str) -> int:
-        """How many were "rewritten" so far, "unchanged", or begun again as the "original"."""
+        """Return how many were "rewritten" so far, "unchanged", or begun again as the "original"."""
         with urllib.request.urlopen(f"{self.url}/seamark/metrics", timeout=60) as answer:
             for line in answer.read().decode().splitlines():
                 if line.startswith(f'seamark_trino_statements_total{{outcome="{outcome}"}}'):
@@ -32,7 +32,10 @@ class TrinoProxy:
 
 @contextmanager
 def trino_proxy(folder: Path, *flags: str, seamark: str) -> Iterator[TrinoProxy]:
-    """Of Trino's catalog `seamark`; its header tells counts. `flags` go to the command, the coordinators among them."""
+    """Of Trino's catalog `seamark`; its header tells counts.
+
+    `flags` go to the command, the coordinators among them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     port = free_port()
     argv = [

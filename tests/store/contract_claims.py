@@ -111,7 +111,10 @@ class ClaimsContract(OpenedStores):
         assert (await keys(store, uuid), await store.retained(None, None, 9)) == ([], [])
 
     async def test_an_entry_is_retained_whose_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
-        """Clients choose UUIDs, and see the ids of dropped entries. A purge that fails keeps all others waiting."""
+        """Clients choose UUIDs, and see the ids of dropped entries.
+
+        A purge that fails keeps all others waiting.
+        """
         first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
         kept = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, who="ann")

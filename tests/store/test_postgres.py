@@ -188,7 +188,10 @@ async def test_a_dump_restored_where_transaction_ids_are_lower_goes_on_above(pos
 @asynccontextmanager
 async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> AsyncIterator[tuple[str, list[bytes]]]:
     """The URL of a proxy to the server that cuts the connection, `times` times, at the first message holding `when`:
-    after the server got it where `forward`, else before. Also the list of what made it cut."""
+    after the server got it where `forward`, else before.
+
+    Also the list of what made it cut.
+    """
     parts = urlsplit(url)
     cuts: list[bytes] = []
     tasks: set[asyncio.Task[None]] = set()
@@ -196,7 +199,7 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
     async def pump(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held: asyncio.Event
     ) -> None:
-        """Ends with the stream, or with the cut."""
+        """End with the stream, or with the cut."""
         while data := await reader.read(65536):
             if cuts_here and when in data and len(cuts) < times:
                 cuts.append(data)

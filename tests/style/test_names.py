@@ -28,7 +28,7 @@ def public_classes(source: str) -> Iterator[str]:
 
 
 def repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """The public class names of (file, source) pairs that several files define, with these files."""
+    """Return the public class names of (file, source) pairs that several files define, with these files."""
     files: defaultdict[str, list[str]] = defaultdict(list)
     for file, source in sources:
         for name in public_classes(source):
@@ -37,7 +37,7 @@ def repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]
 
 
 def names(source: str) -> Iterator[str]:
-    """The names that `source` defines or binds."""
+    """Yield the names that `source` defines or binds."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

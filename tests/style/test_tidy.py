@@ -27,7 +27,7 @@ CLIENT_ROOMS = ("connector/",)
 
 
 def findings(source: str, file: str) -> Iterator[str]:
-    """Every breach in `source`, as line: what."""
+    """Yield every breach in `source`, as line: what."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         where = f"{file}:{getattr(node, 'lineno', 0)}"
@@ -64,7 +64,7 @@ def findings(source: str, file: str) -> Iterator[str]:
 
 
 def _is_orphan_task(node: ast.AST) -> bool:
-    """A statement that starts a task and lets go of it; a task group keeps its own."""
+    """Return a statement that starts a task and lets go of it; a task group keeps its own."""
     if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)):
         return False
     called = node.value.func

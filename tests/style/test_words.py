@@ -28,12 +28,12 @@ _FOREIGN = re.compile(r"\b(?:DESIGN|FIELD|FEATURES|STYLE)\.md\b|\bissue [0-9]")
 
 
 def _prose(page: Page) -> str:
-    """The text outside of fenced blocks, with the same line numbers."""
+    """Return the text outside of fenced blocks, with the same line numbers."""
     return _FENCED.sub(lambda block: "\n" * block[0].count("\n"), page.text)
 
 
 def _descriptions(node: object) -> Iterator[str]:
-    """Every summary of an operation in an OpenAPI document."""
+    """Yield every summary of an operation in an OpenAPI document."""
     if isinstance(node, dict):
         if isinstance(summary := node.get("summary"), str):
             yield summary
@@ -79,7 +79,7 @@ def test_help_of_commands_uses_no_banned_word() -> None:
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All below `node`, without a look at their expressions, which are most of a tree."""
+    """Yield all below `node`, without a look at their expressions, which are most of a tree."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
             yield child
@@ -87,7 +87,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _raised_texts(source: str) -> Iterator[str]:
-    """The string literals of the raise statements; a value in an f-string is `…`."""
+    """Yield the string literals of the raise statements; a value in an f-string is `…`."""
     for statement in _statements(ast.parse(source)):
         if not isinstance(statement, ast.Raise) or statement.exc is None:
             continue

@@ -22,9 +22,15 @@ TARGET_BYTES = 3000
 
 
 def run(kind: str, url: str, table: str, log: str, readable_ms: int, yields: bool) -> None:
-    """Until killed. `readable_ms`: the age for which snapshots stay. `yields`: rewrites run one at a time, and leave
-    out files that writers will probably replace, as those of the server do. Appends each
-    [kind, counts] to the file `log`."""
+    """Until killed.
+
+    Appends each [kind, counts] to the file `log`.
+
+    Args:
+        readable_ms: The age for which snapshots stay.
+        yields: Rewrites run one at a time, and leave out files that writers will probably replace, as those of the
+            server do.
+    """
     client, rng = IndexClient(url), random.Random()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     while True:

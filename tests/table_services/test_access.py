@@ -71,7 +71,10 @@ async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_
 async def test_workers_use_what_a_profile_of_aws_gives_the_server(
     s3: S3, s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The profile runs a program for the keys, as one for a role does. The worker needs no profile for it."""
+    """The profile runs a program for the keys, as one for a role does.
+
+    The worker needs no profile for it.
+    """
     given = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
     (tmp_path / "keys.json").write_text(given)
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")

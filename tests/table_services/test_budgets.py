@@ -13,7 +13,7 @@ DAY_S = 86_400
 
 
 def at(text: str) -> int:
-    """Milliseconds since the epoch of a time on some day."""
+    """Return milliseconds since the epoch of a time on some day."""
     hour, minute = map(int, text.split(":"))
     return 1000 * (20_000 * DAY_S + 3600 * hour + 60 * minute)
 

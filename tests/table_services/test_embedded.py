@@ -46,7 +46,7 @@ def covered(client: IndexClient, table: str, files: int) -> bool:
 
 
 def metric(server: Seamark, name: str) -> float:
-    """The value of a metric; -1 when the server does not show it."""
+    """Return the value of a metric; -1 when the server does not show it."""
     with urlopen(f"{server.base_url}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     return next((float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(f"{name} ")), -1.0)
@@ -138,7 +138,10 @@ def test_a_table_whose_policy_enables_it_is_compacted(server: Seamark) -> None:
 
 
 def test_workers_that_cannot_work_are_told_wherever_an_operator_looks(tmp_path: Path) -> None:
-    """Here they have an address at which no server is. The server itself and its queries are not affected."""
+    """Here they have an address at which no server is.
+
+    The server itself and its queries are not affected.
+    """
     env = {"SEAMARK_SERVICES_WORKERS": "1", "SEAMARK_SERVICES_URL": f"http://127.0.0.1:{free_port()}"}
     with Seamark(tmp_path / "home", env=env) as server:
         catalog = RestCatalog("s", uri=server.base_url)

@@ -48,8 +48,10 @@ def errors(client: IndexClient) -> list[str]:
 
 @pytest.mark.slow  # two starts of a server, and of its worker
 def test_a_worker_merges_and_indexes_encrypted_files_by_the_key_service_of_its_settings(tmp_path: Path) -> None:
-    """The variables of the service reach it, those with the prefix of the settings. Without them the table stays, and
-    the run says why."""
+    """The variables of the service reach it, those with the prefix of the settings.
+
+    Without them the table stays, and the run says why.
+    """
     env = {**KMS, "SEAMARK_PARQUET_KEY_FILE": key_file(tmp_path, "db"), "SEAMARK_SERVICES_WORKERS": "1"}
     with Seamark(tmp_path / "home", env=env) as server:
         client = fill(server)

@@ -26,7 +26,10 @@ WENDY = Grant("wendy", "writer", ("db",))
 
 @pytest.mark.parametrize("on_namespace", [False, True])
 async def test_a_job_does_not_run_for_a_setter_whose_rights_were_withdrawn(tmp_path: Path, on_namespace: bool) -> None:
-    """The run is recorded as failed, and says whose policy it is. Policies of others are not concerned."""
+    """The run is recorded as failed, and says whose policy it is.
+
+    Policies of others are not concerned.
+    """
     async with running(tmp_path) as server:
         parts = server.components
         for name in ("wendy", "otto"):

@@ -31,7 +31,11 @@ ON = {"seamark.compaction.enabled": "true"}
 
 
 def proposer(kind: type[JobProposer], clock: Clock | None = None, **by_default: bool) -> JobProposer:
-    """The server's half of a service. `by_default`: which services run on tables without their switch."""
+    """Return the server's half of a service.
+
+    Args:
+        by_default: Which services run on tables without their switch.
+    """
     settings = Settings(**{f"services_{name}": enabled for name, enabled in by_default.items()})
     return kind(settings, clock or SystemClock())
 
@@ -113,7 +117,11 @@ def test_indexing_is_proposed_for_enabled_indexes_only() -> None:
 
 
 def with_snapshots(properties: dict[str, str], *times_ms: int, **ref: int) -> TableMetadata:
-    """A table of version 2 whose snapshots were committed at these times. `ref`: the retention of its branch."""
+    """Return a table of version 2 whose snapshots were committed at these times.
+
+    Args:
+        ref: The retention of its branch.
+    """
     document = msgspec.json.decode(encode_table(a_table(properties, total_data_files=1)))
     (snapshot,) = document["snapshots"]
     document["snapshots"] = [
@@ -192,7 +200,7 @@ def test_a_rewrite_of_manifests_is_proposed_after_a_change(
 
 
 def a_history(*totals: dict[str, Any], statistics_of: int | None, columns: tuple[int, ...] = (1, 2)) -> TableMetadata:
-    """A snapshot for each of `totals`; the one with this id has statistics."""
+    """Return a snapshot for each of `totals`; the one with this id has statistics."""
     document = msgspec.json.decode(encode_table(a_table({}, total_records=1)))
     snapshot = document["snapshots"][0]
     document["snapshots"] = [

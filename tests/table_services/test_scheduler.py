@@ -50,8 +50,11 @@ class EveryTable:
 
 @dataclass
 class Recorder:
-    """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`. `agains`: so many jobs want to
-    run again."""
+    """A launcher that records its jobs, fails the first `failures`, and takes `takes_s`.
+
+    Attributes:
+        agains: So many jobs want to run again.
+    """
 
     ran: list[str] = field(default_factory=list)
     failures: int = 0
@@ -350,7 +353,7 @@ async def test_a_look_at_many_tables_pauses(tmp_path: Path, monkeypatch: pytest.
 
 
 async def test_a_sweep_looks_again_only_at_tables_that_changed_or_wait_for_another_look(tmp_path: Path) -> None:
-    """Whether the table, a policy of a namespace, or its name changes; and after a refusal."""
+    """Return whether the table, a policy of a namespace, or its name changes; and after a refusal."""
     async with running(tmp_path) as server:
         await create(server, "a")
         await create(server, "a\x1fdeep", "never", "changed", "renamed", "refused", "late")

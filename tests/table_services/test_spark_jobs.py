@@ -102,7 +102,7 @@ def test_a_standalone_cluster_compacts_and_clusters(tmp_path: Path) -> None:
 
 
 def drivers(home: Path) -> list[int]:
-    """Processes of jobs that this server has started; their scratch folders are below `home`."""
+    """Process of jobs that this server has started; their scratch folders are below `home`."""
     found = []
     for folder in Path("/proc").iterdir():
         try:

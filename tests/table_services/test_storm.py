@@ -70,8 +70,10 @@ State = frozenset[tuple[int, str]]
 
 @dataclass
 class Writer:
-    """`allowed[k]`: the states between its upserts k and k + 1. For a writer that only appends, k steps have k times
-    `STEP_ROWS` rows."""
+    """`allowed[k]`: the states between its upserts k and k + 1.
+
+    For a writer that only appends, k steps have k times `STEP_ROWS` rows.
+    """
 
     number: int
     allowed: dict[int, list[State]] = field(default_factory=lambda: defaultdict(list, {-1: [frozenset()]}))
@@ -82,7 +84,11 @@ class Writer:
         return self.number * RANGE
 
     def check(self, rows: Sequence[tuple[int, str]], least: int) -> int:
-        """The step that the rows of a snapshot show. AssertionError for rows that no step left."""
+        """Return the step that the rows of a snapshot show.
+
+        Raises:
+            AssertionError: For rows that no step left.
+        """
         held = dict(rows)
         assert len(held) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
         step = int(held.get(self.first_id, -1))
@@ -246,7 +252,7 @@ class Storm:
         self.checked += 1
 
     def age(self, folder: Path) -> None:
-        """Makes files look a month old some time after they were written, for the removal of orphan files."""
+        """Make files look a month old some time after they were written, for the removal of orphan files."""
         while self.goes_on():
             now = time.time()
             for path in folder.rglob("*"):
@@ -293,7 +299,7 @@ class Jobs:
         return process
 
     def totals(self) -> dict[str, Counter[str]]:
-        """What the jobs counted, by their kind; runs that were killed are not in it."""
+        """Return what the jobs counted, by their kind; runs that were killed are not in it."""
         found: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             kind, counts = json.loads(line)

@@ -81,7 +81,7 @@ def test_a_declaration_and_two_halves_are_a_table_service(tmp_path: Path) -> Non
         block_until(lambda: catalog.load_table("db.t").properties.get(LABEL) == "3")
 
         def runs() -> list[dict[str, object]]:
-            """The runs that the console lists."""
+            """Return the runs that the console lists."""
             with urlopen(f"{server.base_url}/api/v1/tables/db/t/timeline?action=maintenance") as answer:
                 return [instant["summary"] for instant in json.load(answer)["instants"]]
 

@@ -29,7 +29,7 @@ object.__setattr__(EXTENSIONS, "job_worker", "tests.table_services.toy_halves")
 
 
 def wrong_label(metadata: TableMetadata) -> str | None:
-    """The number of data files, if the table has enough of them and another label."""
+    """Return the number of data files, if the table has enough of them and another label."""
     snapshot = metadata.current_snapshot
     files = 0 if snapshot is None else count_of(snapshot.summary_map(), "total-data-files", 0)
     is_wrong = files >= count_of(metadata.properties, MIN_FILES, 2) and metadata.properties.get(LABEL) != str(files)

@@ -19,19 +19,19 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def rotated(files: Sequence[Path], number: int, processes: int) -> list[Path]:
-    """All files, from the place on where the share of process `number` begins."""
+    """Return all files, from the place on where the share of process `number` begins."""
     start = len(files) * number // processes
     return [*files[start:], *files[:start]]
 
 
 def is_compiled(file: Path) -> bool:
-    """Whether pytest has kept bytecode of the module, of this version or another."""
+    """Return whether pytest has kept bytecode of the module, of this version or another."""
     return any(file.parent.glob(f"__pycache__/{file.stem}.*-pytest-*.pyc"))
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
-    """Where the whole suite is about to be collected."""
+    """Yield where the whole suite is about to be collected."""
     worker = getattr(session.config, "workerinput", None)
     if worker and [session.config.rootpath / arg for arg in session.config.args] == [ROOT]:
         files = sorted(ROOT.rglob("test_*.py"))

@@ -32,7 +32,7 @@ class Duration(NamedTuple):
 
 
 def read_durations(path: Path = KEPT) -> dict[str, Duration]:
-    """The kept durations by place; none where the file does not exist."""
+    """Return the kept durations by place; none where the file does not exist."""
     if not path.exists():
         return {}
     with path.open(newline="") as file:

@@ -55,7 +55,7 @@ _started: list[str] = []
 
 @cache
 def tier_of_path(path: Path) -> str:
-    """The least tier of the tests in a file or folder below `tests/`."""
+    """Return the least tier of the tests in a file or folder below `tests/`."""
     if not path.is_relative_to(ROOT):
         return TIERS[0]
     name = path.relative_to(ROOT).as_posix()
@@ -66,7 +66,7 @@ def tier_of_path(path: Path) -> str:
 
 
 def tier_of(path: Path, fixtures: set[str], markers: set[str]) -> str:
-    """The highest that its file, its fixtures and its markers ask for."""
+    """Return the highest that its file, its fixtures and its markers ask for."""
     asked = [tier_of_path(path), *(FIXTURES[name] for name in fixtures & FIXTURES.keys())]
     if markers & {"spark", "trino"}:
         asked.append("engines")

@@ -44,7 +44,7 @@ LONG = ("tests/bench/test_demo.py", "tests/faults/test_spark_tasks.py", "tests/r
 
 
 def unit_of(nodeid: str) -> str:
-    """What has to run in one process with the test."""
+    """Return what has to run in one process with the test."""
     for unit, files in UNITS.items():
         if nodeid.startswith(files):
             return unit
@@ -56,7 +56,7 @@ def _guess_s(file: str) -> float:
 
 
 def order_of(nodeids: list[str]) -> list[int]:
-    """The places of the tests in the order in which they begin: whole units, the longest first."""
+    """Return the places of the tests in the order in which they begin: whole units, the longest first."""
     kept = read_durations()
     wall_s: dict[str, float] = {}
     for file in {nodeid.partition("::")[0] for nodeid in nodeids}:
@@ -86,7 +86,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Spread:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """In every process alike. UsageError for a test that would start a further JVM."""
+    """In every process alike.
+
+    UsageError for a test that would start a further JVM.
+    """
     for item in items:
         for fixture in SESSIONS & set(getattr(item, "fixturenames", ())):
             if unit_of(item.nodeid) not in UNITS:

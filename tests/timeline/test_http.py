@@ -127,7 +127,7 @@ async def test_a_long_poll_ends_by_itself_and_tells_where_to_go_on(server: Runni
 
 
 async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[str, dict[str, Any]]]:
-    """(event id, data) of the next `count` events."""
+    """Return (event id, data) of the next `count` events."""
     found: list[tuple[str, dict[str, Any]]] = []
     event_id = ""
     async with asyncio.timeout(60):

@@ -45,7 +45,7 @@ class Receiver:
         return web.Response(status=status, headers=headers)
 
     async def until(self, count: int) -> list[str]:
-        """Names of the tables of the first `count` events."""
+        """Return names of the tables of the first `count` events."""
         async with asyncio.timeout(60):
             while len(self.events) < count:
                 await asyncio.sleep(0.02)

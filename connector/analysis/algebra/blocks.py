@@ -61,7 +61,11 @@ from seamark.connector.plans.literals import Literal
 
 @dataclass(frozen=True)
 class SourceJoin:
-    """A join of sources. `keeps_left`: a left row without a partner is kept, with nulls."""
+    """A join of sources.
+
+    Attributes:
+        keeps_left: A left row without a partner is kept, with nulls.
+    """
 
     left: JoinTree
     right: JoinTree

@@ -173,7 +173,8 @@ def join_equivalences(equalities: Iterable[Equality], sources: Sequence[Relation
 def push_disjunction_across_join(
     condition: Condition | None, equalities: Iterable[Equality], sources: Sequence[Relation]
 ) -> Iterator[Condition | None]:
-    """Yield what follows from disjunctions of conditions on several sources, for each source that is joined with them.
+    """Yield what follows from disjunctions of conditions on several sources, for each source that is joined with
+    them.
 
     `d.x = 1 OR e.y = 2` is true for a row only if its partner in d or its partner in e meets its condition.
     """

@@ -39,7 +39,7 @@ _LITERAL_TYPES = {"boolean": "boolean", "integer": "long", "text": "string", "da
 
 
 def is_exact(kind: str | None) -> bool:
-    """Whether values of the type are equal only if they are identical."""
+    """Return whether values of the type are equal only if they are identical."""
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
 
 
@@ -47,34 +47,43 @@ class Relation(Protocol):
     """The rows of a query, of a table, or of another relation in FROM."""
 
     def has(self, column: str) -> bool | None:
-        """Whether there is a column of this name; None if unknown."""
+        """Return whether there is a column of this name; None if unknown."""
 
     def names(self) -> tuple[str | None, ...] | None:
-        """The names of all columns in order, None for a column without a name; None if unknown."""
+        """Return the names of all columns in order, None for a column without a name; None if unknown."""
 
     def kind(self, column: str) -> str | None:
-        """The Iceberg type of a column with unchanged stored values; None for other columns, and if unknown."""
+        """Return the Iceberg type of a column with unchanged stored values; None for other columns, and if unknown."""
 
     def origin(self, columns: Sequence[str]) -> Origin | None:
-        """The stored table and columns that these columns come from: for each row without nulls in them, a row of the
-        table has the same values. None if there is no such table."""
+        """Return the stored table and columns that these columns come from: for each row without nulls in them, a
+        row of the table has the same values.
+
+        None if there is no such table.
+        """
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
-        """The values of a column that only literals of the statement can have, besides null; None if unknown."""
+        """Return the values of a column that only literals of the statement can have, besides null; None if unknown."""
 
     def value_class(self, column: str) -> str | None:
-        """The class (`operands.py`) of a column whose values are unchanged stored values or literals of SELECT; None
-        for other columns."""
+        """Return the class (`operands.py`) of a column whose values are unchanged stored values or literals of
+        SELECT; None for other columns.
+        """
 
     def push_down(self, wanted: Condition | None) -> None:
-        """Pushes a condition down, once: rows for which `wanted` is not true are not needed. Its columns are
-        (0, column)."""
+        """Push a condition down, once: rows for which `wanted` is not true are not needed.
+
+        Its columns are (0, column).
+        """
 
 
 @dataclass(eq=False)
 class Table:
-    """A reference to a stored table. After the statement's condition is pushed down, `predicate` is true for each row
-    that is needed. Readers keep what they know about the reference beside it."""
+    """A reference to a stored table.
+
+    After the statement's condition is pushed down, `predicate` is true for each row that is needed. Readers keep what
+    they know about the reference beside it.
+    """
 
     columns: Columns | None
     predicate: Condition | None = None
@@ -108,8 +117,10 @@ Origin: TypeAlias = tuple[Table, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class UnknownRelation:
-    """Rows without any information: a function, a table at an earlier time, VALUES and UNNEST of expressions. The rows
-    may depend on all rows of its `inputs`."""
+    """Rows without any information: a function, a table at an earlier time, VALUES and UNNEST of expressions.
+
+    The rows may depend on all rows of its `inputs`.
+    """
 
     inputs: tuple[Relation, ...] = ()
 
@@ -138,8 +149,10 @@ class UnknownRelation:
 
 @dataclass
 class LiteralRows:
-    """Rows of literals, by column: VALUES, or UNNEST of an ARRAY. A column without an alias has the name that
-    Trino displays."""
+    """Rows of literals, by column: VALUES, or UNNEST of an ARRAY.
+
+    A column without an alias has the name that Trino displays.
+    """
 
     columns: tuple[tuple[Literal, ...], ...]
 
@@ -257,7 +270,8 @@ class SetOperation:
 
 
 def same_position(column: str, names: Sequence[str | None] | None, others: Sequence[str | None] | None) -> str | None:
-    """Return the name in `others` at the position of `column` in `names`, with the same field if it is one of a struct.
+    """Return the name in `others` at the position of `column` in `names`, with the same field if it is one of a
+    struct.
 
     None if one of the two is not there exactly once.
     """
@@ -316,7 +330,10 @@ class RenamedColumns:
 
 @dataclass
 class NamedQuery:
-    """A name in WITH. Its query gets one condition, after all its uses have added theirs."""
+    """A name in WITH.
+
+    Its query gets one condition, after all its uses have added theirs.
+    """
 
     inner: Relation
     collected: list[Condition | None] = field(default_factory=list)

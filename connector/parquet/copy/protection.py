@@ -72,8 +72,8 @@ PUBLISHES_LAYOUT = "the clustering of the table would publish the order of its v
 
 @contextmanager
 def without_values(protection: FileProtection | None) -> Iterator[None]:
-    """Hide what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown to
-    all readers of the table.
+    """Hide what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown
+    to all readers of the table.
     """
     try:
         yield

@@ -142,8 +142,8 @@ class ParquetKeys:
 
 
 class EnvironmentKeys:
-    """The keys that `keys_of_table` finds when a file first needs them: a client of a key management service may log in
-    when it is made.
+    """The keys that `keys_of_table` finds when a file first needs them: a client of a key management service may log
+    in when it is made.
 
     Pickled without them, because another process has other variables.
     """

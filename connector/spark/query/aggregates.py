@@ -27,7 +27,10 @@ def extreme_of(catalyst: Catalyst, output: Node) -> tuple[Node, str] | None:
 
 def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
     """Conditions of which a row meets at least one if it changes an output of an aggregation without keys: those of
-    FILTER, and of CASE within an aggregate. Empty if all rows may count."""
+    FILTER, and of CASE within an aggregate.
+
+    Empty if all rows may count.
+    """
     found: list[Node] = []
     left = list(outputs)
     while left:

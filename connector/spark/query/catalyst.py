@@ -74,7 +74,7 @@ class Catalyst:
         takes 0.1 ms, and a query had a thousand of them."""
 
     def kind(self, node: Node) -> str:
-        """The name of its class; "" for a class outside of Spark."""
+        """Return the name of its class; "" for a class outside of Spark."""
         found = self._kinds.get(node._target_id)
         if found is None:
             name = str(self._statics.name_of(node, ""))
@@ -89,20 +89,23 @@ class Catalyst:
         return self._parser.parsePlan(text)
 
     def analyzed(self, plan: Node) -> Node:
-        """The plan after Spark's analyser. PySparkException if Spark does not accept it. Runs nothing."""
+        """Return the plan after Spark's analyser.
+
+        PySparkException if Spark does not accept it. Runs nothing.
+        """
         return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
 
     def names(self, text: str) -> tuple[str, ...]:
-        """The levels of a table's name."""
+        """Return the levels of a table's name."""
         return tuple(strings(self._parser.parseMultipartIdentifier(text)))
 
     def iceberg_schema(self, table: Any) -> dict[str, Any]:
-        """The schema of an Iceberg table, as in its metadata."""
+        """Return the schema of an Iceberg table, as in its metadata."""
         schema: dict[str, Any] = json.loads(self._statics.schema_json(table.schema()))
         return schema
 
     def iceberg_snapshot(self, table: Any) -> dict[str, Any] | None:
-        """The current snapshot of an Iceberg table, as in its metadata."""
+        """Return the current snapshot of an Iceberg table, as in its metadata."""
         snapshot = table.currentSnapshot()
         return None if snapshot is None else json.loads(self._statics.snapshot_json(snapshot))
 
@@ -132,21 +135,24 @@ class Catalyst:
         return found
 
     def uncast(self, expression: Node) -> Node:
-        """The expression below casts to the type that it has. Spark's analyser adds them to IN."""
+        """Return the expression below casts to the type that it has.
+
+        Spark's analyser adds them to IN.
+        """
         while self.kind(expression) == "Cast" and self.type_of(expression.child()) == self.type_of(expression):
             expression = expression.child()
         return expression
 
     def is_constant(self, expression: Node) -> bool:
-        """Whether it has the same value at any time of evaluation."""
+        """Return whether it has the same value at any time of evaluation."""
         return expression.foldable() and expression.deterministic() and not expression.containsPattern(self._current)
 
     def has_current_time(self, plan: Node) -> bool:
-        """Whether an expression anywhere in the plan has the current time."""
+        """Return whether an expression anywhere in the plan has the current time."""
         return bool(plan.containsPattern(self._current))
 
     def operands(self, expression: Node, kind: str) -> list[Node]:
-        """The operands of nested ANDs or ORs, from left to right."""
+        """Return the operands of nested ANDs or ORs, from left to right."""
         found, left = [], [expression]
         while left:
             one = left.pop()
@@ -167,15 +173,15 @@ class Catalyst:
         return [node.left(), node.right()] if kind == "Join" else items(node.children())
 
     def has_subqueries(self, plan: Node) -> bool:
-        """Whether an expression anywhere in the plan has one."""
+        """Return whether an expression anywhere in the plan has one."""
         return bool(plan.containsPattern(self._statics.plan_expression))
 
     def leaves(self, plan: Node) -> list[Node]:
-        """The leaves of the plan and of its subqueries."""
+        """Return the leaves of the plan and of its subqueries."""
         return [leaf for one in (plan, *items(plan.subqueriesAll())) for leaf in items(one.collectLeaves())]
 
     def aliased(self, plan: Node, read: Callable[[str], T | None]) -> Iterator[tuple[Node, T | None]]:
-        """All leaves, each with the result of `read` for an alias directly above it."""
+        """Yield all leaves, each with the result of `read` for an alias directly above it."""
         left: list[tuple[Node, T | None]] = [(plan, None)]
         with_subqueries = self.has_subqueries(plan)
         while left:
@@ -191,15 +197,15 @@ class Catalyst:
                 yield node, found
 
     def attributes(self, plan: Node) -> list[tuple[int, str]]:
-        """Ids and names of its outputs, in two calls to the JVM, because tables may have a thousand columns."""
+        """Return ids and names of its outputs, in two calls to the JVM, because tables may have a thousand columns."""
         return self._named(plan.output())
 
     def reference_ids(self, node: Node) -> frozenset[int]:
-        """The ids of the attributes in an expression, or in all expressions of a node of a plan."""
+        """Return the ids of the attributes in an expression, or in all expressions of a node of a plan."""
         return frozenset(number for number, _ in self._named(node.references().toSeq()))
 
     def _named(self, attributes: Node) -> list[tuple[int, str]]:
-        """Ids and names, also of attributes whose texts have another form."""
+        """Return ids and names, also of attributes whose texts have another form."""
         found = []
         for place, text in enumerate(strings(attributes)):
             known = _ATTRIBUTE.fullmatch(text)
@@ -211,14 +217,14 @@ class Catalyst:
         return found
 
     def class_of(self, node: Node) -> str:
-        """The full name of its class."""
+        """Return the full name of its class."""
         return str(self._statics.name_of(node, ""))
 
     def identifier_of(self, relation: Node) -> tuple[str, ...] | None:
-        """The namespace's levels and the name of a table of a catalog; None for another relation.
+        """Return the namespace's levels and the name of a table of a catalog; None for another relation.
 
-        The text is read, because each level takes a call to the JVM, and each object a further call for its
-        release."""
+        The text is read, because each level takes a call to the JVM, and each object a further call for its release.
+        """
         identifier = relation.identifier()
         plain = _IDENTIFIER.fullmatch(str(identifier.toString()))
         if plain is not None:
@@ -229,15 +235,15 @@ class Catalyst:
         return (*found.namespace(), str(found.name()))
 
     def is_relation(self, leaf: Node) -> bool:
-        """Whether it is a table of a catalog."""
+        """Return whether it is a table of a catalog."""
         return self.kind(leaf) == "DataSourceV2Relation"
 
     def inlined(self, plan: Node) -> Node:
-        """The plan with the queries of WITH inlined."""
+        """Return the plan with the queries of WITH inlined."""
         return self._statics.inline_cte.apply(plan)
 
     def simplified(self, plan: Node) -> Node:
-        """A plan with the same rows for any data, with joins for subqueries, and conditions near the tables."""
+        """Return a plan with the same rows for any data, with joins for subqueries, and conditions near the tables."""
         for rule in _FIRST:
             plan = self._applied(rule, plan)
         # The current time must not become a constant.
@@ -251,7 +257,7 @@ class Catalyst:
         return plan
 
     def _applied(self, rule: str, plan: Node) -> Node:
-        """The plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
+        """Return the plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
         try:
             return self._statics.object_of(rule).apply(plan)
         except (Py4JError, PySparkException, TypeError):

@@ -124,7 +124,7 @@ def iceberg_kind(kind: str) -> str | None:
 
 
 def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tuple[SparkColumn, ...]:
-    """The fields of a schema whose values Spark compares as Iceberg does, and the structs that have some."""
+    """Return the fields of a schema whose values Spark compares as Iceberg does, and the structs that have some."""
     found = []
     given = [(str(one["name"]), one["type"]) for one in fields]
     # The server would read a name with a dot as a field of a struct.
@@ -146,11 +146,16 @@ class Conditions:
         self._catalyst = catalyst
 
     def read(self, node: Node, columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """A condition on these columns, which are by the ids of Spark's attributes. Its references are (0, column)."""
+        """Return a condition on these columns, which are by the ids of Spark's attributes.
+
+        Its references are (0, column).
+        """
         return comparisons_of(self.read_with_likes([node], columns))
 
     def read_with_likes(self, nodes: Sequence[Node], columns: Mapping[int, SparkColumn]) -> Condition | None:
-        """A condition that is true where all the nodes are; with LIKE, which only filters the rows of a dimension."""
+        """Return a condition that is true where all the nodes are; with LIKE, which only filters the rows of a
+        dimension.
+        """
         found: list[Condition | None] = []
         for node in nodes:
             try:
@@ -180,7 +185,7 @@ class _Reading:
             raise _TooLarge
 
     def read(self, node: Node, *, negated: bool) -> Condition | None:
-        """A condition that is true where `node` is true or, with `negated`, where it is false."""
+        """Return a condition that is true where `node` is true or, with `negated`, where it is false."""
         self._count(1)
         kind = self._catalyst.kind(node)
         if kind == "Not":
@@ -200,7 +205,7 @@ class _Reading:
         return found.negation() if negated else found
 
     def months(self, nodes: Iterable[Node]) -> Iterable[Condition | None]:
-        """The ranges that `year(c) = 2026 AND month(c) = 3` give; the nodes are parts of a conjunction."""
+        """Return the ranges that `year(c) = 2026 AND month(c) = 3` give; the nodes are parts of a conjunction."""
         kinds: dict[str, list[Node]] = {"Year": [], "Month": []}
         for node in nodes:
             if self._catalyst.kind(node) == "EqualTo":
@@ -275,7 +280,10 @@ class _Reading:
         return term.compared("IN", *there) if there and len(there) == len(literals) else None
 
     def _like(self, node: Node, kind: str) -> ColumnComparison | None:
-        """Patterns that are a prefix alone. Spark's own rules have split other patterns where that is possible."""
+        """Patterns that are a prefix alone.
+
+        Spark's own rules have split other patterns where that is possible.
+        """
         term = self._term(node.left())
         value = None if term is None or term.kind != "string" else self._value(node.right(), "string")
         if term is None or value is None:
@@ -302,7 +310,7 @@ class _Reading:
         return None if inner is None else _Term(inner.name, DAY, "date")
 
     def _day(self, node: Node) -> SparkColumn | None:
-        """The timestamp column whose day in UTC `node` is."""
+        """Return the timestamp column whose day in UTC `node` is."""
         if self._catalyst.kind(node) != "Cast" or self._catalyst.type_of(node) != "date":
             return None
         column = self._column(node.child())
@@ -318,7 +326,7 @@ class _Reading:
         return column if column is not None and column.kind == self._catalyst.type_of(node) else None
 
     def _reference(self, node: Node) -> SparkColumn | None:
-        """A column, or a field of a struct."""
+        """Return a column, or a field of a struct."""
         kind = self._catalyst.kind(node)
         if kind == "AttributeReference":
             return self._columns.get(self._catalyst.id_of(node))
@@ -374,7 +382,7 @@ class _Reading:
         return None if value is None else int(value)
 
     def _literal(self, node: Node, kind: str) -> Literal | None:
-        """None if it is no literal of type `kind`."""
+        """Return None if it is no literal of type `kind`."""
         if self._catalyst.kind(node) == "Literal" and node.value() is None:
             return Literal("null", "NULL")
         value = self._value(node, kind)
@@ -400,14 +408,17 @@ def _rule_kind(kind: str) -> str | None:
 
 def _sure(atom: Atom) -> Atom | None:
     """Return the atom, but no condition on a field that null meets: not every file format counts a field of a null
-    struct as null. LIKE is of columns only."""
+    struct as null.
+
+    LIKE is of columns only.
+    """
     if isinstance(atom, SemiJoin) or "." not in atom.column[1]:
         return atom
     return atom if atom.rejects_null and isinstance(atom, ColumnComparison) else None
 
 
 def _stored(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
-    """What the rules found, with literals of the type of the column: dates, instants or times without a zone."""
+    """Return what the rules found, with literals of the type of the column: dates, instants or times without a zone."""
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
     kind = kinds[atom.column[1]]
@@ -458,7 +469,10 @@ def literal_of(value: Any, kind: str) -> Literal | None:
 
 
 def _time(value: int, kind: str) -> Literal | None:
-    """Days or microseconds since 1970 in UTC. None for years without four digits."""
+    """Return days or microseconds since 1970 in UTC.
+
+    None for years without four digits.
+    """
     try:
         if kind == "date":
             return Literal("date", str(_EPOCH_DAY + timedelta(days=value)), LOCAL)

@@ -15,7 +15,7 @@ _KINDS = ("int", "bigint", "string", "date", "timestamp", "timestamp_ntz")
 
 
 def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkColumn, tuple[Literal, ...]]]:
-    """Ids of attributes, their columns, and all values but null; without columns of other types."""
+    """Return ids of attributes, their columns, and all values but null; without columns of other types."""
     match catalyst.kind(node):
         case "LocalRelation":
             if node.isStreaming() or node.data().size() > ROWS_MAX:

@@ -62,13 +62,13 @@ class Leaves(Protocol):
     """Columns and constants, as the reader of conditions finds them."""
 
     def column_name(self, node: Node) -> str | None:
-        """The column whose stored value the node has."""
+        """Return the column whose stored value the node has."""
 
     def constant(self, node: Node) -> Literal | None:
         """Of the type of the node; an instant is in UTC."""
 
     def row(self, node: Node) -> list[Literal | None] | None:
-        """The fields of a constant struct, or the elements of a constant array."""
+        """Return the fields of a constant struct, or the elements of a constant array."""
 
     def interval_us(self, node: Node) -> int | None:
         """Microseconds of a constant interval of days or less."""
@@ -87,7 +87,7 @@ class SparkExpressions:
         """The date columns to which days were added."""
 
     def condition(self, node: Node) -> exp.Expr:
-        """A condition that is true, false or null where Spark's is, unless it is hidden."""
+        """Return a condition that is true, false or null where Spark's is, unless it is hidden."""
         kind = self._catalyst.kind(node)
         if kind in ("And", "Or"):
             parts = [self.condition(one) for one in self._catalyst.operands(node, kind)]
@@ -228,7 +228,7 @@ class SparkExpressions:
     # Values
 
     def _cast(self, node: Node) -> exp.Expr | None:
-        """A cast that keeps the value, and the day of a time."""
+        """Return a cast that keeps the value, and the day of a time."""
         child, target = node.child(), self._catalyst.type_of(node)
         source = self._catalyst.type_of(child)
         times = ("date", "timestamp", "timestamp_ntz")
@@ -244,7 +244,7 @@ class SparkExpressions:
         return self.value(child) if _keeps_number(source, target) else None
 
     def _day(self, node: Node) -> exp.Expr | None:
-        """The column of dates or times whose day the node is."""
+        """Return the column of dates or times whose day the node is."""
         value = self.value(node)
         if type(value) is exp.Cast and value.to.this is exp.DataType.Type.DATE:
             value = value.this
@@ -274,7 +274,7 @@ class SparkExpressions:
         return exp.TimeToStr(this=inner, format=exp.Literal.string(text))
 
     def _parses_as_before(self) -> bool:
-        """Whether times have the formats of Spark 2, in which a year has no sign."""
+        """Return whether times have the formats of Spark 2, in which a year has no sign."""
         policy = self._catalyst.session.conf().get("spark.sql.legacy.timeParserPolicy", "CORRECTED")
         return str(policy).upper() == "LEGACY"
 
@@ -333,7 +333,10 @@ class SparkExpressions:
         return None if count is None else _by_interval(value, count, "MONTH")
 
     def _interval_later(self, node: Node) -> exp.Expr | None:
-        """A time by an interval of days or less. Beyond the range of times it is an error."""
+        """Return a time by an interval of days or less.
+
+        Beyond the range of times it is an error.
+        """
         value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
@@ -347,14 +350,14 @@ def column(name: str) -> exp.Column:
 
 
 def is_current(tree: exp.Expr | None) -> bool:
-    """Whether it is the current time, a part of it or a time before or after it."""
+    """Return whether it is the current time, a part of it or a time before or after it."""
     while isinstance(tree, exp.Add | exp.Sub | exp.TimestampTrunc):
         tree = tree.this
     return isinstance(tree, CURRENT)
 
 
 def is_sure(tree: exp.Expr) -> bool:
-    """Whether the rules have all texts that `upper` converts to one in the tree."""
+    """Return whether the rules have all texts that `upper` converts to one in the tree."""
     if tree.find(exp.Upper) is None:
         return True
     texts = [str(one.this) for one in tree.find_all(exp.Literal) if one.is_string]
@@ -362,7 +365,7 @@ def is_sure(tree: exp.Expr) -> bool:
 
 
 def hidden() -> exp.Expr:
-    """What the rules do not read."""
+    """Return what the rules do not read."""
     return exp.Anonymous(this=_HIDDEN)
 
 
@@ -387,14 +390,15 @@ def expression_of(literal: Literal) -> exp.Expr:
 
 
 def _in_utc(node: Node) -> bool:
-    """Whether an expression that depends on the zone has UTC; between a date and a time without a zone there is none
-    to depend on."""
+    """Return whether an expression that depends on the zone has UTC; between a date and a time without a zone there
+    is none to depend on.
+    """
     zone = node.timeZoneId()
     return bool(zone.isDefined()) and is_utc(zone.get())
 
 
 def _keeps_number(source: str, target: str) -> bool:
-    """Whether a cast of a number is exact for all values."""
+    """Return whether a cast of a number is exact for all values."""
     if (source, target) == ("int", "bigint"):
         return True
     to, given = _DECIMAL.fullmatch(target), _DECIMAL.fullmatch(source)

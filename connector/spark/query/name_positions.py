@@ -75,18 +75,21 @@ class TableReference(NamedTuple):
 
 
 def is_write(catalyst: Catalyst, parsed: Node) -> bool:
-    """Whether the statement writes the rows of a query."""
+    """Return whether the statement writes the rows of a query."""
     return catalyst.kind(parsed) in _QUERIES_OF
 
 
 def query_of(catalyst: Catalyst, parsed: Node) -> Node:
-    """The query of a parsed statement: the statement, or the query whose rows it writes."""
+    """Return the query of a parsed statement: the statement, or the query whose rows it writes."""
     part = _QUERIES_OF.get(catalyst.kind(parsed))
     return parsed if part is None else getattr(parsed, part)()
 
 
 def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[TableReference]:
-    """Those in the query of the parsed statement. Raises UnsupportedQuery."""
+    """Return those in the query of the parsed statement.
+
+    Raises UnsupportedQuery.
+    """
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
     found: list[TableReference] = []
@@ -127,8 +130,11 @@ def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[Tabl
 
 
 def _has_qualified_column(text: str, found: Sequence[TableReference]) -> bool:
-    """Whether a column may be written as `db.t.c`. With an alias for `db.t` this is a field of a struct, if there is
-    one: `t.c` of a column `db`, or `c` of a column `t` of what has the alias `db`."""
+    """Return whether a column may be written as `db.t.c`.
+
+    With an alias for `db.t` this is a field of a struct, if there is one: `t.c` of a column `db`, or `c` of a column
+    `t` of what has the alias `db`.
+    """
     rest = splice(text, [Replacement(one.start, one.end, "") for one in found])
     names = {one.alias for one in found if one.alias is not None}
     forms = {form for name in names for form in (name, backquoted(name), quoted_name(name))}
@@ -141,7 +147,7 @@ def _has_qualified_column(text: str, found: Sequence[TableReference]) -> bool:
 
 
 def _target(catalyst: Catalyst, statement: Node) -> str | None:
-    """The last level of the name of the table that is written."""
+    """Return the last level of the name of the table that is written."""
     node = getattr(statement, _TARGETS_OF[catalyst.kind(statement)])()
     while catalyst.kind(node) in _ALIASES:
         node = node.child()
@@ -156,8 +162,10 @@ def _target(catalyst: Catalyst, statement: Node) -> str | None:
 def _reference(
     catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, named: frozenset[str]
 ) -> TableReference | None:
-    """`above`: the kinds of the nodes above; `named`: the names of WITH that are visible here, in lower case. None if
-    another name is impossible here, or the position is uncertain."""
+    """`above`: the kinds of the nodes above; `named`: the names of WITH that are visible here, in lower case.
+
+    None if another name is impossible here, or the position is uncertain.
+    """
     names, found = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
     if found is None or node.isStreaming() or not node.options().isEmpty():
         return None
@@ -201,12 +209,12 @@ def insert_markers(text: str, found: Sequence[TableReference]) -> str:
 
 
 def marker_number(alias: str) -> int | None:
-    """The number of the reference whose marker the alias is; None for another alias."""
+    """Return the number of the reference whose marker the alias is; None for another alias."""
     return int(alias.removeprefix(_MARK)) if alias.startswith(_MARK) else None
 
 
 def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) -> str:
-    """The text with other table names, each with its catalog."""
+    """Return the text with other table names, each with its catalog."""
     new = []
     for reference, name in names.items():
         # A plan table has only the snapshot of the version that the reference names.

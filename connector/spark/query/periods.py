@@ -23,7 +23,10 @@ class TermPeriod(NamedTuple):
 
 
 def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
-    """None for another expression. A period of an instant is one of UTC."""
+    """Return None for another expression.
+
+    A period of an instant is one of UTC.
+    """
     kind = catalyst.kind(node)
     if kind == "Cast" and catalyst.type_of(node) == "bigint" and catalyst.kind(node.child()) == "Year":
         node, kind = node.child(), "Year"
@@ -45,7 +48,7 @@ def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
 
 
 def _day(catalyst: Catalyst, node: Node) -> Node | None:
-    """The attribute of times whose day the node is."""
+    """Return the attribute of times whose day the node is."""
     if catalyst.kind(node) != "Cast" or catalyst.type_of(node) != "date":
         return None
     column, zone = node.child(), node.timeZoneId()

@@ -129,7 +129,10 @@ class _Rows:
 
 
 class _Key(NamedTuple):
-    """A column that is compared for equality. `kind` is its Iceberg type."""
+    """A column that is compared for equality.
+
+    `kind` is its Iceberg type.
+    """
 
     reference: ColumnReference
     kind: str | None
@@ -275,7 +278,7 @@ class PlanReader:
         return columns, frozenset(sources), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
-        """A condition on grouping keys leaves out entire groups."""
+        """Return a condition on grouping keys leaves out entire groups."""
         groups, outputs = items(node.groupingExpressions()), items(node.aggregateExpressions())
         keys = {self._attribute(key) for key in groups} - {None}
         columns, sources, references = self._pass_on(
@@ -331,7 +334,10 @@ class PlanReader:
     # Nodes with several children
 
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
-        """A condition is pushed to each input, by position. The origin of a value is unknown."""
+        """Return a condition is pushed to each input, by position.
+
+        The origin of a value is unknown.
+        """
         inputs = [items(child.output()) for child in items(node.children())]
         outputs = items(node.output())
         order = tuple(map(str, range(len(outputs))))

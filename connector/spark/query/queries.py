@@ -97,7 +97,7 @@ def sql(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> DataFrame:
-    """The same result as `spark.sql(text, args)`, from fewer files if possible.
+    """Return the same result as `spark.sql(text, args)`, from fewer files if possible.
 
     The DataFrame reads the current snapshots of its tables, and is valid for at least half of `lease_s` seconds, for a
     day at most if the query has the current time; the server may grant fewer. A table is read by its own name if its
@@ -131,19 +131,19 @@ def sql(
 
 
 def planned_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
-    """A statement that writes the rows of a query, with plan tables in the query if possible."""
+    """Return a statement that writes the rows of a query, with plan tables in the query if possible."""
     done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     return done.statement if done.statement is not None and _may_run(spark, done) else text
 
 
 def is_plan_gone(error: AnalysisException) -> bool:
-    """Whether Spark did not find a plan table, before it ran anything."""
+    """Return whether Spark did not find a plan table, before it ran anything."""
     return "TABLE_OR_VIEW_NOT_FOUND" in str(error) and PLAN_MARK in str(error)
 
 
 def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
-    """Whether the query of a statement that writes is accepted with its plan tables."""
+    """Return whether the query of a statement that writes is accepted with its plan tables."""
     catalyst = Catalyst(spark)
     try:
         plan = catalyst.analyzed(query_of(catalyst, catalyst.parsed(str(done.statement))))
@@ -163,7 +163,10 @@ def rewritten(
     lease_s: int = LEASE_S,
     kept_max: float = KEPT_MAX,
 ) -> RewrittenQuery:
-    """The text with the names of plan tables, which are created if necessary. Runs nothing and never raises."""
+    """Return the text with the names of plan tables, which are created if necessary.
+
+    Runs nothing and never raises.
+    """
     try:
         return _Query(spark, text, args, lease_s, kept_max).rewritten()
     except (UnsupportedQuery, TooLarge) as why:
@@ -213,7 +216,10 @@ class _Query:
         return self._planned(found, scans)
 
     def _marked(self, text: str) -> Node:
-        """The analysed query of the text. Runs nothing."""
+        """Return the analysed query of the text.
+
+        Runs nothing.
+        """
         if self._is_write:
             return self._catalyst.analyzed(query_of(self._catalyst, self._catalyst.parsed(text)))
         return _analyzed(run_text(self._spark, text, self._args))
@@ -261,8 +267,9 @@ class _Query:
         return scans
 
     def _find(self, plan: Node) -> None:
-        """Finds the tables at the markers, without tables that a view in the query also reads: a table is read at one
-        snapshot."""
+        """Find the tables at the markers, without tables that a view in the query also reads: a table is read at one
+        snapshot.
+        """
         catalyst, unmarked = self._catalyst, set()
         for leaf, mark in catalyst.aliased(plan, marker_number):
             table = self._table(leaf)
@@ -293,7 +300,7 @@ class _Query:
         return None
 
     def _table(self, leaf: Node) -> _Table | None:
-        """None unless it is a table of an Iceberg REST catalog."""
+        """Return None unless it is a table of an Iceberg REST catalog."""
         if not self._catalyst.is_relation(leaf):
             return None
         name, catalog = self._catalyst.identifier_of(leaf), leaf.catalog()
@@ -319,7 +326,9 @@ class _Query:
         return _Table(catalog_name, name, known, int(schema["schema-id"]), columns, number, ref)
 
     def _without_version(self, name: Name, table: Node) -> tuple[Name, int | None, str | None]:
-        """The table's name, and the version that Iceberg reads from the last level of a name that no table has."""
+        """Return the table's name, and the version that Iceberg reads from the last level of a name that no table
+        has.
+        """
         found = _VERSIONED.fullmatch(name[-1])
         if found is None or self._catalyst.class_of(table) != _TABLE_CLASS:
             return name, None, None
@@ -402,7 +411,7 @@ def _analyzed(frame: DataFrame) -> Node:
 
 
 def _is_as_understood(catalyst: Catalyst, plan: Node, done: RewrittenQuery) -> bool:
-    """Whether each plan table exists, with the schema by which its conditions were read."""
+    """Return whether each plan table exists, with the schema by which its conditions were read."""
     found = {}
     for leaf in catalyst.leaves(plan):
         name = catalyst.identifier_of(leaf) if catalyst.is_relation(leaf) else None

@@ -36,9 +36,11 @@ _PLAIN = {
 
 
 def plain_type(kind: Type) -> pa.DataType:
-    """The Arrow type of rows that are returned: nullable except for map keys, and without field ids.
+    """Return the Arrow type of rows that are returned: nullable except for map keys, and without field ids.
 
-    ValueError for a type without an Arrow equivalent: variant, geometry, geography, and types of later format versions.
+    Raises:
+        ValueError: For a type without an Arrow equivalent: variant, geometry, geography, and types of later format
+            versions.
     """
     match kind:
         case StructType(fields):
@@ -63,7 +65,11 @@ def _primitive(kind: str) -> pa.DataType:
 
 
 def arrow_array(kind: str, values: Iterable[Value | None]) -> pa.Array:
-    """An array of a primitive type, from values in the form of `expression.py`. ValueError for a value out of range."""
+    """Return an array of a primitive type, from values in the form of `expression.py`.
+
+    Raises:
+        ValueError: For a value out of range.
+    """
     arrow_type = _primitive(kind)
     try:
         if base_name(kind) == "decimal":

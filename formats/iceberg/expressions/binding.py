@@ -119,7 +119,10 @@ Literal: TypeAlias = Value | Above | Below | Between
 
 
 def parse_literal(kind: str, json: object) -> Literal:
-    """`json` as a value of a primitive type, or its position among the values. Raises BadRequest."""
+    """`json` as a value of a primitive type, or its position among the values.
+
+    Raises BadRequest.
+    """
     parse = _PARSERS.get(base_name(kind))
     if parse is None:
         raise BadRequest(f"a column of type {kind} cannot be compared with a literal")
@@ -270,7 +273,7 @@ def _bytes(kind: str, json: object) -> Literal | None:
 
 
 def _placed(floor: int, exact: bool, low: int, high: int) -> Literal:
-    """The literal with this floor, among the integers from `low` to `high`."""
+    """Return the literal with this floor, among the integers from `low` to `high`."""
     if floor > high or (floor == high and not exact):
         return Above()
     if floor < low:
@@ -318,7 +321,9 @@ _PLACES = (Above, Below, Between)
 
 
 def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool) -> Expression:
-    """`expression` over columns, with `Always`, `And`, `Or` and `Bound` only. Raises BadRequest.
+    """`expression` over columns, with `Always`, `And`, `Or` and `Bound` only.
+
+    Raises BadRequest.
 
     Names are looked up in `schema`, then in `schemas`, all schemas of the table in any order. Bound predicates stay
     unchanged.
@@ -329,7 +334,9 @@ def bind(expression: Expression, schema: Schema, schemas: Iterable[Schema], *, c
 def terms_of(
     expression: Expression, schema: Schema, schemas: Iterable[Schema], *, case_sensitive: bool
 ) -> list[tuple[int, str, str]]:
-    """The column id, transform and type of each unbound predicate's term, in order; names are resolved as in `bind`."""
+    """Return the column id, transform and type of each unbound predicate's term, in order; names are resolved as in
+    `bind`.
+    """
     binder = _Binder(_in_lookup_order(schema, schemas), case_sensitive)
     return [(term.column_id, term.transform, term.kind) for term in binder.terms(expression)]
 
@@ -435,7 +442,7 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
 
 @memoized(1024)
 def _types(name: str, transform: str) -> tuple[str, str, bool]:
-    """(canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
+    """Return (canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
     try:
         kind = canonical_primitive(name)
     except BadRequest:
@@ -476,7 +483,10 @@ def _unknown(op: Op, term: _Term) -> Expression:
 
 
 def _domain(term: _Term) -> str:
-    """A type that contains all values of a term. Truncating a decimal may exceed its precision: -95 to -100."""
+    """Return a type that contains all values of a term.
+
+    Truncating a decimal may exceed its precision: -95 to -100.
+    """
     if term.transform == IDENTITY or not term.result.startswith("decimal"):
         return term.result
     return f"decimal({decimal_precision(term.result) + _WIDTH_DIGITS}, {decimal_scale(term.result)})"
@@ -520,7 +530,7 @@ def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
 
 
 def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
-    """A comparison with an infinity, or with a value between it and the largest finite value."""
+    """Return a comparison with an infinity, or with a value between it and the largest finite value."""
     upwards = isinstance(literal, Above)
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
     finite = term.predicate(Op.LT_EQ if upwards else Op.GT_EQ, limit)

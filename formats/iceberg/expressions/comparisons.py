@@ -70,7 +70,9 @@ class ComparedTerm(NamedTuple):
 
 
 class Comparisons:
-    """Comparisons with the columns of `schemas`, the first being preferred. Names are case-insensitive.
+    """Comparisons with the columns of `schemas`, the first being preferred.
+
+    Names are case-insensitive.
 
     `nan_above`: NaN is greater than every number, as in Spark.
     """
@@ -82,8 +84,11 @@ class Comparisons:
         """Whether every literal is a value of its column's type."""
 
     def term(self, name: str, transform: str = IDENTITY) -> ComparedTerm | None:
-        """A column, or a transform of one; None if its type has no such transform, and for nested columns. BadRequest
-        if there is no such column, or several."""
+        """Return a column, or a transform of one; None if its type has no such transform, and for nested columns.
+
+        Raises:
+            BadRequest: If there is no such column, or several.
+        """
         column, kind = self._column(name)
         if kind in NESTED:
             return None
@@ -96,7 +101,7 @@ class Comparisons:
         return ComparedTerm(column, result_type(transform, kind), transform)
 
     def typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
-        """The predicate, or its negation, with values of the column's type: for at least the same rows."""
+        """Return the predicate, or its negation, with values of the column's type: for at least the same rows."""
         term = self.term(predicate.name, predicate.transform)
         op = predicate.op
         if term is None:
@@ -122,7 +127,7 @@ class Comparisons:
             return TRUE
 
     def comparison(self, op: Op, term: ComparedTerm, literal: TypedLiteral, negated: bool) -> Expression:
-        """Raises Inconvertible."""
+        """Raise Inconvertible."""
         if op is Op.EQ:
             return self.among(term, (literal,))
         try:
@@ -142,7 +147,10 @@ class Comparisons:
         return predicate
 
     def among(self, term: ComparedTerm, literals: Sequence[TypedLiteral]) -> Expression:
-        """Whether the term equals one of the literals. Raises Inconvertible."""
+        """Return whether the term equals one of the literals.
+
+        Raises Inconvertible.
+        """
         values: list[object] = []
         apart: list[RoundedApart] = []
         for literal in literals:
@@ -158,7 +166,10 @@ class Comparisons:
         return term.predicate(Op.EQ if len(values) == 1 else Op.IN, *values) if values else FALSE
 
     def exact_values(self, term: ComparedTerm, literals: Iterable[TypedLiteral]) -> list[object]:
-        """Those of the literals that are values of the term's type. Raises Inconvertible."""
+        """Return those of the literals that are values of the term's type.
+
+        Raises Inconvertible.
+        """
         values: list[object] = []
         for literal in literals:
             try:
@@ -170,7 +181,10 @@ class Comparisons:
         return values
 
     def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        """(a value for the term, whether it is exact). Raises Inconvertible."""
+        """Return (a value for the term, whether it is exact).
+
+        Raises Inconvertible.
+        """
         try:
             value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
         except RoundedApart as apart:
@@ -182,7 +196,11 @@ class Comparisons:
         return value, exact
 
     def _column(self, name: str) -> tuple[str, str]:
-        """(name, type). BadRequest if there is no such column, or several."""
+        """Return (name, type).
+
+        Raises:
+            BadRequest: If there is no such column, or several.
+        """
         for schema in self._schemas:
             same = schema.column_named(name)
             alike = {i for known, i in schema.index.by_name.items() if known.lower() == name.lower()}
@@ -203,9 +221,12 @@ class Comparisons:
 
 
 def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[Schema]) -> Expression:
-    """An unbound expression in which predicates with typed literals have values of the columns' types.
+    """Return an unbound expression in which predicates with typed literals have values of the columns' types.
 
-    It is true for at least the same rows. BadRequest for an unknown column of such a predicate.
+    It is true for at least the same rows.
+
+    Raises:
+        BadRequest: For an unknown column of such a predicate.
     """
     others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
     comparisons = Comparisons((schema, *others))

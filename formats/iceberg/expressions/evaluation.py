@@ -33,7 +33,7 @@ _COMPARED: dict[Op, Callable[[Any, Any], bool]] = {
 
 
 def evaluate(predicate: Bound, value: Value | None) -> bool | None:
-    """Whether the term's `value` matches; None if clients differ."""
+    """Return whether the term's `value` matches; None if clients differ."""
     op = predicate.op
     if value is None:
         return op in NULL_MATCHES
@@ -55,7 +55,7 @@ def evaluate(predicate: Bound, value: Value | None) -> bool | None:
 
 
 def may_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Whether a row with these values, by the field id of predicates, matches for some client.
+    """Return whether a row with these values, by the field id of predicates, matches for some client.
 
     The expression is bound, with identity terms. A field that `values` lacks may have any value.
     """
@@ -63,7 +63,7 @@ def may_match(expression: Expression, values: Mapping[int, Value | None]) -> boo
 
 
 def must_match(expression: Expression, values: Mapping[int, Value | None]) -> bool:
-    """Whether a row matches for every client; a field that `values` lacks decides nothing."""
+    """Return whether a row matches for every client; a field that `values` lacks decides nothing."""
     return _evaluate(expression, values, if_unknown=False)
 
 
@@ -97,10 +97,10 @@ def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:
 
 
 def _float_order(value: float) -> tuple[bool, float, float]:
-    """The order of Java's `Double.compare`."""
+    """Return the order of Java's `Double.compare`."""
     return (True, 0.0, 0.0) if isnan(value) else (False, value, copysign(1.0, value))
 
 
 def _uuid_order(value: bytes) -> tuple[int, int]:
-    """The order of Java's `UUID.compareTo`."""
+    """Return the order of Java's `UUID.compareTo`."""
     return int.from_bytes(value[:8], signed=True), int.from_bytes(value[8:], signed=True)

@@ -81,7 +81,10 @@ class Not(msgspec.Struct, frozen=True, gc=False):
 
 
 class Unbound(msgspec.Struct, frozen=True, gc=False):
-    """A predicate from a client. `transform` is "identity" for a plain reference; `literals` are JSON values."""
+    """A predicate from a client.
+
+    `transform` is "identity" for a plain reference; `literals` are JSON values.
+    """
 
     op: Op
     name: str
@@ -90,7 +93,9 @@ class Unbound(msgspec.Struct, frozen=True, gc=False):
 
 
 class Bound(msgspec.Struct, frozen=True, gc=False):
-    """A predicate on one column. `kind` is the column's type, `result` the term's type (equal for identity).
+    """A predicate on one column.
+
+    `kind` is the column's type, `result` the term's type (equal for identity).
 
     `values` are of type `result`: none for the null and NaN operators, one for comparisons and prefixes, two or more,
     distinct and sorted, for IN and NOT_IN; never NaN or an infinity. `name` is the column's full name in the schema of
@@ -111,17 +116,17 @@ Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
 
 
 def all_of(*children: Expression) -> Expression:
-    """The conjunction, flattened and with constants folded."""
+    """Return the conjunction, flattened and with constants folded."""
     return _joined(children, And, identity=TRUE, absorbing=FALSE)
 
 
 def any_of(*children: Expression) -> Expression:
-    """The disjunction, flattened and with constants folded."""
+    """Return the disjunction, flattened and with constants folded."""
     return _joined(children, Or, identity=FALSE, absorbing=TRUE)
 
 
 def replaced(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
-    """A bound expression with each predicate replaced by `by`, from left to right."""
+    """Return a bound expression with each predicate replaced by `by`, from left to right."""
     match expression:
         case Bound():
             return by(expression)
@@ -135,7 +140,7 @@ def replaced(expression: Expression, by: Callable[[Bound], Expression]) -> Expre
 
 
 def predicates_of(expression: Expression) -> list[Bound]:
-    """The predicates of a bound expression, from left to right."""
+    """Return the predicates of a bound expression, from left to right."""
     if isinstance(expression, Bound):
         return [expression]
     found: list[Bound] = []
@@ -149,7 +154,10 @@ def predicates_of(expression: Expression) -> list[Bound]:
 
 
 def is_longer(expression: Expression, values: int) -> bool:
-    """Whether an expression has more values and predicates than `values`. It looks at no more of it than that."""
+    """Return whether an expression has more values and predicates than `values`.
+
+    It looks at no more of it than that.
+    """
     left, todo = values, [expression]
     while todo:
         one = todo.pop()

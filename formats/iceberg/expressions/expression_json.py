@@ -60,12 +60,19 @@ def parse_expression(
     unknown: bool = False,
     functions: bool = False,
 ) -> Expression:
-    """The unbound expression, with constants in junctions folded. BadRequest with the position of the error.
+    """Return the unbound expression, with constants in junctions folded.
 
-    `typed`: literals with a `data-type` are `TypedLiteral`s (`comparisons.resolve_literals`). Otherwise the type of the
-    column is used. `unknown`: null is a literal of unknown value, which PyIceberg writes for both infinities; only for
-    filters that may match more rows. `functions`: terms may be functions of columns (`types/functions.py`), as if they
-    were transforms; only for filters that select files.
+    Otherwise the type of the column is used.
+
+    Args:
+        typed: Literals with a `data-type` are `TypedLiteral`s (`comparisons.resolve_literals`).
+        unknown: Null is a literal of unknown value, which PyIceberg writes for both infinities; only for filters that
+            may match more rows.
+        functions: Terms may be functions of columns (`types/functions.py`), as if they were transforms; only for
+            filters that select files.
+
+    Raises:
+        BadRequest: With the position of the error.
     """
     return _Parser(depth_max, nodes_max, typed, unknown, functions).expression(json, (None, "filter"), 0)
 
@@ -201,7 +208,7 @@ def _kind(json: dict[str, object], path: _Path) -> str:
 
 
 def _term(json: object, path: _Path) -> tuple[str, str]:
-    """(name of the column, transform)."""
+    """Return (name of the column, transform)."""
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):
@@ -241,8 +248,9 @@ def _shown(json: object) -> str:
 
 
 def expression_json(expression: Expression) -> Any:
-    """JSON of an unbound or bound expression. Junctions of many children become balanced binary trees, shallow to
-    parse.
+    """JSON of an unbound or bound expression.
+
+    Junctions of many children become balanced binary trees, shallow to parse.
     """
     match expression:
         case Bound(op, _, name, _, transform, result, values):

@@ -6,7 +6,7 @@ _JAVA_CHARACTER_MAX = 0xFFFF
 
 
 def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
-    """The prefix of a LIKE pattern, and the pattern from its first wildcard on.
+    """Return the prefix of a LIKE pattern, and the pattern from its first wildcard on.
 
     Without ESCAPE, a backslash escapes in Spark and is a literal in Trino: the text after it is not used.
     """
@@ -26,7 +26,8 @@ def split_pattern(pattern: str, escape: str | None) -> tuple[str, str]:
 
 
 def is_valid_pattern(pattern: str, escape: str | None) -> bool:
-    """Whether engines take the pattern: the escape is one character, and %, _ or itself follows it wherever it is.
+    """Return whether engines take the pattern: the escape is one character, and %, _ or itself follows it wherever
+    it is.
 
     An empty escape is none, as in Trino. Java counts a character beyond the first 65,536 as two.
     """

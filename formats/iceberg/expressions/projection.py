@@ -109,7 +109,7 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 
 
 def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
-    """The condition that the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
+    """Return the condition that the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
     return replaced(expression, lambda predicate: _inclusive(predicate, spec))
 
 
@@ -119,12 +119,14 @@ def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
 
 
 def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
-    """A condition that is true only for partitions whose rows all match, in the form of `ProjectedExpression`."""
+    """Return a condition that is true only for partitions whose rows all match, in the form of
+    `ProjectedExpression`.
+    """
     return any_of(*[_strict(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict[int, str]:
-    """The partition fields that may decide a predicate: by id, the type that their values must have."""
+    """Return the partition fields that may decide a predicate: by id, the type that their values must have."""
     if not projected.decides:
         return {}
     if isinstance(projected.expression, Bound):
@@ -135,7 +137,7 @@ def deciding_fields(projected: ProjectedExpression, spec: PartitionSpec) -> dict
 
 
 def source_ranges(predicate: Bound) -> Expression:
-    """The condition on the source column that every row satisfies that matches a predicate on a transform.
+    """Return the condition on the source column that every row satisfies that matches a predicate on a transform.
 
     Exact for transforms that keep the order of values, so that bounds of the column decide as much as in Java's
     `InclusiveMetricsEvaluator`. A predicate on a plain column is returned unchanged.
@@ -187,7 +189,7 @@ class _Mapping(NamedTuple):
 
 @memoized(1024)
 def _mapping(transform: str, kind: str) -> _Mapping | None:
-    """None if the results are unknown, as for a transform of several columns (spec, version 3)."""
+    """Return None if the results are unknown, as for a transform of several columns (spec, version 3)."""
     transform = canonical(transform)
     if transform == VOID or not is_known(transform) or not accepts(transform, kind):
         return None
@@ -227,7 +229,7 @@ def _negated(expression: Expression) -> Expression:
 
 
 def _projected(predicate: Bound, field: PartitionField) -> Expression:
-    """The inclusive projection of one predicate onto one field of its column."""
+    """Return the inclusive projection of one predicate onto one field of its column."""
     kind, op = predicate.kind, predicate.op
     mapping = _mapping(field.transform, kind)
     if mapping is None:
@@ -252,7 +254,7 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
 
 
 def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
-    """The term equals the field, except for results that old writers rounded up."""
+    """Return the term equals the field, except for results that old writers rounded up."""
     op, values = predicate.op, predicate.values
     if mapping.stored_as_int is not None and op not in _NULLITY:
         return _stored_as_int(predicate, field, mapping, mapping.stored_as_int)
@@ -293,7 +295,7 @@ def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
 
 
 def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: Iterable[Value | None]) -> Expression:
-    """The field has one of the results, none of which is null."""
+    """Return the field has one of the results, none of which is null."""
     distinct = {result for result in results if result is not None}
     if mapping.is_rounded:
         distinct |= {result + 1 for result in distinct if isinstance(result, int) and result < 0}
@@ -308,7 +310,7 @@ def _widened(results: Range) -> Range:
 
 
 def _target(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
-    """The predicate on the field that replaces a predicate on its source."""
+    """Return the predicate on the field that replaces a predicate on its source."""
     result = values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
@@ -322,7 +324,7 @@ def _on_source(predicate: Bound, op: Op, *values: Value) -> Bound:
 
 
 def _ranges(predicate: Bound) -> list[Range]:
-    """The values that match a comparison, `eq` or `in` on integers, strings or bytes."""
+    """Return the values that match a comparison, `eq` or `in` on integers, strings or bytes."""
     values = predicate.values
     match predicate.op:
         case Op.LT:
@@ -337,7 +339,7 @@ def _ranges(predicate: Bound) -> list[Range]:
 
 
 def _within(template: Bound, ranges: Iterable[Range]) -> Expression:
-    """The template's term is in one of the ranges, which exclude null."""
+    """Return the template's term is in one of the ranges, which exclude null."""
     points: list[Value] = []
     conditions: list[Expression] = []
     for low, high in ranges:
@@ -364,7 +366,9 @@ def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[
 
 
 def _previous(value: Value) -> Value | None:
-    """The value without its trailing zero, its predecessor, for readable string and bytes bounds; None without one."""
+    """Return the value without its trailing zero, its predecessor, for readable string and bytes bounds; None
+    without one.
+    """
     if isinstance(value, str) and value.endswith("\0"):
         return value[:-1]
     return value[:-1] if isinstance(value, bytes) and value.endswith(b"\0") else None

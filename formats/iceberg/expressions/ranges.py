@@ -40,8 +40,8 @@ class Range(NamedTuple):
 
 
 def is_ordered(transform: str, kind: str) -> bool:
-    """Whether the (canonical, accepted) transform keeps the order of values, except those that wrap; False for
-    identity.
+    """Return whether the (canonical, accepted) transform keeps the order of values, except those that wrap; False
+    for identity.
     """
     name = name_of(transform)
     if name == "truncate" and is_known(transform):
@@ -50,7 +50,7 @@ def is_ordered(transform: str, kind: str) -> bool:
 
 
 def is_rounded(transform: str, kind: str) -> bool:
-    """Whether Java up to 0.10 stored the (canonical) transform's results before 1970 one too high."""
+    """Return whether Java up to 0.10 stored the (canonical) transform's results before 1970 one too high."""
     return transform in CALENDAR and (transform, kind) != ("day", "date")
 
 
@@ -101,7 +101,10 @@ class StoredAsInt(NamedTuple):
 
 
 def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
-    """Of a truncated long, which may have been an int when files were written. None if no result of an int wraps."""
+    """Of a truncated long, which may have been an int when files were written.
+
+    None if no result of an int wraps.
+    """
     if kind != "long" or name_of(transform) != "truncate":
         return None
     least = _limits("int").low
@@ -144,7 +147,7 @@ def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
 
 
 def complement(ranges: list[Range]) -> list[Range]:
-    """The values outside of the disjoint, ordered ranges."""
+    """Return the values outside of the disjoint, ordered ranges."""
     gaps, low = [], None
     for index, span in enumerate(ranges):
         if index > 0 or span.low is not None:
@@ -156,7 +159,7 @@ def complement(ranges: list[Range]) -> list[Range]:
 
 
 def _limits(kind: str) -> Range:
-    """All values of an integer type; for a decimal, with room for the widest truncation of the minimum."""
+    """Return all values of an integer type; for a decimal, with room for the widest truncation of the minimum."""
     if bits := INTEGER_BITS.get(kind):
         return Range(-(1 << bits - 1), 1 << bits - 1)
     edge = 10 ** int(kind.partition("(")[2].partition(",")[0]) + (1 << 31)
@@ -169,13 +172,13 @@ def _clipped(span: Range, first: int, end: int) -> Range:
 
 
 def _shifts(result: str) -> tuple[int, ...]:
-    """The possible differences of a stored result from the exact one; decimals do not wrap."""
+    """Return the possible differences of a stored result from the exact one; decimals do not wrap."""
     bits = INTEGER_BITS.get(result)
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 
 
 def _first_with(transform: str, kind: str) -> Callable[[int], int]:
-    """A function from an exact result to the least source value with that result or a greater one."""
+    """Return a function from an exact result to the least source value with that result or a greater one."""
     name = name_of(transform)
     if name == "truncate":
         width = width_of(transform)
@@ -190,7 +193,7 @@ def _first_with(transform: str, kind: str) -> Callable[[int], int]:
 
 
 def after_prefix(prefix: Prefix) -> Prefix | None:
-    """The least value greater than every value with the prefix; None if there is none."""
+    """Return the least value greater than every value with the prefix; None if there is none."""
     if isinstance(prefix, bytes):
         stem = prefix.rstrip(b"\xff")
         return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
@@ -202,7 +205,7 @@ def after_prefix(prefix: Prefix) -> Prefix | None:
 
 
 def _merged(ranges: list[Range]) -> list[Range]:
-    """The ranges in order, with adjacent and overlapping ranges merged."""
+    """Return the ranges in order, with adjacent and overlapping ranges merged."""
     unbounded = [span for span in ranges if span.low is None]
     merged: list[Range] = []
     for span in unbounded + sorted((span for span in ranges if span.low is not None), key=lambda span: span.low):

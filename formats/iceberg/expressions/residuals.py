@@ -78,7 +78,7 @@ def _added(expression: Expression) -> Expression:
 
 
 def _without_tests(expression: Expression, terms: set[tuple[int, str]]) -> Expression:
-    """A disjunction without its tests for NaN of these terms."""
+    """Return a disjunction without its tests for NaN of these terms."""
     if not terms or not isinstance(expression, Or):
         return expression
     left = [child for child in expression.children if not (isinstance(child, Bound) and _is_test_of(child, terms))]
@@ -101,8 +101,8 @@ _Partition: TypeAlias = Mapping[int, Value | None]
 
 
 def nameable(expression: Expression, schema: Schema) -> Expression:
-    """The residual in the form that clients can bind: a predicate whose column has another name in the table's current
-    schema, or whose name belongs to another column there, becomes TRUE.
+    """Return the residual in the form that clients can bind: a predicate whose column has another name in the
+    table's current schema, or whose name belongs to another column there, becomes TRUE.
 
     Java's client binds a residual twice, to the current schema for the partition and to the schema that it reads, which
     after a rename share no name for a column (`ResidualEvaluator`, `ParquetMetricsRowGroupFilter`). Engines filter rows
@@ -123,8 +123,8 @@ def nameable(expression: Expression, schema: Schema) -> Expression:
 def with_both_zeros(residual: Expression) -> Expression:
     """Return a bound expression that -0.0 and 0.0 satisfy alike if one of them satisfies an equality with the other.
 
-    Java's readers order -0.0 below 0.0, and skip row groups by statistics, dictionaries and Bloom filters in which
-    only the other zero occurs. To Spark the two are equal.
+    Java's readers order -0.0 below 0.0, and skip row groups by statistics, dictionaries and Bloom filters in which only
+    the other zero occurs. To Spark the two are equal.
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
         return residual
@@ -146,7 +146,7 @@ def _with_both_zeros(predicate: Bound) -> Bound:
 
 
 def weakened(residual: Expression) -> Expression:
-    """A short expression that every row satisfies that satisfies the residual; never the constant TRUE.
+    """Return a short expression that every row satisfies that satisfies the residual; never the constant TRUE.
 
     For clients that require a residual and filter rows by the original filter: a list of values becomes its range.
     PyIceberg counts the rows of a file with the residual TRUE from metadata, so a tautology about a column replaces
@@ -162,13 +162,13 @@ def weakened(residual: Expression) -> Expression:
 
 
 def tautology(predicate: Bound) -> Expression:
-    """A condition that every row satisfies, on the predicate's column."""
+    """Return a condition that every row satisfies, on the predicate's column."""
     column = replace(predicate, transform=IDENTITY, result=predicate.kind, values=())
     return any_of(replace(column, op=Op.IS_NULL), replace(column, op=Op.NOT_NULL))
 
 
 def tautologies(expression: Expression) -> list[Bound]:
-    """A predicate of each tautology in the expression, made from a predicate with a literal of unknown value."""
+    """Return a predicate of each tautology in the expression, made from a predicate with a literal of unknown value."""
     match expression:
         case And(children):
             return [found for child in children for found in tautologies(child)]
@@ -225,7 +225,7 @@ class Residuals:
         self._projected = project(expression, spec) if projected is None else projected
 
     def __call__(self, partition: Mapping[int, Value | None]) -> Expression:
-        """The residual for a file with these partition values by field id; a missing value decides nothing."""
+        """Return the residual for a file with these partition values by field id; a missing value decides nothing."""
         return _residual(self._projected, partition)
 
 

@@ -78,10 +78,14 @@ _SQL = Dialect.get_or_raise(_Sql)
 
 @dataclass(frozen=True)
 class SqlFilter:
-    """The converted predicate. `expression` is unbound, and true for every row that the SQL is true for.
+    """The converted predicate.
 
-    `unused` lists the parts that are left out, `reasons` why, in the same order. `exact`: no other row satisfies it,
-    except rows with NaN in a compared column, about which engines differ.
+    `expression` is unbound, and true for every row that the SQL is true for.
+
+    `unused` lists the parts that are left out, `reasons` why, in the same order.
+
+    Attributes:
+        exact: No other row satisfies it, except rows with NaN in a compared column, about which engines differ.
     """
 
     expression: Expression
@@ -98,11 +102,13 @@ def parse_sql(
     nan_above: bool = False,
     functions: bool = False,
 ) -> SqlFilter:
-    """The predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
+    """Return the predicate of a WHERE clause over the columns of `schema`, or of `schemas`, the newest first.
 
     With `nan_above`, NaN is greater than every number, as in Spark, and the expression is exact about it. With
-    `functions`, it may have functions of columns (`types/functions.py`), and is then not exact. BadRequest for invalid
-    SQL, with the position, and for an unknown column.
+    `functions`, it may have functions of columns (`types/functions.py`), and is then not exact.
+
+    Raises:
+        BadRequest: For invalid SQL, with the position, and for an unknown column.
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
@@ -123,7 +129,10 @@ def parse_sql(
 
 
 def syntax_message(error: ParseError, what: str) -> str:
-    """What is wrong with the text, and where. `what` names the text: "The predicate"."""
+    """Return what is wrong with the text, and where.
+
+    `what` names the text: "The predicate".
+    """
     for detail in error.errors:
         if detail.get("line") is not None:
             text = detail.get("highlight") or "the end"
@@ -142,7 +151,7 @@ class _Reader(Comparisons):
         """Why each part that is left out is left out."""
 
     def read(self, node: exp.Expr, *, negated: bool) -> Expression:
-        """The condition for `node` being true or, if `negated`, false."""
+        """Return the condition for `node` being true or, if `negated`, false."""
         match node:
             case exp.Paren():
                 return self.read(node.this, negated=negated)
@@ -168,7 +177,7 @@ class _Reader(Comparisons):
         self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
 
     def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
-        """Raises Inconvertible, with the reason."""
+        """Raise Inconvertible, with the reason."""
         try:
             return super().fitted(literal, term)
         except RoundedApart:
@@ -182,7 +191,10 @@ class _Reader(Comparisons):
         return name.lower() in self._lower_names
 
     def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
-        """None if it cannot be expressed. Raises Inconvertible."""
+        """Return None if it cannot be expressed.
+
+        Raises Inconvertible.
+        """
         if not _is_plain(node):
             return None
         negated ^= bool(node.args.get("negate"))  # NOT LIKE is one node
@@ -219,7 +231,10 @@ class _Reader(Comparisons):
         return None
 
     def _compared(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
-        """A comparison, for the rows where it is true or, if `negated`, false. Raises Inconvertible."""
+        """Return a comparison, for the rows where it is true or, if `negated`, false.
+
+        Raises Inconvertible.
+        """
         literal = literal_of(right)
         if literal is None:
             literal = literal_of(left)
@@ -237,8 +252,11 @@ class _Reader(Comparisons):
         return None if term is None else self.comparison(op, term, literal, negated)
 
     def _together(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
-        """The operands of one predicate, with doubles for all numbers if one of them is a double: every engine converts
-        them to one type before it compares. Raises Inconvertible."""
+        """Return the operands of one predicate, with doubles for all numbers if one of them is a double: every
+        engine converts them to one type before it compares.
+
+        Raises Inconvertible.
+        """
         literals = [literal_of(one) for one in operands]
         kinds = {one.kind for one in literals if one is not None}
         if not {"number", "double"} <= kinds:
@@ -341,7 +359,11 @@ class _Reader(Comparisons):
     # Terms
 
     def _term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
-        """A column or a transform of one; None for anything else. `any_type`: structs, lists and maps are accepted."""
+        """Return a column or a transform of one; None for anything else.
+
+        Args:
+            any_type: Structs, lists and maps are accepted.
+        """
         while isinstance(node, exp.Paren):
             node = node.this
         if not _is_plain(node) and not isinstance(node, exp.Column):
@@ -411,7 +433,7 @@ class _Reader(Comparisons):
 
 
 def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | None:
-    """The result of comparing two literals, such as `1 = 1`."""
+    """Return the result of comparing two literals, such as `1 = 1`."""
     if left.kind == "null":
         return FALSE
     if left.kind != right.kind or left.kind not in ("number", "text", "boolean"):
@@ -421,7 +443,7 @@ def _constant(op: Op, left: TypedLiteral, right: TypedLiteral) -> Expression | N
 
 
 def _as_double(number: TypedLiteral) -> exp.Expr:
-    """Raises Inconvertible for a number that engines may round to different doubles."""
+    """Raise Inconvertible for a number that engines may round to different doubles."""
     digits = number.text.strip().lstrip("+-")
     if len(digits.replace(".", "").lstrip("0")) > _EXACT_DIGITS_MAX:
         raise Inconvertible(
@@ -436,7 +458,7 @@ def _is_plain(node: exp.Expr) -> bool:
 
 
 def _name(node: exp.Expr) -> str | None:
-    """A column's full name: `a.b.c` is a field within structs."""
+    """Return a column's full name: `a.b.c` is a field within structs."""
     if isinstance(node, exp.Dot):
         inner = _name(node.this)
         own = node.expression.name if isinstance(node.expression, exp.Identifier) else None

@@ -26,7 +26,7 @@ _WIDER = (_Type.FLOAT, _Type.DOUBLE, _Type.TIMESTAMPTZ, _Type.TIMESTAMPLTZ, _Typ
 
 
 def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
-    """None if the node is not a literal, or a cast of one with an unclear result."""
+    """Return None if the node is not a literal, or a cast of one with an unclear result."""
     match node:
         case exp.Paren():
             return literal_of(node.this)
@@ -75,7 +75,7 @@ def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
 
 
 def _within(text: str, to: exp.DataType) -> bool:
-    """Whether a cast to decimal leaves the number unchanged."""
+    """Return whether a cast to decimal leaves the number unchanged."""
     sizes = [int(size.name) for size in to.expressions if size.name.isdigit() and len(size.name) <= 2]
     scale = sizes[1] if len(sizes) > 1 else 0
     if len(sizes) < len(to.expressions):

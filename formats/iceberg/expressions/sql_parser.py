@@ -28,7 +28,10 @@ class TooManyReadings(SqlglotError):
 
 
 def tokens_in(dialect: Dialect, text: str) -> list[Any]:
-    """sqlglot's tokens. SqlglotError for a text that has none in the dialect."""
+    """sqlglot's tokens.
+
+    SqlglotError for a text that has none in the dialect.
+    """
     try:
         return list(dialect.tokenize(text))
     except _FAULTS:
@@ -38,10 +41,13 @@ def tokens_in(dialect: Dialect, text: str) -> list[Any]:
 def parse_statements(
     dialect: Dialect, text: str, tokens: Sequence[Any] | None = None, into: type[exp.Expr] | None = None
 ) -> list[exp.Expr | None]:
-    """The trees of the statements in `text`, or of `into` in its place. `tokens`: those of the text, if known.
+    """Return the trees of the statements in `text`, or of `into` in its place.
 
     SqlglotError for a text that is not valid in the dialect, or takes too many steps; RecursionError for one that is
     nested too deeply.
+
+    Args:
+        tokens: Those of the text, if known.
     """
     tokens = tokens_in(dialect, text) if tokens is None else list(tokens)
     try:
@@ -56,7 +62,10 @@ def parse_statements(
 
 
 def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
-    """The tree of `text`. Errors as in `parse_statements`."""
+    """Return the tree of `text`.
+
+    Errors as in `parse_statements`.
+    """
     found = parse_statements(dialect, text, into=into)
     if not found or found[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")

@@ -27,7 +27,7 @@ _FORMS = {
 
 
 def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
-    """Why the literal is not compared with the term: engines convert one of them, each in its own way."""
+    """Return why the literal is not compared with the term: engines convert one of them, each in its own way."""
     if literal.kind in ("number", "double", "boolean"):
         text = literal.text
     else:
@@ -38,7 +38,11 @@ def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
 
 
 def unused_reason(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
-    """Why an expression has no form as an Iceberg expression. `is_column`: whether a name is in the table's schemas."""
+    """Return why an expression has no form as an Iceberg expression.
+
+    Args:
+        is_column: Whether a name is in the table's schemas.
+    """
     for side in _operands(node):
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
             quoted = side.this.args.get("quoted")

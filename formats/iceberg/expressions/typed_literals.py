@@ -56,8 +56,9 @@ class RoundedApart(Inconvertible):
 class TypedLiteral:
     """A literal with its written `text`.
 
-    `kind`: null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz,
-    uuid.
+    Attributes:
+        kind: Null, boolean, number (exact), double, text, bytes (as hexadecimal), date, time, timestamp, timestamptz,
+            uuid.
     """
 
     kind: str
@@ -88,7 +89,11 @@ _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*", re.ASCII)
 
 
 def typed_literal(data_type: str, text: str) -> TypedLiteral:
-    """A literal from its Iceberg type and its value as text. ValueError for a type or a value that is not valid."""
+    """Return a literal from its Iceberg type and its value as text.
+
+    Raises:
+        ValueError: For a type or a value that is not valid.
+    """
     kind = _KIND_OF.get(base_name(data_type))
     if kind is None:
         raise ValueError(f"no literal has the type {data_type[:40]!r}")
@@ -100,7 +105,7 @@ def typed_literal(data_type: str, text: str) -> TypedLiteral:
 
 
 def is_exact_number(text: str) -> bool:
-    """Whether the text is a number without an exponent, and no longer than numbers may be."""
+    """Return whether the text is a number without an exponent, and no longer than numbers may be."""
     return len(text) <= _NUMBER_MAX and _NUMBER.fullmatch(text) is not None
 
 
@@ -109,7 +114,9 @@ def _is_finite(text: str) -> bool:
 
 
 def convert_literal(given: TypedLiteral, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
-    """(the JSON literal for a term of type `kind`, whether it is exact in the type). Raises Inconvertible.
+    """Return (the JSON literal for a term of type `kind`, whether it is exact in the type).
+
+    Raises Inconvertible.
 
     `origin` is subtracted from a number; the transform `day` accepts days since 1970 and dates.
     """
@@ -161,7 +168,7 @@ def _floating(given: TypedLiteral, kind: str) -> tuple[object, bool]:
 
 
 def _values_around(kind: str, value: float) -> list[float]:
-    """The finite values of the type at most `_APART_MAX` steps from `value`, which is one, ascending."""
+    """Return the finite values of the type at most `_APART_MAX` steps from `value`, which is one, ascending."""
     floating, integer = _BITS_OF[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]
     steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)

@@ -23,7 +23,10 @@ else:
 
 
 class Budget:
-    """Remaining bytes. Threads may share a budget."""
+    """Remaining bytes.
+
+    Threads may share a budget.
+    """
 
     def __init__(self, limit_bytes: int, what: str) -> None:
         """`what` continues an error after "it": what would take the bytes."""
@@ -36,14 +39,18 @@ class Budget:
         return max(0, self._left)
 
     def take(self, size_bytes: int, path: str) -> None:
-        """Charges the bytes. Unreadable, without a charge, if fewer are left."""
+        """Charge the bytes.
+
+        Raises:
+            Unreadable: Without a charge, if fewer are left.
+        """
         with self._lock:
             if size_bytes > self._left:
                 raise Unreadable(path, f"{self._what} more than {self.limit_bytes:,} bytes")
             self._left -= size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Returns bytes to the budget."""
+        """Return bytes to the budget."""
         with self._lock:
             self._left += size_bytes
 
@@ -80,20 +87,25 @@ def decoded_budget(limit_bytes: int) -> Budget:
 
 
 def expanded_bytes(array: pa.Array) -> int:
-    """Memory of an array's values if each row had its own copy, for arrays whose rows share values (dictionaries, runs,
-    views). Computed without expansion.
+    """Memory of an array's values if each row had its own copy, for arrays whose rows share values (dictionaries,
+    runs, views).
+
+    Computed without expansion.
     """
     return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
 
 
 def has_shared_values(kind: pa.DataType) -> bool:
-    """Whether rows of an array of this type may share the bytes of one value."""
+    """Return whether rows of an array of this type may share the bytes of one value."""
     is_view = pa.types.is_string_view(kind) or pa.types.is_binary_view(kind)
     return bool(is_view or pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind))
 
 
 def _lengths(values: pa.Array) -> npt.NDArray[np.int64]:
-    """int64[n]: the size of each value in bytes. The values of dictionaries and runs may be shared in turn."""
+    """Return int64[n]: the size of each value in bytes.
+
+    The values of dictionaries and runs may be shared in turn.
+    """
     kind = values.type
     if pa.types.is_dictionary(kind):
         sizes = np.zeros(len(values), dtype=np.int64)

@@ -43,8 +43,12 @@ _SHORT = 15
 
 @dataclass(frozen=True)
 class RowGroup:
-    """`chunks`: int64[columns, WIDTH], the table of its column chunks. `fields`: all fields but the chunks. `ordinal`:
-    its position in the file."""
+    """`chunks`: int64[columns, WIDTH], the table of its column chunks.
+
+    Attributes:
+        fields: All fields but the chunks.
+        ordinal: Its position in the file.
+    """
 
     chunks: Longs
     fields: Fields
@@ -55,12 +59,12 @@ class RowGroup:
         return int(self.fields[_GROUP_ROWS][1])
 
     def values(self, name: str) -> Longs:
-        """int64[columns]: a field of each chunk; -1 where it is absent."""
+        """Return int64[columns]: a field of each chunk; -1 where it is absent."""
         values: Longs = self.chunks[:, COLUMN[name]]
         return values
 
     def has(self, name: str) -> npt.NDArray[np.bool_]:
-        """bool[columns]: whether the chunks have the field."""
+        """Return bool[columns]: whether the chunks have the field."""
         present: npt.NDArray[np.bool_] = self.chunks[:, COLUMN[name] + 1] >= 0
         return present
 
@@ -84,7 +88,11 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class ParquetFooter:
-    """A decoded footer. `data`: its bytes, in which the tables of chunks have positions."""
+    """A decoded footer.
+
+    Attributes:
+        data: Its bytes, in which the tables of chunks have positions.
+    """
 
     data: bytes
     version: int
@@ -100,8 +108,12 @@ class ParquetFooter:
     """Fields of later versions, encoded: id → (type, bytes)."""
 
     def metadata_of(self, group: RowGroup, number: int) -> Fields:
-        """The ColumnMetaData of a column chunk. ValueError for an optional offset of another type, which pyarrow skips:
-        it would read other pages than the table of chunks has."""
+        """Return the ColumnMetaData of a column chunk.
+
+        Raises:
+            ValueError: For an optional offset of another type, which pyarrow skips: it would read other pages than the
+                table of chunks has.
+        """
         chunk = thrift.read(self.data, int(group.chunks[number, 0]))[0]
         kind, metadata = chunk.get(_METADATA, (STRUCT, {}))
         if kind != STRUCT or metadata.get(_DICTIONARY_PAGE, (I64,))[0] != I64:
@@ -109,7 +121,7 @@ class ParquetFooter:
         return dict(metadata)
 
     def encodings(self, group: RowGroup, number: int) -> list[int]:
-        """The encodings of a column chunk, as numbers."""
+        """Return the encodings of a column chunk, as numbers."""
         kind, values = self.metadata_of(group, number).get(_ENCODINGS, (LIST, (I32, [])))
         if kind != LIST or any(type(value) is not int for value in values[1]):
             raise ValueError("the encodings of a column chunk are no list of numbers")
@@ -180,7 +192,7 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
 
 
 def _count(data: bytes, at: int) -> int:
-    """The length of the list at `at`, which is valid."""
+    """Return the length of the list at `at`, which is valid."""
     size = data[at] >> 4
     if size < _SHORT:
         return size
@@ -224,15 +236,23 @@ def encoded_path(names: Sequence[bytes]) -> bytes:
 
 
 def patched(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
-    """Encoded column chunks with other offsets. `chunks`: rows of tables of the footer; `values`:
-    int64[n, PATCHED_FIELDS], by `PATCH`; absent fields stay absent. `paths`: encoded paths, or None."""
+    """Encoded column chunks with other offsets.
+
+    Args:
+        chunks: Rows of tables of the footer; `values`: int64[n, PATCHED_FIELDS], by `PATCH`; absent fields stay absent.
+        paths: Encoded paths, or None.
+    """
     return _footer.patch_chunks(
         footer.data, np.ascontiguousarray(chunks), np.ascontiguousarray(values, dtype=np.int64), paths
     )
 
 
 def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
-    """A row group. `fields`: all but the chunks, with the total size."""
+    """Return a row group.
+
+    Args:
+        fields: All but the chunks, with the total size.
+    """
     rest = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
     rest[0] -= 1 << 4  # the total size, which is field 2, follows field 1
     return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(rest)
@@ -241,7 +261,11 @@ def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
 def group_fields(
     base: Fields, *, rows: int, plain_bytes: int, packed_bytes: int, offset: int, ordinal: int, sorting: object
 ) -> Fields:
-    """The fields of a row group: those of `base` with these values. `sorting`: the list of sorting columns, or None."""
+    """Return the fields of a row group: those of `base` with these values.
+
+    Args:
+        sorting: The list of sorting columns, or None.
+    """
     fields = dict(base)
     fields[TOTAL_BYTES] = I64, plain_bytes
     fields[_GROUP_ROWS] = I64, rows
@@ -267,7 +291,11 @@ def encode_footer(
     orders: bytes | None,
     others: Mapping[int, tuple[int, bytes]],
 ) -> bytes:
-    """A footer without its length and the magic number. `groups`: of `encode_group`."""
+    """Return a footer without its length and the magic number.
+
+    Args:
+        groups: Of `encode_group`.
+    """
     fields: dict[int, tuple[int, bytes]] = {
         **others,
         _VERSION: (I32, _encoded_number(version)),
@@ -289,7 +317,7 @@ def encode_footer(
 
 
 def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
-    """A structure of encoded values: id → (type, value)."""
+    """Return a structure of encoded values: id → (type, value)."""
     out, last = bytearray(), 0
     for number, (kind, encoded) in sorted(fields.items()):
         if 0 < number - last <= _SHORT:
@@ -304,7 +332,7 @@ def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
 
 
 def encode_binary(value: bytes) -> bytes:
-    """A value of the type BINARY."""
+    """Return a value of the type BINARY."""
     return thrift.write({1: (BINARY, value)})[1:-1]
 
 
@@ -313,7 +341,7 @@ def _encoded_number(value: int) -> bytes:
 
 
 def encode_structures(parts: Sequence[bytes]) -> bytes:
-    """A list of encoded structures."""
+    """Return a list of encoded structures."""
     count = len(parts)
     if count < _SHORT:
         return b"".join((bytes([count << 4 | thrift.STRUCT]), *parts))
@@ -326,7 +354,11 @@ def encode_structures(parts: Sequence[bytes]) -> bytes:
 
 
 def shifted_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
-    """An OffsetIndex whose pages moved with their chunk, which was at [begin, end). ValueError for a page outside."""
+    """Return an OffsetIndex whose pages moved with their chunk, which was at [begin, end).
+
+    Raises:
+        ValueError: For a page outside.
+    """
     return _footer.shift_pages(data, begin, end, by)
 
 
@@ -336,15 +368,16 @@ _DATA_PAGES = (0, 3)
 
 @dataclass
 class PageWalk:
-    """Follows the page headers of one chunk, and compares them with the footer: the pages fill the chunk, and have the
-    number of values that the footer states."""
+    """Follows the page headers of one chunk, and compares them with the footer: the pages fill the chunk, and have
+    the number of values that the footer states.
+    """
 
     at: int
     end: int
     values: int
 
     def follow(self, view: memoryview, begin: int) -> None:
-        """Follows the pages whose headers are completely in `view`, which begins at `begin`."""
+        """Follow the pages whose headers are completely in `view`, which begins at `begin`."""
         stop = begin + len(view)
         while self.at < self.end and begin <= self.at < stop:
             if stop < self.end and stop - self.at < PAGE_HEADER_MAX_BYTES:

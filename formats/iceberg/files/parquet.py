@@ -45,13 +45,17 @@ class AmbiguousColumn(ValueError):
 
 
 def id_of(field: pa.Field) -> int | None:
-    """The field id of a column. ValueError if it is not a number."""
+    """Return the field id of a column.
+
+    Raises:
+        ValueError: If it is not a number.
+    """
     field_id = None if field.metadata is None else field.metadata.get(FIELD_ID)
     return None if field_id is None else int(field_id)
 
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
-    """Whether any column has a field id, at any depth."""
+    """Return whether any column has a field id, at any depth."""
     return any(id_of(field) is not None or has_ids(_children(field.type)) for field in fields)
 
 
@@ -64,7 +68,11 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def with_mapped_ids(fields: Sequence[pa.Field], mapping: NameMapping | None) -> list[pa.Field]:
-    """The columns of a file with its ids, or with ids from the name mapping. AmbiguousColumn if it has neither."""
+    """Return the columns of a file with its ids, or with ids from the name mapping.
+
+    Raises:
+        AmbiguousColumn: If it has neither.
+    """
     if has_ids(fields):
         return list(fields)
     if mapping is None:
@@ -93,8 +101,10 @@ def _with_mapped_ids(field: pa.Field, name: str, mapping: NameMapping) -> pa.Fie
 
 
 def find_columns(fields: Iterable[pa.Field], column_ids: Iterable[int]) -> dict[int, ColumnPath]:
-    """The paths of these columns, by id, without missing columns and columns inside lists and maps. Raises
-    AmbiguousColumn."""
+    """Return the paths of these columns, by id, without missing columns and columns inside lists and maps.
+
+    Raises AmbiguousColumn.
+    """
     column_paths: dict[int, list[ColumnPath]] = {column_id: [] for column_id in column_ids}
     for column_id, column_path in _by_id(fields):
         if column_id in column_paths:
@@ -116,13 +126,15 @@ def _by_id(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[
 
 
 def dotted(column_paths: Iterable[ColumnPath]) -> list[str]:
-    """The column paths in pyarrow's form."""
+    """Return the column paths in pyarrow's form."""
     return sorted({".".join(column_path) for column_path in column_paths})
 
 
 def column_of(table: pa.Table, column_path: Sequence[str]) -> pa.ChunkedArray:
-    """Selects by path, because a name may contain a dot, and then another column was also read. Raises
-    AmbiguousColumn."""
+    """Select by path, because a name may contain a dot, and then another column was also read.
+
+    Raises AmbiguousColumn.
+    """
     top: Any = [number for number, name in enumerate(table.column_names) if name == column_path[0]]
     if len(top) != 1:
         raise AmbiguousColumn(f"it has {len(top)} columns named {column_path[0]!r}")

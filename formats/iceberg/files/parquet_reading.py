@@ -91,7 +91,10 @@ class _Leaf(NamedTuple):
 
 
 class BoundedParquet:
-    """An open file whose columns are read within a budget. For one thread."""
+    """An open file whose columns are read within a budget.
+
+    For one thread.
+    """
 
     def __init__(self, source: pa.NativeFile, path: str, budget: Budget) -> None:
         self._source, self._path, self._budget = source, path, budget
@@ -112,7 +115,10 @@ class BoundedParquet:
         return self._file.schema_arrow
 
     def columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """Whole columns by id, strings as unified dictionaries. Their memory stays charged to the budget."""
+        """Whole columns by id, strings as unified dictionaries.
+
+        Their memory stays charged to the budget.
+        """
         chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for _, table, _ in self._tables(column_paths, None):
             for column_id, column_path in column_paths.items():
@@ -123,13 +129,13 @@ class BoundedParquet:
         }
 
     def plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
-        """The same as `columns`, without dictionaries."""
+        """Return the same as `columns`, without dictionaries."""
         columns = self.columns(column_paths) if column_paths else {}
         plain = {column_id: [self._plain(chunk) for chunk in column.chunks] for column_id, column in columns.items()}
         return {column_id: self._chunked(chunks, column_paths[column_id]) for column_id, chunks in plain.items()}
 
     def columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
-        """The columns of some rows of the file, int64[n] ascending, without dictionaries."""
+        """Return the columns of some rows of the file, int64[n] ascending, without dictionaries."""
         chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for start, table, cost in self._tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
@@ -161,7 +167,7 @@ class BoundedParquet:
     def _tables(
         self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
     ) -> Iterator[tuple[int, pa.Table, int]]:
-        """(first row, columns, charged bytes) of each row group, or of those with one of the rows."""
+        """Yield (first row, columns, charged bytes) of each row group, or of those with one of the rows."""
         names = dotted(column_paths.values())
         leaves = self._leaves(names)
         repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
@@ -184,7 +190,7 @@ class BoundedParquet:
     def _table(
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
-        """(a row group, the bytes charged for it)."""
+        """Return (a row group, the bytes charged for it)."""
         group = self._footer.groups[number]
         pages = [self._pages(group, leaf.number) for leaf in leaves]
         cost = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(leaf.width for leaf in leaves)
@@ -205,7 +211,7 @@ class BoundedParquet:
         return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
 
     def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
-        """The leaf columns that pyarrow reads for these names, including everything inside a column."""
+        """Return the leaf columns that pyarrow reads for these names, including everything inside a column."""
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
             raise Unreadable(self._path, "a row group has another number of columns than the schema")
@@ -224,7 +230,7 @@ class BoundedParquet:
         return leaves
 
     def _has_dictionaries(self, number: int, column: pq.ColumnSchema) -> bool:
-        """Whether pyarrow can read a byte array column as a dictionary."""
+        """Return whether pyarrow can read a byte array column as a dictionary."""
         if column.logical_type.type not in _WITH_DICTIONARIES:
             return False
         try:
@@ -252,7 +258,10 @@ class BoundedParquet:
 def page_sizes(data: bytes, values: int) -> _Pages:
     """Page sizes of a column chunk with this many values, according to its page headers, as far as pyarrow reads.
 
-    ValueError, KeyError or TypeError for invalid headers.
+    Raises:
+        ValueError: For invalid headers.
+        KeyError: For invalid headers.
+        TypeError: For invalid headers.
     """
     at = seen = count = total = largest = 0
     view = memoryview(data)
@@ -277,8 +286,11 @@ def page_sizes(data: bytes, values: int) -> _Pages:
 
 
 def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
-    """The footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses. Unreadable
-    for an encrypted file."""
+    """Return the footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses.
+
+    Raises:
+        Unreadable: For an encrypted file.
+    """
     footer = _plain_footer(source, path)
     return _read_metadata(footer) if footer else None
 
@@ -288,14 +300,17 @@ def _read_metadata(footer: bytes) -> pq.FileMetaData:
 
 
 def _validated(array: pa.Array) -> pa.Array:
-    """The array; ArrowInvalid if it is a dictionary array with an index that its dictionary does not have."""
+    """Return the array; ArrowInvalid if it is a dictionary array with an index that its dictionary does not have."""
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)
     return array
 
 
 def check_plain(source: pa.NativeFile, path: str) -> None:
-    """Unreadable for an encrypted file. For a file in memory, which is still the same when pyarrow reads its footer."""
+    """Unreadable for an encrypted file.
+
+    For a file in memory, which is still the same when pyarrow reads its footer.
+    """
     _plain_footer(source, path)
 
 
@@ -317,8 +332,11 @@ def check_unsigned(footer: bytes, path: str) -> None:
 
 
 def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT_BYTES) -> bytes:
-    """Empty for a file whose end is not that of a Parquet file. Unreadable for an encrypted footer, and for one above
-    the limit."""
+    """Return empty for a file whose end is not that of a Parquet file.
+
+    Raises:
+        Unreadable: For an encrypted footer, and for one above the limit.
+    """
     size = source.size()
     tail = source.read_at(min(TAIL_BYTES, size), max(0, size - TAIL_BYTES))
     if tail[-4:] == ENCRYPTED_MAGIC:
@@ -334,8 +352,11 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
 
 
 def _footer_weight(footer: bytes, path: str, most: int) -> int:
-    """About how many bytes pyarrow needs to decode the footer; 0 for a short one. Unreadable if it decodes to more than
-    `most` bytes."""
+    """About how many bytes pyarrow needs to decode the footer; 0 for a short one.
+
+    Raises:
+        Unreadable: If it decodes to more than `most` bytes.
+    """
     check_unsigned(footer, path)
     if len(footer) <= FOOTER_FREE_BYTES:
         return 0

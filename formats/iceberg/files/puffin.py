@@ -38,7 +38,10 @@ _COMPRESSED = 1
 
 
 class PuffinBlobMetadata(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_defaults=True):
-    """A blob's entry in the footer. `offset` and `length` are bytes in the file, compressed if the blob is."""
+    """A blob's entry in the footer.
+
+    `offset` and `length` are bytes in the file, compressed if the blob is.
+    """
 
     type: str
     fields: tuple[int, ...]
@@ -57,8 +60,9 @@ class Footer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """A blob to write; its bytes are the concatenated `parts`, consumed when it is written. `codec` is None or
-    "zstd".
+    """A blob to write; its bytes are the concatenated `parts`, consumed when it is written.
+
+    `codec` is None or "zstd".
     """
 
     type: str
@@ -71,7 +75,10 @@ class Blob:
 
 
 def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterator[Part]:
-    """A file as parts. Blobs are in the given order, without gaps; uncompressed parts are passed on unchanged."""
+    """Yield a file as parts.
+
+    Blobs are in the given order, without gaps; uncompressed parts are passed on unchanged.
+    """
     yield MAGIC
     at = len(MAGIC)
     written = []
@@ -104,7 +111,11 @@ def _compressed(blob: Blob) -> bytes:
 
 
 def footer_size_bytes(tail: Part, location: str) -> int:
-    """The footer's size at the end of a file. `tail`: its last TAIL_BYTES or more."""
+    """Return the footer's size at the end of a file.
+
+    Args:
+        tail: Its last TAIL_BYTES or more.
+    """
     size, flags, magic = _tail(tail, location)
     if magic != MAGIC:
         raise Corrupt(f"{location}: does not end with Puffin's magic bytes")
@@ -123,7 +134,7 @@ def _tail(tail: Part, location: str) -> tuple[int, int, bytes]:
 
 
 def read_footer(tail: Part, file_size: int, location: str) -> Footer:
-    """The footer of a file of `file_size` bytes, from its last `footer_size_bytes` or more."""
+    """Return the footer of a file of `file_size` bytes, from its last `footer_size_bytes` or more."""
     needed = footer_size_bytes(tail, location)
     start = file_size - needed
     if start < len(MAGIC) or needed > len(tail):
@@ -146,7 +157,10 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
 
 
 def _inflated(stored: Part, limit_bytes: int, what: str) -> bytes:
-    """Inflates exactly one LZ4 frame. Streamed, because the content size in its header is untrusted."""
+    """Inflate exactly one LZ4 frame.
+
+    Streamed, because the content size in its header is untrusted.
+    """
     try:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:
             inflated = bytes(stream.read(limit_bytes + 1))

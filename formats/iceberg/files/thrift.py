@@ -21,7 +21,7 @@ _DEPTH_MAX = 64
 
 
 def read(data: bytes | memoryview, at: int = 0) -> tuple[Fields, int]:
-    """(the structure at `at`, its end)."""
+    """Return (the structure at `at`, its end)."""
     try:
         return _struct(memoryview(data), at, 0)
     except (IndexError, KeyError, struct.error) as error:
@@ -125,8 +125,10 @@ Weights: TypeAlias = Mapping[tuple[int, int], int]
 
 
 def weigh(data: bytes | memoryview, weights: Weights, *, item: int, field: int, most: int) -> int:
-    """The approximate memory that readers need for the structure at 0: the weight of each item of its lists, by default
-    `item`, and `field` for each field. The structure is not built.
+    """Return the approximate memory that readers need for the structure at 0: the weight of each item of its lists,
+    by default `item`, and `field` for each field.
+
+    The structure is not built.
 
     A list states its length before its items, and readers allocate memory for it: TooHeavy as soon as the weight of the
     stated lengths exceeds `most`.
@@ -145,7 +147,7 @@ class _Weighing:
         self.total = 0
 
     def structure(self, at: int, depth: int) -> int:
-        """Weighs a structure; returns its end."""
+        """Weigh a structure; return its end."""
         if depth > _DEPTH_MAX:
             raise ValueError("structures are too deep")
         data, number = self._data, 0
@@ -195,7 +197,7 @@ class _Weighing:
 
 
 def write(fields: Fields) -> bytes:
-    """Encodes the fields, as `read` decodes them."""
+    """Encode the fields, as `read` decodes them."""
     out = bytearray()
     _put_struct(out, fields)
     return bytes(out)

@@ -42,7 +42,11 @@ class Container:
 
 
 def read_container(data: bytes | memoryview, location: str, *, inflated_limit_bytes: int) -> Container:
-    """Parses a whole file. Corrupt with `location` for anything that violates the specification."""
+    """Parse a whole file.
+
+    Raises:
+        Corrupt: With `location` for anything that violates the specification.
+    """
     reader = _Reader(memoryview(data).cast("B"), location)
     if bytes(reader.take(len(_MAGIC), "the magic number")) != _MAGIC:
         raise reader.corrupt("does not start with Avro's magic bytes")
@@ -106,7 +110,7 @@ class _Reader:
         return taken
 
     def long(self, what: str) -> int:
-        """A zig-zag varint of at most 64 bits."""
+        """Return a zig-zag varint of at most 64 bits."""
         value = shift = 0
         for byte in self._data[self._at : self._at + 10]:
             value |= (byte & 0x7F) << shift
@@ -128,7 +132,10 @@ class _Reader:
 
 
 def _metadata(reader: _Reader) -> dict[str, str]:
-    """The header's map of strings to bytes. Entries that are not text are omitted, because none is used."""
+    """Return the header's map of strings to bytes.
+
+    Entries that are not text are omitted, because none is used.
+    """
     entries: dict[str, str] = {}
     while count := reader.long("the header's entry count"):
         if count < 0:  # then the block's size in bytes follows, which only readers that skip need

@@ -118,9 +118,12 @@ class Compiled:
 
 
 def compile_schema(schema: str, requested: RecordReader) -> Compiled:
-    """The program that reads `wanted` from rows of the writer's `schema`.
+    """Return the program that reads `wanted` from rows of the writer's `schema`.
 
-    Corrupt if the schema is invalid or its rows do not have the requested fields. The caller adds the file.
+    The caller adds the file.
+
+    Raises:
+        Corrupt: If the schema is invalid or its rows do not have the requested fields.
     """
     try:
         parsed = msgspec.json.decode(schema)
@@ -182,7 +185,7 @@ class _Compiler:
         return len(self.nodes) - 1
 
     def column(self, name: str, kind: str, position: _SchemaPosition) -> int:
-        """The column of that name, created on first use: branches of one union share it."""
+        """Return the column of that name, created on first use: branches of one union share it."""
         column = self.columns.setdefault(name, len(self.column_kinds))
         if column == len(self.column_kinds):
             self.column_kinds.append(kind)
@@ -191,7 +194,7 @@ class _Compiler:
         return column
 
     def resolve(self, schema: Any, position: _SchemaPosition) -> tuple[str, Any, _SchemaPosition]:
-        """(type, the schema's object, its position), with names resolved and wrappers removed."""
+        """Return (type, the schema's object, its position), with names resolved and wrappers removed."""
         while True:
             if position.depth > _DEPTH_MAX:
                 raise self.corrupt(position, f"nested deeper than {_DEPTH_MAX}")
@@ -232,7 +235,7 @@ class _Compiler:
         return (f"{namespace}.{name}" if namespace else name), namespace
 
     def value(self, schema: Any, requested: Wanted | None, position: _SchemaPosition) -> int:
-        """Adds the node of a value and of its children; returns its index."""
+        """Add the node of a value and of its children; return its index."""
         kind, schema, position = self.resolve(schema, position)
         if kind == "union":
             return self.union(schema, requested, position)
@@ -257,7 +260,7 @@ class _Compiler:
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, size=size)
 
     def size(self, kind: str, schema: Any, position: _SchemaPosition) -> int:
-        """Bytes of a fixed-width type, symbols of an enum, otherwise 0."""
+        """Return bytes of a fixed-width type, symbols of an enum, otherwise 0."""
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or not 0 <= size < 1 << 31:
@@ -296,7 +299,7 @@ class _Compiler:
         return self.add("union", position, 1, children=children)
 
     def columns_of(self, requested: Wanted | None) -> list[int]:
-        """The existing columns to which a value of `requested` is written."""
+        """Return the existing columns to which a value of `requested` is written."""
         if isinstance(requested, RecordReader):
             return [column for _, inner in requested.fields.values() for column in self.columns_of(inner)]
         if isinstance(requested, PartitionRecord):
@@ -326,7 +329,7 @@ class _Compiler:
     def match(
         self, fields: list[dict[str, Any]], requested: RecordReader, position: _SchemaPosition
     ) -> dict[int, Wanted]:
-        """How to read a record's fields, by position: matched by id, or by name for fields without an id."""
+        """Return how to read a record's fields, by position: matched by id, or by name for fields without an id."""
         by_name = {name: field_id for field_id, (name, _) in requested.fields.items()}
         ids = [each["field-id"] if "field-id" in each else by_name.get(each["name"]) for each in fields]
         matched: dict[int, Wanted] = {}
@@ -398,7 +401,7 @@ class _Compiler:
         return self.add("array", position, 1, slot=slot, size=self.least[item], children=[item])
 
     def plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
-        """The operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
+        """Return the operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
         kind, schema, inner = self.resolve(items, position.below())
         fields = schema.get("fields") if kind == "record" else None
         if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):

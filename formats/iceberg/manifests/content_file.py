@@ -59,7 +59,10 @@ _SHOWN_CHARACTERS_MAX = 1_000
 
 
 class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A data or delete file as in a manifest. Column statistics are by column id."""
+    """A data or delete file as in a manifest.
+
+    Column statistics are by column id.
+    """
 
     content: int
     """0 data, 1 position deletes or a deletion vector, 2 equality deletes."""
@@ -93,7 +96,7 @@ class ContentFile(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, ...]:
-    """The type of each value of the spec's tuples (spec: "Partition Transforms", result type).
+    """Return the type of each value of the spec's tuples (spec: "Partition Transforms", result type).
 
     It is derived from the source column in the current schema, or for a dropped column from its last type, so that old
     values stay distinct. `unknown`, whose only value is null, if no schema has the column.
@@ -109,7 +112,7 @@ def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
 
 
 def decimal_bytes(kind: str) -> int:
-    """Bytes of a decimal type in Avro: the minimum for every unscaled value (spec: appendix A).
+    """Return bytes of a decimal type in Avro: the minimum for every unscaled value (spec: appendix A).
 
     A truncated value may be one step below the minimum of the precision, and usually fits too.
     """
@@ -118,13 +121,18 @@ def decimal_bytes(kind: str) -> int:
 
 
 def column_type(metadata: TableMetadata, column_id: int) -> str | None:
-    """The primitive (or variant) type of a column in the current schema, or the last schema with it; otherwise None."""
+    """Return the primitive (or variant) type of a column in the current schema, or the last schema with it;
+    otherwise None.
+    """
     type_ = declared_type(metadata, column_id)
     return type_ if isinstance(type_, str) else None
 
 
 def declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
-    """Return the type of a column by its id. None for a column that no schema of the table has."""
+    """Return the type of a column by its id.
+
+    None for a column that no schema of the table has.
+    """
     for schema in (metadata.current_schema, *reversed(metadata.schemas)):
         column = schema.column(column_id)
         if column is not None:
@@ -193,9 +201,12 @@ class _Json(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
-    """Parses a file in the REST standard's JSON for addition to the table. BadRequest with the file and the field.
+    """Parse a file in the REST standard's JSON for addition to the table.
 
     Bounds are hex strings, as in Java's library and in our plans; partition values are single values (appendix D).
+
+    Raises:
+        BadRequest: With the file and the field.
     """
     named = json.get("file-path") if isinstance(json, dict) else None
     with _naming(named if isinstance(named, str) and named else "without a file-path"):
@@ -318,7 +329,7 @@ def _pairs(name: str, keys: Sequence[int], values: Sequence[Any]) -> Iterable[tu
 
 
 def _check_kind(file: ContentFile, metadata: TableMetadata) -> None:
-    """Checks the fields that data files, equality deletes, position deletes and deletion vectors require or forbid.
+    """Check the fields that data files, equality deletes, position deletes and deletion vectors require or forbid.
 
     Spec: "Data File Fields", "Delete Formats", "Deletion Vectors".
     """
@@ -415,7 +426,7 @@ def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
 def _decoded_bounds(
     name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]
 ) -> dict[int, tuple[str, Any]]:
-    """(type, value) of each comparable bound, by column id."""
+    """Return (type, value) of each comparable bound, by column id."""
     decoded = {}
     for column, data in (bounds or {}).items():
         kind = kinds[column]

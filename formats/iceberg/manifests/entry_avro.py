@@ -41,7 +41,7 @@ _INVALID = re.compile(r"[^A-Za-z0-9_]")
 
 
 def avro_name(name: str) -> str:
-    """The name in Avro's alphabet, converted as by Java's library: `1 a` is `_1_x20a`.
+    """Return the name in Avro's alphabet, converted as by Java's library: `1 a` is `_1_x20a`.
 
     Stricter than Java, which keeps letters of all scripts: other libraries reject those.
     """
@@ -81,7 +81,11 @@ _LONG_BITS = 64
 
 
 def varint(value: int) -> bytes:
-    """An int or long: zig-zag, seven bits per byte. ValueError beyond 64 bits."""
+    """Return an int or long: zig-zag, seven bits per byte.
+
+    Raises:
+        ValueError: Beyond 64 bits.
+    """
     bits = (value << 1) ^ (value >> 63)
     if 0 <= bits < _SMALL:
         return _VARINTS[bits]
@@ -155,7 +159,7 @@ def _bounds(by_column: Mapping[int, bytes]) -> bytes:
 
 
 def _by_column(name: str, field_id: int, key_id: int, value: str) -> AvroField:
-    """A map by column id: its keys are not strings, so it is an array of pairs (spec: appendix A)."""
+    """Return a map by column id: its keys are not strings, so it is an array of pairs (spec: appendix A)."""
     write = _counts if value == "long" else _bounds
     pair = [AvroField("key", key_id, "int", _int, False), AvroField("value", key_id + 1, value, varint, False)]
     item = {"type": "record", "name": f"k{key_id}_v{key_id + 1}", "fields": [each.schema for each in pair]}
@@ -274,7 +278,7 @@ def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[
 
 
 def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tuple[Json, Write]:
-    """A record's schema, and its encoder for objects with the fields as attributes."""
+    """Return a record's schema, and its encoder for objects with the fields as attributes."""
     plan = [field for field in fields if field.since <= format_version <= field.until]
     writers = [(field.get or attrgetter(field.name), field.write, field.optional) for field in plan]
 
@@ -364,7 +368,11 @@ Codec = tuple[str, Callable[[bytes], bytes]]
 
 
 def codec_of(properties: Mapping[str, str]) -> Codec:
-    """The codec of the table's properties, by default gzip (Avro: deflate). BadRequest with the property if invalid."""
+    """Return the codec of the table's properties, by default gzip (Avro: deflate).
+
+    Raises:
+        BadRequest: With the property if invalid.
+    """
     name = properties.get(AVRO_COMPRESSION, "gzip").lower()
     level = props.as_int(properties, AVRO_COMPRESSION_LEVEL, -1) if AVRO_COMPRESSION_LEVEL in properties else None
     make = _CODECS.get(name)
@@ -414,7 +422,7 @@ _LEVELS = dict.fromkeys(("gzip", "deflate"), (-1, 9)) | dict.fromkeys(("zstd", "
 
 
 def write_container(schema: Json, rows: Iterable[bytes], header: Mapping[str, str], codec: Codec) -> bytes:
-    """A complete Avro file of encoded rows.
+    """Return a complete Avro file of encoded rows.
 
     Equal rows give equal bytes: the sync marker is derived from the header.
     """

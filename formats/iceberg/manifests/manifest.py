@@ -47,7 +47,10 @@ INFLATED_LIMIT_BYTES = 1 << 29
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """One text per row, as positions in the heap. Texts of Avro type string are valid UTF-8."""
+    """One text per row, as positions in the heap.
+
+    Texts of Avro type string are valid UTF-8.
+    """
 
     starts: NDArray[np.int64]
     lengths: NDArray[np.int32]
@@ -97,7 +100,10 @@ class DecodedManifest:
 
 
 class FieldSummary(msgspec.Struct, frozen=True, gc=False):
-    """Summary of one partition field over all entries of a manifest. Bounds are single-value serialised."""
+    """Summary of one partition field over all entries of a manifest.
+
+    Bounds are single-value serialised.
+    """
 
     contains_null: bool | None
     contains_nan: bool | None
@@ -224,7 +230,11 @@ def decode_manifest(
     inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
     with_deleted: bool = False,
 ) -> DecodedManifest:
-    """A manifest's live entries; with `with_deleted` also those with status DELETED. Corrupt with `location`."""
+    """Return a manifest's live entries; with `with_deleted` also those with status DELETED.
+
+    Raises:
+        Corrupt: With `location`.
+    """
     rows = _decode(data, location, _ANY_ENTRY if with_deleted else _ENTRY, inflated_limit_bytes)
     longs = {name: rows.long(name) for name in LONGS}
     texts = {name: rows.text(name) for name in TEXTS}
@@ -264,7 +274,11 @@ class DecodedList:
 def decode_manifest_list(
     data: bytes | memoryview, location: str, *, inflated_limit_bytes: int = INFLATED_LIMIT_BYTES
 ) -> tuple[ManifestFile, ...]:
-    """The manifests of a snapshot, in the order of the file. Corrupt with `location`."""
+    """Return the manifests of a snapshot, in the order of the file.
+
+    Raises:
+        Corrupt: With `location`.
+    """
     return decode_list(data, location, None, inflated_limit_bytes=inflated_limit_bytes).manifests
 
 
@@ -275,8 +289,14 @@ def decode_list(
     *,
     inflated_limit_bytes: int = INFLATED_LIMIT_BYTES,
 ) -> DecodedList:
-    """Decodes a manifest list. `known`: the list of a neighbouring snapshot; manifests that both describe by the same
-    bytes at the begin or the end of the file are taken from it. Corrupt with `location`.
+    """Decode a manifest list.
+
+    Args:
+        known: The list of a neighbouring snapshot; manifests that both describe by the same bytes at the begin or the
+            end of the file are taken from it.
+
+    Raises:
+        Corrupt: With `location`.
     """
     rows = _decode(data, location, _LIST, inflated_limit_bytes)
     paths = rows.text("manifest_path")
@@ -294,7 +314,7 @@ def decode_list(
 
 
 def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
-    """How many rows at the begin, and of the others at the end, have the same bytes in both.
+    """Return how many rows at the begin, and of the others at the end, have the same bytes in both.
 
     Rows follow each other without a gap. So where the bytes from the path of a row on are the same up to the end of the
     file, all later rows are the same; the row itself may begin before its path. At the begin, a row is the same if the
@@ -320,12 +340,12 @@ def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
 
 
 def _leading(truths: NDArray[np.bool_]) -> int:
-    """How many are true before the first that is not."""
+    """Return how many are true before the first that is not."""
     return len(truths) if truths.all() else int(np.argmin(truths))
 
 
 def _manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFile]:
-    """The manifests of some rows of a list."""
+    """Yield the manifests of some rows of a list."""
     longs = {name: rows.numbers(name, first, end) for name in _LIST_LONGS.values()}
     for name in ("content", "sequence_number", "min_sequence_number"):
         longs[name] = [value or 0 for value in longs[name]]
@@ -337,7 +357,7 @@ def _manifests(rows: _DecodedRows, first: int, end: int) -> Iterator[ManifestFil
 
 
 def _summaries(rows: _DecodedRows, first: int, end: int) -> Iterator[tuple[FieldSummary, ...] | None]:
-    """The partition summaries of some manifests of a list."""
+    """Yield the partition summaries of some manifests of a list."""
     nulls, nans, lowers, uppers = rows.elements("partitions", 4)
     flags = {0: False, 1: True}
     counts = rows.element_counts("partitions")
@@ -438,7 +458,7 @@ class _DecodedRows:
         return PartitionFieldValues(*described, spans=Spans(values, lengths))
 
     def _declared_ids(self, width: int) -> list[int | None]:
-        """The partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
+        """Return the partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
         try:
             declared = from_json(self.container.metadata.get("partition-spec", ""), list[_Declared])
         except msgspec.DecodeError:

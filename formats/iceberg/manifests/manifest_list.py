@@ -31,7 +31,11 @@ from seamark.formats.runtime.errors import Corrupt
 
 
 def content_files(decoded: DecodedManifest, spec: PartitionSpec, types: Sequence[str]) -> Iterator[ContentFile]:
-    """A file for each row, in order; `types`: those of the spec's fields. Corrupt with the manifest's path."""
+    """Yield a file for each row, in order; `types`: those of the spec's fields.
+
+    Raises:
+        Corrupt: With the manifest's path.
+    """
     rows = decoded.rows
     heap = decoded.heap.tobytes()
     by_column = {name: _dicts(rows, columns, None) for name, columns in decoded.counts.items()}
@@ -84,7 +88,10 @@ def _lists(counts: Any, values: Any) -> Iterator[tuple[int, ...] | None]:
 
 
 def _dicts(rows: int, columns: dict[int, Any], heap: bytes | None) -> list[dict[int, Any] | None]:
-    """Each row's values by column id; None for a row without any. Bounds are slices of the heap."""
+    """Return each row's values by column id; None for a row without any.
+
+    Bounds are slices of the heap.
+    """
     by_row: list[dict[int, Any] | None] = [None] * rows
     for column in sorted(columns):
         at, *spans = columns[column]
@@ -115,7 +122,7 @@ def _partitions(
 
 
 def _partition_column(values: PartitionFieldValues, kind: str, heap: bytes) -> list[Value | None]:
-    """A field's values converted to its current type (spec: "Schema Evolution")."""
+    """Return a field's values converted to its current type (spec: "Schema Evolution")."""
     name = base_name(kind)
     if values.spans is not None:
         stored: list[Any] = _raw(values.spans, heap)
@@ -178,5 +185,5 @@ def _refused(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
 
 
 def numbers(decoded: DecodedManifest, name: str, absent: int | None = None) -> list[int | None]:
-    """One field of `LONGS` for each row; `absent` for null."""
+    """Return one field of `LONGS` for each row; `absent` for null."""
     return [absent if value == MISSING else value for value in decoded.longs[name].tolist()]

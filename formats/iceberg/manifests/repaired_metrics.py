@@ -37,7 +37,10 @@ TypeOf = Callable[[int], Type | None]
 
 
 def repaired_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
-    """Return the file with usable metrics only. The same object if nothing is wrong."""
+    """Return the file with usable metrics only.
+
+    The same object if nothing is wrong.
+    """
     changes: dict[str, dict[int, int] | dict[int, bytes]] = {}
     for name in _COUNTS:
         counts: Mapping[int, int] = getattr(file, name) or {}
@@ -58,7 +61,10 @@ def repaired_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
 
 
 def has_unusable_metrics(decoded: DecodedManifest, type_of: TypeOf) -> bool:
-    """Whether `repaired_file` changes a file of the manifest. False for more bounds than are compared."""
+    """Return whether `repaired_file` changes a file of the manifest.
+
+    False for more bounds than are compared.
+    """
     bounds = sum(len(columns[0]) for of_side in decoded.bounds.values() for columns in of_side.values())
     if bounds > BOUNDS_MAX:
         return False
@@ -130,7 +136,10 @@ def _encoded(kind: str, value: Value | None, data: bytes | None) -> bytes | None
 
 
 def _whole_characters(text: bytes) -> bytes | None:
-    """The longest valid start of a text that is cut within a character. None if nothing is left of it."""
+    """Return the longest valid start of a text that is cut within a character.
+
+    None if nothing is left of it.
+    """
     try:
         text.decode()
     except UnicodeDecodeError as error:

@@ -75,7 +75,7 @@ def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int
 
 
 def _compact(decoded: DecodedManifest) -> DecodedManifest:
-    """The manifest with a heap of only the bytes that its spans refer to."""
+    """Return the manifest with a heap of only the bytes that its spans refer to."""
     spans = list(_all_spans(decoded))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
@@ -98,6 +98,6 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
 
 
 def _places(starts: Longs, sizes: Longs) -> Longs:
-    """int64[sum of sizes]: `sizes` consecutive positions from each start, concatenated."""
+    """Return int64[sum of sizes]: `sizes` consecutive positions from each start, concatenated."""
     before = np.cumsum(sizes) - sizes
     return np.repeat(starts - before, sizes) + np.arange(int(sizes.sum()), dtype=np.int64)

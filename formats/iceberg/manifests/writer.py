@@ -29,7 +29,10 @@ DATA_MANIFEST, DELETE_MANIFEST = 0, 1
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, gc=False):
-    """One file of a manifest. In an entry to write, None means that the reader inherits the value."""
+    """One file of a manifest.
+
+    In an entry to write, None means that the reader inherits the value.
+    """
 
     status: int
     """0 existing, 1 added, 2 deleted."""
@@ -62,7 +65,7 @@ class WrittenManifest:
     """The minimum over live entries with a sequence number."""
 
     def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
-        """The entry of the manifest list for the manifest as a file at `path` that this snapshot adds."""
+        """Return the entry of the manifest list for the manifest as a file at `path` that this snapshot adds."""
         known = self.min_sequence_number
         least = sequence_number if known is None else min(known, sequence_number)
         return ManifestFile(
@@ -86,11 +89,14 @@ class WrittenManifest:
 def write_manifest(
     entries: Iterable[ManifestEntry], *, metadata: TableMetadata, spec_id: int, content: int
 ) -> WrittenManifest:
-    """A manifest of the table's format version, compressed as its properties define (spec: "Manifests").
+    """Return a manifest of the table's format version, compressed as its properties define (spec: "Manifests").
 
     `content` is 0 for data files, 1 for delete files. In version 1 every entry has its snapshot id; later, an entry
     that was not added has its sequence number. The first row id of an added data file is not written, because the
-    commit assigns it. ValueError for entries that do not belong there, BadRequest for invalid properties.
+    commit assigns it.
+
+    Raises:
+        ValueError: For entries that do not belong there, BadRequest for invalid properties.
     """
     spec = metadata.spec(spec_id)
     if spec is None:
@@ -194,10 +200,12 @@ def write_manifest_list(
     parent_snapshot_id: int | None,
     sequence_number: int,
 ) -> bytes:
-    """The manifest list of a snapshot (spec: "Manifest Lists"), deflated as by Java's writers.
+    """Return the manifest list of a snapshot (spec: "Manifest Lists"), deflated as by Java's writers.
 
-    In version 3 data manifests have first row ids (`assign_first_row_ids`); ValueError for one without. Corrupt for a
-    manifest whose older list lacks a field that this version requires.
+    In version 3 data manifests have first row ids (`assign_first_row_ids`); ValueError for one without.
+
+    Raises:
+        Corrupt: For a manifest whose older list lacks a field that this version requires.
     """
     header = {
         "snapshot-id": str(snapshot_id),
@@ -224,11 +232,14 @@ def _check_listed(manifest: ManifestFile, version: int) -> None:
 
 
 def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) -> tuple[list[ManifestFile], int]:
-    """(manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row id).
+    """Return (manifests of a version 3 snapshot, each data manifest with a first row id; the table's next row id).
 
     Spec: "First Row ID Assignment". A manifest keeps an existing first row id. Otherwise it gets as many ids as it has
     live rows, although its existing files may already have ids, which only the manifest shows. The snapshot's
-    `added-rows` is the increase of the next row id. Corrupt for a manifest without row counts.
+    `added-rows` is the increase of the next row id.
+
+    Raises:
+        Corrupt: For a manifest without row counts.
     """
     assigned = []
     for manifest in manifests:
@@ -243,7 +254,11 @@ def assign_first_row_ids(manifests: Sequence[ManifestFile], next_row_id: int) ->
 
 
 def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = False) -> DecodedManifest:
-    """The manifest as columns. Corrupt, also when its length is not that of its manifest list."""
+    """Return the manifest as columns.
+
+    Raises:
+        Corrupt: Also when its length is not that of its manifest list.
+    """
     if len(data) != manifest.manifest_length:
         raise Corrupt(
             f"{manifest.manifest_path} has {len(data)} bytes; the manifest list states {manifest.manifest_length}"
@@ -252,17 +267,21 @@ def decode_listed(data: bytes, manifest: ManifestFile, *, with_deleted: bool = F
 
 
 def removals_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The entries with status DELETED, which say that a snapshot removed a file, of a manifest that was decoded with
-    them; without row ids, which only live files inherit."""
+    """Return the entries with status DELETED, which say that a snapshot removed a file, of a manifest that was
+    decoded with them; without row ids, which only live files inherit.
+    """
     entries = entries_of(decoded, msgspec.structs.replace(manifest, first_row_id=None), metadata)
     return [entry for entry in entries if not entry.is_live]
 
 
 def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-    """The live entries of a manifest in the order of the file, with all values inherited from the manifest list.
+    """Return the live entries of a manifest in the order of the file, with all values inherited from the manifest
+    list.
 
-    Partition values have the types of `partition_types`, in the order of the table's spec. Corrupt, with the manifest's
-    path, for anything that contradicts the manifest list or the table.
+    Partition values have the types of `partition_types`, in the order of the table's spec.
+
+    Raises:
+        Corrupt: With the manifest's path, for anything that contradicts the manifest list or the table.
     """
     path = manifest.manifest_path
     spec = metadata.spec(manifest.partition_spec_id)

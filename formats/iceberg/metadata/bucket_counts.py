@@ -10,13 +10,14 @@ BUCKET = "bucket"
 
 
 def bucket_fields(spec: PartitionSpec) -> list[PartitionField]:
-    """The fields that are buckets of one column."""
+    """Return the fields that are buckets of one column."""
     return [field for field in spec.fields if name_of(canonical(field.transform)) == BUCKET and len(field.sources) == 1]
 
 
 def coarser_specs(metadata: TableMetadata) -> frozenset[int]:
-    """The ids of specs that have buckets of a column of the current spec's buckets, but fewer, which divide the current
-    number."""
+    """Return the ids of specs that have buckets of a column of the current spec's buckets, but fewer, which divide
+    the current number.
+    """
     current = {field.sources: width_of(canonical(field.transform)) for field in bucket_fields(metadata.default_spec)}
     return frozenset(
         spec.spec_id

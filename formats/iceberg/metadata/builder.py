@@ -352,7 +352,10 @@ class TableBuilder:
         self.changed |= self.refs.pop(name, None) is not None
 
     def remove_snapshots(self, snapshot_ids: Iterable[int]) -> None:
-        """Ignores unknown ids: two services may expire the same snapshot. Snapshots that were undone lately stay."""
+        """Ignore unknown ids: two services may expire the same snapshot.
+
+        Snapshots that were undone lately stay.
+        """
         removed: set[int] = set()
         if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
             self._comparisons.spend(len(self.snapshots))
@@ -399,7 +402,10 @@ class TableBuilder:
         self.changed |= self.keys.pop(key_id, None) is not None
 
     def build(self) -> TableMetadata:
-        """The validated result, or the base if no update changed anything. Raises BadRequest."""
+        """Return the validated result, or the base if no update changed anything.
+
+        Raises BadRequest.
+        """
         if not self.changed and self._base is not None:
             return self._base
         if self.location is None:
@@ -441,7 +447,9 @@ class TableBuilder:
         return result
 
     def _finish_log(self) -> tuple[SnapshotLogEntry, ...]:
-        """The log without snapshots that were current only within this commit, and without history before a gap."""
+        """Return the log without snapshots that were current only within this commit, and without history before a
+        gap.
+        """
         intermediate = self._passed_main - {self.current_snapshot_id}
         log = self.snapshot_log
         if intermediate or self._removed_snapshots:
@@ -456,7 +464,7 @@ class TableBuilder:
         return tuple(log)
 
     def _check_times(self, log: list[SnapshotLogEntry]) -> None:
-        """Checks only entries of this commit: irregular history of an old table must not block its commits."""
+        """Check only entries of this commit: irregular history of an old table must not block its commits."""
         appended = len(self.snapshot_log) - (0 if self._base is None else len(self._base.snapshot_log))
         recent = log[max(0, len(log) - appended - 1) :]
         for before, after in itertools.pairwise(recent):

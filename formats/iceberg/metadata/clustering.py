@@ -42,7 +42,11 @@ class ClusteringLayout:
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> ClusteringLayout | None:
-        """None for a table without the property `seamark.clustering.columns`. BadRequest for an invalid value."""
+        """Return None for a table without the property `seamark.clustering.columns`.
+
+        Raises:
+            BadRequest: For an invalid value.
+        """
         columns = as_names(properties, COLUMNS, f"1 to {COLUMNS_MAX} different columns", least=1, most=COLUMNS_MAX)
         if not columns:
             return None
@@ -61,19 +65,31 @@ class ClusteringLayout:
         return hashlib.sha256(msgspec.json.encode([self.curve, *self.columns])).hexdigest()[:8]
 
     def suffix(self, layer: str) -> str:
-        """The end of the names of a layer's files. `layer`: 12 hexadecimal digits, different for each layer."""
+        """Return the end of the names of a layer's files.
+
+        Args:
+            layer: 12 hexadecimal digits, different for each layer.
+        """
         return f"-clustered-{self.digest}-{layer}.parquet"
 
 
 class JoinedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`table`: its name with dots. `on`: column of the clustered table, or of an earlier join, to column of `table`."""
+    """`table`: its name with dots.
+
+    Attributes:
+        on: Column of the clustered table, or of an earlier join, to column of `table`.
+    """
 
     table: str
     on: dict[str, str]
 
 
 def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
-    """The joined tables, by name; empty without the property. BadRequest for an invalid value."""
+    """Return the joined tables, by name; empty without the property.
+
+    Raises:
+        BadRequest: For an invalid value.
+    """
     text = properties.get(JOINS, "").strip()
     if not text:
         return {}
@@ -90,6 +106,6 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
 
 
 def layer_of(location: str) -> tuple[str, str] | None:
-    """The digest of the layout, and the layer, of a file that a clustering wrote."""
+    """Return the digest of the layout, and the layer, of a file that a clustering wrote."""
     match = _NAME.search(location[-64:])
     return None if match is None or match.end() < len(location[-64:]) else (match[1], match[2])

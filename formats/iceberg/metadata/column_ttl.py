@@ -39,14 +39,22 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class TtlPolicy:
-    """`ages_h`: hours by column. `time_column`: None for the only one by which the table is partitioned."""
+    """`ages_h`: hours by column.
+
+    Attributes:
+        time_column: None for the only one by which the table is partitioned.
+    """
 
     ages_h: Mapping[str, int]
     time_column: str | None = None
 
     @staticmethod
     def of(properties: Mapping[str, str]) -> TtlPolicy | None:
-        """None for a table without the property `seamark.column-ttl.columns`. BadRequest for an invalid value."""
+        """Return None for a table without the property `seamark.column-ttl.columns`.
+
+        Raises:
+            BadRequest: For an invalid value.
+        """
         text = properties.get(COLUMNS, "").strip()
         if not text:
             return None
@@ -64,8 +72,11 @@ class TtlPolicy:
         return TtlPolicy(ages_h, properties.get(TIME_COLUMN, "").strip() or None)
 
     def rules(self, metadata: TableMetadata, now_ms: int) -> list[TtlRule]:
-        """What has expired now, the oldest partitions first: they lose the most columns. BadRequest if the table is
-        not partitioned by a time column, or by several, and the policy names none."""
+        """Return what has expired now, the oldest partitions first: they lose the most columns.
+
+        Raises:
+            BadRequest: If the table is not partitioned by a time column, or by several, and the policy names none.
+        """
         time = self._time(metadata)
         found = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
@@ -77,7 +88,7 @@ class TtlPolicy:
         return found
 
     def _time(self, metadata: TableMetadata) -> TimeColumn:
-        """The column by which partitions expire."""
+        """Return the column by which partitions expire."""
         times = time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
             times = [time for time in times if time.name == self.time_column]
@@ -96,8 +107,11 @@ class TtlPolicy:
 
 
 def why_kept(metadata: TableMetadata, field: Field) -> str:
-    """Why the values of a column, and of the columns in it, are never removed from files: the reason, after the
-    column's name. Empty if they may be."""
+    """Return why the values of a column, and of the columns in it, are never removed from files: the reason, after
+    the column's name.
+
+    Empty if they may be.
+    """
     if field.required:
         return "is required"
     if field.initial_default is not None:
@@ -130,12 +144,12 @@ class TimeColumn(NamedTuple):
     transform: str
 
     def to_ms(self, value: int) -> int:
-        """A value of the column, as time since the epoch."""
+        """Return a value of the column, as time since the epoch."""
         return value * DAY_MS // UNITS_PER_DAY[self.kind]
 
 
 def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
-    """The times by which a spec partitions, with the columns of the current schema."""
+    """Return the times by which a spec partitions, with the columns of the current schema."""
     found = []
     for field in spec.fields:
         column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
@@ -148,7 +162,11 @@ def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColum
 
 
 def partition_end_ms(time: TimeColumn, value: int) -> int:
-    """The time since the epoch at which a partition ends. `value`: of the partition field, in its own unit."""
+    """Return the time since the epoch at which a partition ends.
+
+    Args:
+        value: Of the partition field, in its own unit.
+    """
     match time.transform:
         case "hour":
             return (value + 1) * HOUR_MS
@@ -171,7 +189,7 @@ class TtlRule:
 
 
 def _entries(text: str) -> Iterator[tuple[str, str]]:
-    """Pairs of name and age; an empty name for what is none."""
+    """Yield pairs of name and age; an empty name for what is none."""
     if text.startswith("{"):
         try:
             listed = from_json(text, dict[str, str])
@@ -199,7 +217,7 @@ def _hours(age: str) -> int | None:
 
 
 def _literal(kind: str, at: datetime) -> str:
-    """A time as single-value JSON."""
+    """Return a time as single-value JSON."""
     if kind == "date":
         return at.date().isoformat()
     text = at.replace(tzinfo=None).isoformat(timespec="microseconds")

@@ -26,11 +26,14 @@ DELETED = 0.1
 
 
 def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
-    """The snapshots that were undone in the last hour, by an undo or by a commit of an engine that they had overtaken.
+    """Return the snapshots that were undone in the last hour, by an undo or by a commit of an engine that they had
+    overtaken.
+
     They stay in the table for that time.
 
     An expiration by an engine that has read the table before the undo, and commits its removals after it, then finds
-    the undone snapshot among those that remain, and keeps the files that it had removed and that are back."""
+    the undone snapshot among those that remain, and keeps the files that it had removed and that are back.
+    """
     found: set[int] = set()
     for snapshot in snapshots:
         if snapshot.timestamp_ms <= now_ms - UNDONE_KEPT_MS:
@@ -43,5 +46,5 @@ def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
 
 
 def small_below(metadata: TableMetadata) -> float:
-    """The part of the target size below which a file of the table is small."""
+    """Return the part of the target size below which a file of the table is small."""
     return SMALL_SORTED if metadata.default_sort_order_id else SMALL

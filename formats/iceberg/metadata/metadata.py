@@ -34,7 +34,10 @@ CLOCK_SKEW_MS = 60_000
 
 
 class TableMetadata(msgspec.Struct, frozen=True, dict=True, kw_only=True):
-    """Times are milliseconds since the epoch. `current_snapshot_id` is None where JSON may have -1."""
+    """Times are milliseconds since the epoch.
+
+    `current_snapshot_id` is None where JSON may have -1.
+    """
 
     format_version: int
     table_uuid: str | None
@@ -150,11 +153,15 @@ def _check_snapshots(m: TableMetadata) -> None:
 def with_previous_file(
     m: TableMetadata, previous_location: str, previous_timestamp_ms: int, max_entries: int | None = None
 ) -> tuple[TableMetadata, list[str]]:
-    """The metadata with its predecessor's file added to the metadata log, and the files removed from the log's start.
+    """Return the metadata with its predecessor's file added to the metadata log, and the files removed from the
+    log's start.
 
     `previous_timestamp_ms` is the predecessor's `last_updated_ms`. The log has `max_entries`, by default the table's
     property `write.metadata.previous-versions-max` (100), and at least one. The caller decides whether to delete the
-    removed files (`write.metadata.delete-after-commit.enabled`). BadRequest for a property that is not an integer.
+    removed files (`write.metadata.delete-after-commit.enabled`).
+
+    Raises:
+        BadRequest: For a property that is not an integer.
     """
     if max_entries is None:
         max_entries = props.as_int(m.properties, props.PREVIOUS_VERSIONS_MAX, props.PREVIOUS_VERSIONS_MAX_DEFAULT)

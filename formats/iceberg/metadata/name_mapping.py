@@ -36,7 +36,7 @@ def parse_name_mapping(text: str) -> NameMapping:
 
 
 def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
-    """None if a table has no name mapping, or one that readers may understand in different ways."""
+    """Return None if a table has no name mapping, or one that readers may understand in different ways."""
     text = properties.get(NAME_MAPPING)
     if text is None:
         return None
@@ -48,7 +48,7 @@ def name_mapping_of(properties: Mapping[str, str]) -> NameMapping | None:
 
 
 def mapping_of_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameMapping:
-    """The part that maps these columns, in canonical form: mappings with an equal part map them equally."""
+    """Return the part that maps these columns, in canonical form: mappings with an equal part map them equally."""
     return _restrict(mapping, frozenset(column_ids))
 
 

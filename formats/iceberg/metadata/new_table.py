@@ -36,10 +36,14 @@ def new_table(
     now_ms: int,
     default_format_version: int = FORMAT_VERSION_DEFAULT,
 ) -> TableMetadata:
-    """The first metadata of a table; `schema`, `partition_spec` and `sort_order` are the request's JSON values.
+    """Return the first metadata of a table; `schema`, `partition_spec` and `sort_order` are the request's JSON
+    values.
 
     The property `format-version` selects the version and, like every reserved property, is not stored. New tables
-    default to Parquet with zstd. BadRequest for anything that the format forbids.
+    default to Parquet with zstd.
+
+    Raises:
+        BadRequest: For anything that the format forbids.
     """
     version = props.as_int(properties, props.FORMAT_VERSION, default_format_version)
     if not 1 <= version <= FORMAT_VERSION_MAX:

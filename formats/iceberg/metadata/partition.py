@@ -56,7 +56,7 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return frozenset(source for field in self.fields if not field.is_void for source in field.sources)
 
     def fields_of(self, column_id: int) -> tuple[PartitionField, ...]:
-        """The fields that have an id and this column as their only source."""
+        """Return the fields that have an id and this column as their only source."""
         return self._by_source.get(column_id, ())
 
     @cached_property
@@ -69,7 +69,7 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
         return found
 
     def same_fields(self, other: PartitionSpec) -> bool:
-        """Whether the specs are equal except for spec and field ids (spec: such a spec is not added twice)."""
+        """Return whether the specs are equal except for spec and field ids (spec: such a spec is not added twice)."""
         own = [(field.sources, field.transform, field.name) for field in self.fields]
         return own == [(field.sources, field.transform, field.name) for field in other.fields]
 
@@ -85,7 +85,10 @@ UNPARTITIONED = PartitionSpec(0, ())
 
 
 def checked(spec: PartitionSpecInput) -> PartitionSpec:
-    """The client's spec in canonical form; field ids are all present or all absent. Raises BadRequest."""
+    """Return the client's spec in canonical form; field ids are all present or all absent.
+
+    Raises BadRequest.
+    """
     fields = tuple(_check_field(field) for field in spec.fields)
     given = [field.field_id for field in fields if field.field_id is not None]
     if given and len(given) != len(fields):
@@ -116,7 +119,7 @@ def numbered(spec: PartitionSpec) -> PartitionSpec:
 
 
 def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
-    """The spec with `ids` for the fields that have none."""
+    """Return the spec with `ids` for the fields that have none."""
     fields = (
         field if field.field_id is not None else msgspec.structs.replace(field, field_id=field_id)
         for field, field_id in zip(spec.fields, ids, strict=True)
@@ -125,8 +128,8 @@ def with_field_ids(spec: PartitionSpec, ids: Iterable[int]) -> PartitionSpec:
 
 
 def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], last_field_id: int) -> PartitionSpec:
-    """Ids for a spec without ids: those of equal fields in `existing`, otherwise the next free ids (spec, version
-    2).
+    """Return ids for a spec without ids: those of equal fields in `existing`, otherwise the next free ids (spec,
+    version 2).
     """
     known_ids = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
     ids: list[int] = []
@@ -161,7 +164,10 @@ def check_names(spec: PartitionSpec, schema: Schema) -> None:
 
 def check_promotions(spec: PartitionSpec, old: Schema, new: Schema) -> None:
     """BadRequest if a column's new type would change the partition values of its rows (Iceberg spec, "Schema
-    Evolution"): a timestamp has another hash than its date. Planners would not find the rows of stored files."""
+    Evolution"): a timestamp has another hash than its date.
+
+    Planners would not find the rows of stored files.
+    """
     for field in spec.fields:
         if name_of(canonical(field.transform)) != "bucket":
             continue

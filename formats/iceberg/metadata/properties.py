@@ -75,8 +75,10 @@ _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 @memoized(8192)
 def configures_client(name: str) -> bool:
-    """Whether a property of this name selects the host that a client connects to, where its secrets go, or code that it
-    loads. Case, surrounding spaces and full-width letters are ignored.
+    """Return whether a property of this name selects the host that a client connects to, where its secrets go, or
+    code that it loads.
+
+    Case, surrounding spaces and full-width letters are ignored.
 
     In PyIceberg, table properties override catalog properties when it opens files (`_load_file_io` merges catalog <
     table < `config`), and PyIceberg and Java load the location provider that a table names. The prefixes are those of
@@ -115,7 +117,7 @@ def check_client_properties(properties: Mapping[str, str], what: str) -> None:
 
 
 def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """The properties to return to clients, for properties stored by older versions or other catalogs."""
+    """Return the properties to return to clients, for properties stored by older versions or other catalogs."""
     return {key: value for key, value in properties.items() if not configures_client(key)}
 
 
@@ -124,18 +126,26 @@ def drop_reserved(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def count_of(values: Mapping[str, str], name: str, default: int) -> int:
-    """A number of a summary or of properties; the default if it is absent or no number of up to 19 digits."""
+    """Return a number of a summary or of properties; the default if it is absent or no number of up to 19 digits."""
     text = values.get(name, "")
     return int(text) if text.isdecimal() and len(text) < 20 else default
 
 
 def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
-    """The property as a 32-bit integer. BadRequest for another value."""
+    """Return the property as a 32-bit integer.
+
+    Raises:
+        BadRequest: For another value.
+    """
     return _integer(properties, name, default, 32)
 
 
 def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
-    """The property as a 64-bit integer. BadRequest for another value."""
+    """Return the property as a 64-bit integer.
+
+    Raises:
+        BadRequest: For another value.
+    """
     return _integer(properties, name, default, 64)
 
 
@@ -158,8 +168,11 @@ def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
 def as_names(
     properties: Mapping[str, str], name: str, what: str, *, least: int = 0, most: int = 1 << 31
 ) -> tuple[str, ...]:
-    """Different names, separated by commas or as a JSON list; () without the property. BadRequest for another value,
-    or fewer or more names, with `what` it must name."""
+    """Different names, separated by commas or as a JSON list; () without the property.
+
+    Raises:
+        BadRequest: For another value, or fewer or more names, with `what` it must name.
+    """
     text = properties.get(name, "").strip()
     if not text:
         return ()
@@ -175,12 +188,15 @@ def as_names(
 
 
 def metadata_folder(location: str, properties: Mapping[str, str]) -> str:
-    """The folder of metadata files of a table or view."""
+    """Return the folder of metadata files of a table or view."""
     return properties.get(METADATA_PATH, f"{location.rstrip('/')}/metadata").rstrip("/")
 
 
 def check_new_table(properties: Mapping[str, str], schema: Schema, format_version: int) -> None:
-    """Checks at creation only, so that existing tables stay usable. Raises BadRequest."""
+    """Check at creation only, so that existing tables stay usable.
+
+    Raises BadRequest.
+    """
     for name in properties:
         if name.startswith(_METRICS_COLUMN):
             column = name.removeprefix(_METRICS_COLUMN)

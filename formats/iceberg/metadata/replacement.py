@@ -19,16 +19,19 @@ _UNKNOWN = -1
 
 
 def is_replace(snapshot: Snapshot) -> bool:
-    """Whether the snapshot has the rows of its parent, in other files or manifests."""
+    """Return whether the snapshot has the rows of its parent, in other files or manifests."""
     summary = snapshot.summary_map()
     return summary.get("operation") == REPLACE and not _adds_rows(summary)
 
 
 def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
-    """Why the rows of a `replace` snapshot cannot be those of its parent, by the counts of both. None if they may be.
+    """Return why the rows of a `replace` snapshot cannot be those of its parent, by the counts of both.
+
+    None if they may be.
 
     Its new files have no more rows than the files that it removes. They have as many, without those that delete files
-    of the parent delete; how many rows equality deletes delete is unknown."""
+    of the parent delete; how many rows equality deletes delete is unknown.
+    """
     summary = snapshot.summary_map()
     if summary.get("operation") != REPLACE:
         return None
@@ -43,7 +46,10 @@ def difference(snapshot: Snapshot, parent: Snapshot | None) -> str | None:
 
 
 def _adds_rows(summary: Mapping[str, str]) -> bool:
-    """Whether it adds more rows than it removes. An undo of a rewrite adds the rows again that were deleted before."""
+    """Return whether it adds more rows than it removes.
+
+    An undo of a rewrite adds the rows again that were deleted before.
+    """
     removed = _count_removed_rows(summary)
     if removed == _UNKNOWN or UNDONE in summary or count_of(summary, "added-equality-deletes", 0):
         return False

@@ -34,7 +34,7 @@ class Snapshot(msgspec.Struct, frozen=True, omit_defaults=True, gc=False, rename
     key_id: str | None = None
 
     def summary_map(self) -> dict[str, str]:
-        """The summary including `operation`; empty if the snapshot has none or it is not a map of strings."""
+        """Return the summary including `operation`; empty if the snapshot has none or it is not a map of strings."""
         try:
             return from_json(self.summary, dict[str, str])
         except msgspec.DecodeError:
@@ -110,7 +110,11 @@ class EncryptedKey(msgspec.Struct, frozen=True, omit_defaults=True, rename="keba
 
 
 def to_snapshot(snapshot: SnapshotInput, format_version: int) -> Snapshot:
-    """The client's snapshot in the form of metadata. BadRequest for what the format version forbids."""
+    """Return the client's snapshot in the form of metadata.
+
+    Raises:
+        BadRequest: For what the format version forbids.
+    """
     sequence_number = snapshot.sequence_number or 0
     if format_version == 1 and sequence_number != 0:
         raise BadRequest(f"Sequence number must be 0 in v1: {sequence_number}")
@@ -149,7 +153,11 @@ def _summary(summary: dict[str, str] | None) -> msgspec.Raw:
 
 
 def normalize_ref(ref: SnapshotRef) -> SnapshotRef:
-    """The reference with its type in lower case. BadRequest for values that a branch or tag cannot have."""
+    """Return the reference with its type in lower case.
+
+    Raises:
+        BadRequest: For values that a branch or tag cannot have.
+    """
     kind = ref.type.lower()
     if kind not in ("branch", "tag"):
         raise BadRequest(f"Invalid snapshot ref type: {ref.type} (branch or tag)")

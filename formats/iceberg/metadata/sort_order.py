@@ -44,7 +44,10 @@ UNSORTED = SortOrder(0, ())
 
 
 def checked(order: SortOrder) -> SortOrder:
-    """The client's order in canonical form. Raises BadRequest."""
+    """Return the client's order in canonical form.
+
+    Raises BadRequest.
+    """
     if not order.fields:
         if order.order_id != 0:
             raise BadRequest("Unsorted order ID must be 0")

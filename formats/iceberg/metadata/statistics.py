@@ -30,7 +30,11 @@ _GONE = ("deleted-records", "added-position-deletes", "added-equality-deletes")
 
 @dataclass(frozen=True)
 class StatisticsPolicy:
-    """`columns`: by name; empty: all. `changed_percent`: of the rows, from which on statistics are computed again."""
+    """`columns`: by name; empty: all.
+
+    Attributes:
+        changed_percent: Of the rows, from which on statistics are computed again.
+    """
 
     columns: tuple[str, ...] = ()
     changed_percent: int = CHANGED_PERCENT_DEFAULT
@@ -44,8 +48,10 @@ class StatisticsPolicy:
         return StatisticsPolicy(as_names(properties, COLUMNS, "different columns"), percent)
 
     def column_types(self, schema: Schema) -> dict[int, str]:
-        """The types of the chosen columns by id: those outside of structs, lists and maps. Names that the schema lacks
-        are left out: a column of the policy may have been dropped."""
+        """Return the types of the chosen columns by id: those outside of structs, lists and maps.
+
+        Names that the schema lacks are left out: a column of the policy may have been dropped.
+        """
         return {
             field.id: field.type
             for field in schema.fields
@@ -57,9 +63,13 @@ class StatisticsPolicy:
 
 @dataclass(frozen=True)
 class KnownStatistics:
-    """What is known of a snapshot. `file`: the statistics of the newest of its ancestors, or its own, that have a
-    number of distinct values; None: no ancestor has. `since`: the snapshots after that ancestor, the newest first, or
-    all whose ancestors are known."""
+    """What is known of a snapshot.
+
+    Attributes:
+        file: The statistics of the newest of its ancestors, or its own, that have a number of distinct values; None: no
+            ancestor has.
+        since: The snapshots after that ancestor, the newest first, or all whose ancestors are known.
+    """
 
     snapshot: Snapshot
     file: StatisticsFile | None
@@ -96,8 +106,9 @@ class KnownStatistics:
         return found
 
     def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
-        """Whether they are to be computed again: a column lacks them, much has changed, or the newest commits have only
-        rewritten files, so that the same numbers hold for the snapshot, of which Spark reads them."""
+        """Return whether they are to be computed again: a column lacks them, much has changed, or the newest commits
+        have only rewritten files, so that the same numbers hold for the snapshot, of which Spark reads them.
+        """
         if self.rows == 0:
             return False
         if not policy.column_types(metadata.current_schema).keys() <= self.blobs(metadata).keys():
@@ -107,8 +118,11 @@ class KnownStatistics:
 
     @property
     def uncounted(self) -> frozenset[int]:
-        """The snapshots since whose files may have rows that the statistics do not count. Files of a replacement have
-        rows that its parent has: they are counted as long as no snapshot before has added rows."""
+        """The snapshots since whose files may have rows that the statistics do not count.
+
+        Files of a replacement have rows that its parent has: they are counted as long as no snapshot before has added
+        rows.
+        """
         found, adds = set(), False
         for snapshot in reversed(self.since):
             summary = snapshot.summary_map()

@@ -47,7 +47,10 @@ T = TypeVar("T")
 
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The JSON object. Unset fields are omitted."""
+    """The JSON object.
+
+    Unset fields are omitted.
+    """
 
     format_version: Int32
     table_uuid: str | UnsetType | None = UNSET
@@ -80,7 +83,11 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def decode_table(data: bytes, source: str) -> TableMetadata:
-    """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
+    """Return the metadata in a file's bytes, plain or gzipped.
+
+    Raises:
+        Corrupt: With `source`, the file's location.
+    """
     try:
         return _from_json(from_json(gunzip(data), _Table))
     except RecursionError:
@@ -90,7 +97,10 @@ def decode_table(data: bytes, source: str) -> TableMetadata:
 
 
 def gunzip(data: bytes) -> bytes:
-    """The content of a gzip file, or `data` if it is not one. Raises zlib.error."""
+    """Return the content of a gzip file, or `data` if it is not one.
+
+    Raises zlib.error.
+    """
     if not data.startswith(_GZIP_MAGIC):
         return data
     unpacker = zlib.decompressobj(wbits=31)
@@ -102,12 +112,12 @@ def gunzip(data: bytes) -> bytes:
 
 
 def encode_table(m: TableMetadata) -> bytes:
-    """The metadata as UTF-8 JSON, for a metadata file or a REST response."""
+    """Return the metadata as UTF-8 JSON, for a metadata file or a REST response."""
     return _ENCODER.encode(_to_json(m))
 
 
 def refs_view(m: TableMetadata) -> bytes:
-    """The metadata as JSON with only the snapshots of branches and tags, and their statistics.
+    """Return the metadata as JSON with only the snapshots of branches and tags, and their statistics.
 
     The answer to `snapshots=refs` (REST spec, loadTable): the snapshot log is complete, and clients request the other
     snapshots. Not a metadata file: writing it back would lose history.
@@ -200,7 +210,7 @@ def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
 
 
 def _require(value: T | UnsetType, name: str, format_version: int, default: T) -> T:
-    """The value, or version 1's default of a field that only later versions require."""
+    """Return the value, or version 1's default of a field that only later versions require."""
     if value is not UNSET:
         return value
     if format_version > 1:

@@ -43,7 +43,10 @@ def validate_uuid(uuid: str) -> str:
 
 
 class Update(msgspec.Struct, frozen=True, rename="kebab"):
-    """Base of the updates. Fields that the spec does not have are ignored, because it allows actions to grow."""
+    """Base of the updates.
+
+    Fields that the spec does not have are ignored, because it allows actions to grow.
+    """
 
     action: ClassVar[str]
     """The name in the REST spec."""

@@ -19,5 +19,5 @@ def is_function(transform: str) -> bool:
 
 
 def takes(function: str, kind: str) -> bool:
-    """Whether the function takes values of the Iceberg type."""
+    """Return whether the function takes values of the Iceberg type."""
     return _SOURCES.get(function) == base_name(kind)

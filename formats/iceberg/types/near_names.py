@@ -13,8 +13,10 @@ _STEPS_MAX = 250_000
 
 
 def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Those of `known` that `name` may be a misspelling of, in any case. Of long names and of many names only
-    some are compared: with 50,000 columns of similar names it would take seconds."""
+    """Return those of `known` that `name` may be a misspelling of, in any case.
+
+    Of long names and of many names only some are compared: with 50,000 columns of similar names it would take seconds.
+    """
     if len(name) > CHARACTERS_MAX:
         return []
     similar: dict[str, str] = {}

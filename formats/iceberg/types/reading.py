@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 def read(value: object, kind: type[T], what: str) -> T:
-    """`value` as a `kind`; `what` describes it in the error ("add-schema update"). Raises BadRequest."""
+    """`value` as a `kind`; `what` describes it in the error ("add-schema update").
+
+    Raises BadRequest.
+    """
     try:
         return from_values(value, kind)
     except RecursionError:

@@ -96,7 +96,7 @@ class Schema(
         return self.index.by_id.get(column_id)
 
     def ancestors(self, column: Column) -> Iterator[Column]:
-        """The structs, lists and maps that contain the column, from the innermost."""
+        """Yield the structs, lists and maps that contain the column, from the innermost."""
         while column.parent is not None:
             column = self.index.by_id[column.parent]
             yield column
@@ -111,7 +111,11 @@ class Schema(
 
     @cached_property
     def canonical(self) -> tuple[tuple[Field, ...], frozenset[int]]:
-        """The parts that are equal in equal schemas. BadRequest for an unknown type."""
+        """The parts that are equal in equal schemas.
+
+        Raises:
+            BadRequest: For an unknown type.
+        """
         return _canonical_fields(self.fields, 0), frozenset(self.identifier_field_ids)
 
     def same_as(self, other: Schema) -> bool:
@@ -123,7 +127,11 @@ class Schema(
 
 
 def checked(schema: Schema, schema_id: int | None = None) -> Schema:
-    """The schema in canonical form, with `schema_id` (its own by default). BadRequest if it is invalid."""
+    """Return the schema in canonical form, with `schema_id` (its own by default).
+
+    Raises:
+        BadRequest: If it is invalid.
+    """
     fields, identifiers = schema.canonical
     result = Schema(fields, schema.id if schema_id is None else schema_id, tuple(sorted(identifiers)))
     for column in result.index.by_id.values():
@@ -155,7 +163,7 @@ def check_format_version(schema: Schema, format_version: int) -> None:
 
 
 def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
-    """The schema with column ids 1, 2, …, and the map from old to new ids.
+    """Return the schema with column ids 1, 2, …, and the map from old to new ids.
 
     The order is that of Java (`AssignFreshIds`) and PyIceberg: the fields of a struct first, then the fields inside
     each.
@@ -172,12 +180,12 @@ def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
 
 
 def is_primitive(kind: Type) -> bool:
-    """Whether it is a leaf type; variant is not (spec: "semi-structured")."""
+    """Return whether it is a leaf type; variant is not (spec: "semi-structured")."""
     return isinstance(kind, str) and base_name(kind) != "variant"
 
 
 def type_name(kind: Type) -> str:
-    """The type's name in error messages."""
+    """Return the type's name in error messages."""
     if isinstance(kind, str):
         return kind
     return {StructType: "struct", ListType: "list", MapType: "map"}[type(kind)]
@@ -218,7 +226,7 @@ def _index(schema: Schema) -> SchemaIndex:
 
 
 def _children(kind: Type) -> list[tuple[Field, bool]]:
-    """The direct children of a type as fields, and whether short names may omit the child's name."""
+    """Return the direct children of a type as fields, and whether short names may omit the child's name."""
     if isinstance(kind, StructType):
         return [(field, False) for field in kind.fields]
     if isinstance(kind, ListType):

@@ -41,7 +41,11 @@ _SOURCES: dict[str, frozenset[str]] = {
 
 @memoized(1024)
 def canonical(transform: str) -> str:
-    """The canonical form. BadRequest for a width that is zero or over 32 bits."""
+    """Return the canonical form.
+
+    Raises:
+        BadRequest: For a width that is zero or over 32 bits.
+    """
     if match := _WIDTH.fullmatch(transform):
         width = int(match[2]) if len(match[2]) <= 10 else _WIDTH_MAX + 1
         if not 0 < width <= _WIDTH_MAX:
@@ -52,7 +56,7 @@ def canonical(transform: str) -> str:
 
 
 def accepts(transform: str, source_type: str) -> bool:
-    """Whether the (canonical) transform can be applied to a primitive type."""
+    """Return whether the (canonical) transform can be applied to a primitive type."""
     kind = base_name(source_type)
     name = transform.partition("[")[0]
     if name == IDENTITY:
@@ -61,22 +65,24 @@ def accepts(transform: str, source_type: str) -> bool:
 
 
 def name_of(transform: str) -> str:
-    """The transform without its width: `bucket[4]` is `bucket`."""
+    """Return the transform without its width: `bucket[4]` is `bucket`."""
     return transform.partition("[")[0]
 
 
 def width_of(transform: str) -> int:
-    """The N of a (canonical) `bucket[N]` or `truncate[N]`."""
+    """Return the N of a (canonical) `bucket[N]` or `truncate[N]`."""
     return int(transform.partition("[")[2].removesuffix("]"))
 
 
 def is_known(transform: str) -> bool:
-    """Whether the spec defines the (canonical) transform."""
+    """Return whether the spec defines the (canonical) transform."""
     return transform in _PLAIN or _WIDTH.fullmatch(transform) is not None
 
 
 def result_type(transform: str, kind: str) -> str:
-    """The result type of the (canonical) transform for a primitive type; `string` if it is unknown, as in Java."""
+    """Return the result type of the (canonical) transform for a primitive type; `string` if it is unknown, as in
+    Java.
+    """
     if not is_known(transform):
         return "string"
     name = name_of(transform)
@@ -87,21 +93,25 @@ def result_type(transform: str, kind: str) -> str:
 
 @memoized(1024)
 def values_type(transform: str, kind: str) -> str:
-    """The same as `result_type`, for a transform in any form."""
+    """Return the same as `result_type`, for a transform in any form."""
     return result_type(canonical(transform), kind)
 
 
 def apply(transform: str, kind: str, value: Value | None) -> Value | None:
-    """The result of the (canonical) transform for a value of type `kind`; None is null, whose result is null.
+    """Return the result of the (canonical) transform for a value of type `kind`; None is null, whose result is null.
 
-    BadRequest if the transform is unknown or does not accept the type.
+    Raises:
+        BadRequest: If the transform is unknown or does not accept the type.
     """
     return None if value is None else function(transform, kind)(value)
 
 
 @memoized(1024)
 def function(transform: str, kind: str) -> Callable[..., Value | None]:
-    """`apply` for many values that are not null. Raises BadRequest as it does."""
+    """`apply` for many values that are not null.
+
+    Raises BadRequest as it does.
+    """
     if not is_known(transform) or not accepts(transform, kind):
         raise BadRequest(f"Cannot apply transform {transform} to a column of type {kind}")
     name = name_of(transform)
@@ -118,7 +128,9 @@ def function(transform: str, kind: str) -> Callable[..., Value | None]:
 
 
 def monotone(transform: str, kind: str) -> Callable[..., Any]:
-    """An order-preserving transform in unbounded integers: its result before truncation to the result type's bits."""
+    """Return an order-preserving transform in unbounded integers: its result before truncation to the result type's
+    bits.
+    """
     name = name_of(transform)
     if name == "truncate":
         width = width_of(transform)
@@ -151,7 +163,7 @@ INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_
 
 
 def wrapped(value: int, bits: int) -> int:
-    """The signed number in the lowest `bits` of `value`: what Java stores if a result overflows."""
+    """Return the signed number in the lowest `bits` of `value`: what Java stores if a result overflows."""
     half = 1 << bits - 1
     return (value + half) % (2 * half) - half
 
@@ -161,7 +173,7 @@ _DAYS_PER_400_YEARS = 146_097
 
 
 def _month(days: int) -> int:
-    """Months from 1970-01 to the month of a day since 1970-01-01."""
+    """Return months from 1970-01 to the month of a day since 1970-01-01."""
     # dates repeat every 400 years, and the standard library's end in the year 9999
     cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)
     shifted = date.fromordinal(day + 1)
@@ -169,7 +181,7 @@ def _month(days: int) -> int:
 
 
 def first_day(month: int) -> int:
-    """The day since 1970-01-01 on which a month since 1970-01 begins."""
+    """Return the day since 1970-01-01 on which a month since 1970-01 begins."""
     years, month_of_year = divmod(month, 12)
     cycles, year = divmod(1970 + years - 1, 400)
     day = date(year + 1, month_of_year + 1, 1).toordinal() - 1
@@ -185,7 +197,7 @@ def _hashed_nanoseconds(value: int) -> bytes:
 
 
 def _hashed_decimal(value: int) -> bytes:
-    """The minimum number of bytes for the unscaled value in two's complement."""
+    """Return the minimum number of bytes for the unscaled value in two's complement."""
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 

@@ -56,18 +56,22 @@ _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 @memoized(1024)
 def base_name(name: str) -> str:
-    """The type without its parameters: `decimal(9, 2)` is `decimal`."""
+    """Return the type without its parameters: `decimal(9, 2)` is `decimal`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
 
 
 def min_format_version(name: str) -> int:
-    """The lowest table format version with the primitive type."""
+    """Return the lowest table format version with the primitive type."""
     return 3 if base_name(name) in _SINCE_V3 else 1
 
 
 @memoized(1024)
 def canonical_primitive(name: str) -> str:
-    """The canonical name of a primitive (or variant) type. BadRequest for an unknown one."""
+    """Return the canonical name of a primitive (or variant) type.
+
+    Raises:
+        BadRequest: For an unknown one.
+    """
     if len(name) > _NAME_MAX:
         raise BadRequest(f"A type has {len(name):,} characters; the limit is {_NAME_MAX:,}: {name[:40]}")
     lower = name.lower()

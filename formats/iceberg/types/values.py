@@ -64,13 +64,13 @@ _ISO_TIMESTAMP = re.compile(_DATE + "T" + _TIME + r"(Z|[+-]\d\d:\d\d)?", re.ASCI
 
 
 def partition_key(partition: Sequence[Value | None]) -> tuple[object, ...]:
-    """A key that is equal for partitions of one spec that Iceberg treats as the same."""
+    """Return a key that is equal for partitions of one spec that Iceberg treats as the same."""
     return tuple(map(value_key, partition))
 
 
 def value_key(value: Value | None) -> object:
-    """A key that is equal for partition values that Iceberg treats as equal (spec: "Scan Planning", note 3): floats by
-    their bits, so that the zeros differ, except that all NaNs are equal.
+    """Return a key that is equal for partition values that Iceberg treats as equal (spec: "Scan Planning", note 3):
+    floats by their bits, so that the zeros differ, except that all NaNs are equal.
     """
     if isinstance(value, float):
         return "NaN" if isnan(value) else (value, copysign(1.0, value))
@@ -96,7 +96,11 @@ def fixed_length(kind: str) -> int:
 
 
 def decode(kind: str, data: bytes) -> Value:
-    """One value of the type from its bytes. ValueError for bytes that no writer could produce."""
+    """Return one value of the type from its bytes.
+
+    Raises:
+        ValueError: For bytes that no writer could produce.
+    """
     name = base_name(kind)
     size = len(data)
     match name:
@@ -131,7 +135,11 @@ def decode(kind: str, data: bytes) -> Value:
 
 
 def decode_bound(kind: str, data: bytes) -> Value:
-    """One bound of a column. ValueError for bytes that are no value of the type, and for NaN, which is no bound."""
+    """Return one bound of a column.
+
+    Raises:
+        ValueError: For bytes that are no value of the type, and for NaN, which is no bound.
+    """
     value = decode(kind, data)
     name = base_name(kind)
     if value != value:
@@ -144,7 +152,7 @@ def decode_bound(kind: str, data: bytes) -> Value:
 
 
 def promoted(stored: str, kind: str, value: Value) -> Value:
-    """A value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
+    """Return a value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
     if stored == "date" and kind in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
         return value * (NANOS_PER_DAY if kind == "timestamp_ns" else MICROS_PER_DAY)
@@ -159,7 +167,11 @@ def _promoted_date(data: bytes, units_per_day: int) -> int:
 
 
 def encode(kind: str, value: Value) -> bytes:
-    """The bytes of one value of the type. ValueError for a value outside the type."""
+    """Return the bytes of one value of the type.
+
+    Raises:
+        ValueError: For a value outside the type.
+    """
     try:
         return _ENCODERS[base_name(kind)](value)
     except (KeyError, TypeError, AttributeError, OverflowError, struct.error):
@@ -191,9 +203,12 @@ _ENCODERS: dict[str, Callable[..., bytes]] = {
 
 
 def encode_json(kind: str, value: Value | None) -> object:
-    """One value as JSON; None is null. ValueError for a type without a JSON form here.
+    """Return one value as JSON; None is null.
 
     NaN and the infinities become strings, as in Java: JSON has no numbers for them, and null has another meaning.
+
+    Raises:
+        ValueError: For a type without a JSON form here.
     """
     if value is None:
         return None
@@ -223,7 +238,11 @@ def encode_json(kind: str, value: Value | None) -> object:
 
 
 def decode_json(kind: str, json: object) -> Value | None:
-    """One value from the JSON of `encode_json`. ValueError for other JSON."""
+    """Return one value from the JSON of `encode_json`.
+
+    Raises:
+        ValueError: For other JSON.
+    """
     if json is None:
         return None
     name = base_name(kind)
@@ -281,7 +300,10 @@ def _exact_unscaled(text: str, scale: int) -> int:
 
 
 def parse_decimal(text: str) -> Decimal:
-    """A finite decimal number with all of its digits. Raises ValueError."""
+    """Return a finite decimal number with all of its digits.
+
+    Raises ValueError.
+    """
     if len(text) > DECIMAL_CHARACTERS_MAX:
         raise ValueError(f"a decimal number has {len(text)} characters; the limit is {DECIMAL_CHARACTERS_MAX}")
     if _DECIMAL.fullmatch(text) is None:
@@ -293,7 +315,7 @@ def parse_decimal(text: str) -> Decimal:
 
 
 def unscaled_floor(number: Decimal, scale: int) -> tuple[int, bool]:
-    """The floor of `number` · 10^`scale`, and whether it is exact.
+    """Return the floor of `number` · 10^`scale`, and whether it is exact.
 
     In integers, because decimal arithmetic rounds to its context. A huge exponent is reduced to one that still exceeds
     every decimal type, so that a short text cannot produce gigabytes of digits.
@@ -316,7 +338,11 @@ def _whole_micros(nanos: int) -> int:
 
 
 def round_to(kind: str, number: float) -> float:
-    """A double as the nearest value of the type. ValueError for a finite one outside the range of floats."""
+    """Return a double as the nearest value of the type.
+
+    Raises:
+        ValueError: For a finite one outside the range of floats.
+    """
     if kind == "double":
         return number
     try:
@@ -334,7 +360,7 @@ def decimal_text(unscaled: int, scale: int) -> str:
 
 
 def iso_date(days: int) -> str:
-    """Days since the epoch as Java prints them: years past 9999 carry a sign."""
+    """Return days since the epoch as Java prints them: years past 9999 carry a sign."""
     # python's dates end with the year 9999; the calendar repeats every 400 years
     cycles, day = divmod(days + _EPOCH - 1, _DAYS_PER_400_YEARS)
     within = date.fromordinal(day + 1)
@@ -344,7 +370,7 @@ def iso_date(days: int) -> str:
 
 
 def iso_time(nanos: int) -> str:
-    """Nanoseconds since midnight; no fraction, or six digits of it, or nine."""
+    """Return nanoseconds since midnight; no fraction, or six digits of it, or nine."""
     seconds, fraction = divmod(nanos, 1_000_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     if fraction % NANOS_PER_MICRO:
@@ -353,7 +379,7 @@ def iso_time(nanos: int) -> str:
 
 
 def iso_timestamp(nanos: int) -> str:
-    """Nanoseconds since the epoch, without an offset."""
+    """Return nanoseconds since the epoch, without an offset."""
     micros, rest = divmod(nanos, NANOS_PER_MICRO)
     if not rest and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
         return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
@@ -362,7 +388,10 @@ def iso_timestamp(nanos: int) -> str:
 
 
 def parse_iso_date(text: str) -> int:
-    """Days since the epoch. Raises ValueError."""
+    """Return days since the epoch.
+
+    Raises ValueError.
+    """
     match = _ISO_DATE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no date like 2024-01-31")
@@ -370,7 +399,10 @@ def parse_iso_date(text: str) -> int:
 
 
 def parse_iso_time(text: str) -> int:
-    """Nanoseconds since midnight. Raises ValueError."""
+    """Return nanoseconds since midnight.
+
+    Raises ValueError.
+    """
     match = _ISO_TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no time like 23:59:59.123456")
@@ -378,7 +410,10 @@ def parse_iso_time(text: str) -> int:
 
 
 def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
-    """Nanoseconds since the epoch (in UTC where there is an offset), and the offset in seconds. Raises ValueError."""
+    """Return nanoseconds since the epoch (in UTC where there is an offset), and the offset in seconds.
+
+    Raises ValueError.
+    """
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is no timestamp like 2024-01-31T23:59:59.123456 or …+00:00")

@@ -17,7 +17,10 @@ FORMAT_VERSION = 1
 
 
 class Representation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One representation of a view. The spec has only the type `sql`; stored values of other types are kept."""
+    """One representation of a view.
+
+    The spec has only the type `sql`; stored values of other types are kept.
+    """
 
     type: str
     sql: str | None = None
@@ -39,7 +42,7 @@ class ViewVersion(msgspec.Struct, frozen=True, omit_defaults=True, rename="kebab
         return frozenset(item.dialect.lower() for item in self.representations if item.dialect is not None)
 
     def behaves_as(self, other: ViewVersion) -> bool:
-        """Whether the versions are equal except for id and time: such a version is not added twice."""
+        """Return whether the versions are equal except for id and time: such a version is not added twice."""
         return msgspec.structs.replace(self, version_id=0, timestamp_ms=0) == msgspec.structs.replace(
             other, version_id=0, timestamp_ms=0
         )
@@ -83,7 +86,11 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def decode_view(data: bytes, source: str) -> ViewMetadata:
-    """The metadata in a file's bytes, plain or gzipped. Corrupt with `source`, the file's location."""
+    """Return the metadata in a file's bytes, plain or gzipped.
+
+    Raises:
+        Corrupt: With `source`, the file's location.
+    """
     try:
         view = from_json(gunzip(data), ViewMetadata)
         check_view_invariants(view)
@@ -95,7 +102,7 @@ def decode_view(data: bytes, source: str) -> ViewMetadata:
 
 
 def encode_view(view: ViewMetadata) -> bytes:
-    """The metadata as UTF-8 JSON, for a metadata file or a REST response."""
+    """Return the metadata as UTF-8 JSON, for a metadata file or a REST response."""
     return _ENCODER.encode(view)
 
 

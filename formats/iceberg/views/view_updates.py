@@ -177,7 +177,9 @@ class _ViewBuilder:
     def _retained(
         self, current: ViewVersion, log: tuple[ViewLogEntry, ...]
     ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
-        """(the versions within the history's size, including all of this commit and the current one; their log)."""
+        """Return (the versions within the history's size, including all of this commit and the current one; their
+        log).
+        """
         size = props.as_int(self.properties, HISTORY_SIZE, HISTORY_SIZE_DEFAULT)
         if size <= 0:
             raise BadRequest(f"{HISTORY_SIZE} must be positive but was {size}")
@@ -242,7 +244,7 @@ def new_view(
     properties: Mapping[str, str],
     now_ms: int,
 ) -> ViewMetadata:
-    """The first metadata of a view; `schema` and `view_version` are the create request's JSON values.
+    """Return the first metadata of a view; `schema` and `view_version` are the create request's JSON values.
 
     The version's own `schema-id` is ignored: it uses the request's schema. Raises BadRequest.
     """
@@ -260,7 +262,10 @@ def new_view(
 def apply_view_updates(
     base: ViewMetadata | None, updates: Sequence[object], *, now_ms: int, new_uuid: str | None = None
 ) -> ViewMetadata:
-    """The metadata after all updates, in order; `base` if they change nothing. Raises BadRequest."""
+    """Return the metadata after all updates, in order; `base` if they change nothing.
+
+    Raises BadRequest.
+    """
     foreign = [name for name in TABLE_ACTIONS if name not in VIEW_ACTIONS]
     builder = _ViewBuilder(base, now_ms)
     for raw in updates:

@@ -40,7 +40,10 @@ _SECONDS_A_DAY = 86_400
 
 
 class _Piece(NamedTuple):
-    """The keys of one contiguous array. `valid` and `nan` are bool[rows]."""
+    """The keys of one contiguous array.
+
+    `valid` and `nan` are bool[rows].
+    """
 
     rows: int
     codes: Codes | None
@@ -51,7 +54,11 @@ class _Piece(NamedTuple):
 
 
 def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
-    """The keys of a column, row by row. ValueError if an array does not have values of the Iceberg type."""
+    """Return the keys of a column, row by row.
+
+    Raises:
+        ValueError: If an array does not have values of the Iceberg type.
+    """
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
     convert = _coded if has_codes(kind) else _byte_keys
     pieces = [convert(_plain(chunk), kind) for chunk in chunks]
@@ -91,7 +98,7 @@ def _marked(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: b
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """The array without extension type, dictionary, runs or views, which only affect storage."""
+    """Return the array without extension type, dictionary, runs or views, which only affect storage."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if has_shared_values(array.type) and expanded_bytes(array) > EXPANDED_MAX:
@@ -106,8 +113,9 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _without_views_of_nulls(array: pa.Array) -> pa.Array:
-    """The array with empty views where it is null: Arrow validates only the views of values, and its cast copies those
-    of nulls, too, by lengths that may be negative."""
+    """Return the array with empty views where it is null: Arrow validates only the views of values, and its cast
+    copies those of nulls, too, by lengths that may be negative.
+    """
     if array.null_count == 0:
         return array
     there = array.is_valid()
@@ -130,7 +138,7 @@ def _none_valid(rows: int) -> Mask | None:
 
 
 def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
-    """The fixed-width values of an array in place, `width` items per row; undefined for nulls."""
+    """Return the fixed-width values of an array in place, `width` items per row; undefined for nulls."""
     values = np.dtype(dtype)
     data = array.buffers()[1]
     if len(array) == 0 or data is None:
@@ -173,7 +181,10 @@ def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes,
 
 
 def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
-    """int64[rows] of a type with integer values; undefined for nulls. The array is new, or never written to."""
+    """Return int64[rows] of a type with integer values; undefined for nulls.
+
+    The array is new, or never written to.
+    """
     arrow = array.type
     if name == "decimal" and pa.types.is_decimal(arrow):
         high, low = _halves(array, kind, valid)
@@ -204,7 +215,7 @@ def _unit(name: str) -> str:
 
 
 def _rescaled(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
-    """Converts counts of 1/`have` to counts of 1/`want`; one divides the other."""
+    """Convert counts of 1/`have` to counts of 1/`want`; one divides the other."""
     if want > have:
         factor = want // have
         limit = (SIGN - 1) // factor
@@ -281,7 +292,7 @@ def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
 
 
 def _without_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
-    """The bytes without those of nulls, which Arrow allows."""
+    """Return the bytes without those of nulls, which Arrow allows."""
     lengths = np.diff(starts)
     if not lengths[~valid].any():
         return starts, heap

@@ -48,16 +48,19 @@ def fold(text: str) -> str:
 
 
 def has_known_case(text: str) -> bool:
-    """Whether this version of Unicode assigns all characters of the text."""
+    """Return whether this version of Unicode assigns all characters of the text."""
     if text.isascii() or _maybe_unknown().search(text) is None:
         return True
     return _unknown().search(text) is None
 
 
 def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the folded texts of a column of strings. ValueError for a column of another type, or invalid UTF-8.
+    """Return the folded texts of a column of strings.
 
     The column may be a dictionary, or binary without a UTF-8 annotation.
+
+    Raises:
+        ValueError: For a column of another type, or invalid UTF-8.
     """
     if pa.types.is_null(column.type):
         return column
@@ -111,13 +114,13 @@ def _folded_characters() -> dict[int, str]:
 
 @cache
 def _maybe_unknown() -> re.Pattern[str]:
-    """Matches as `_unknown`, and all characters beyond the first 65,536: it takes no longer with more ranges there."""
+    """Match as `_unknown`, and all characters beyond the first 65,536: it takes no longer with more ranges there."""
     return _any_of([*((first, last) for first, last in _unassigned() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)])
 
 
 @cache
 def _unknown() -> re.Pattern[str]:
-    """Matches an unassigned character, or half of a surrogate pair, which is no character."""
+    """Match an unassigned character, or half of a surrogate pair, which is no character."""
     return _any_of(_unassigned())
 
 

@@ -81,7 +81,7 @@ class Positions:
     positions: Longs
 
     def of(self, path: str) -> Longs:
-        """The positions of one data file, ascending."""
+        """Return the positions of one data file, ascending."""
         number = self.files.get(path)
         return self.positions[:0] if number is None else self.positions[self.starts[number] : self.starts[number + 1]]
 
@@ -94,7 +94,7 @@ class HashSet:
         self._high, self._low = high[order], low[order]
 
     def has(self, high: Hashes, low: Hashes) -> Mask:
-        """bool[n]: which of these hashes the set contains."""
+        """Return bool[n]: which of these hashes the set contains."""
         mask = np.zeros(len(high), dtype=np.bool_)
         at = np.searchsorted(self._high, high, side="left")
         end = np.searchsorted(self._high, high, side="right")
@@ -111,7 +111,10 @@ class HashSet:
 
 @dataclass(frozen=True)
 class DeletedKeys:
-    """Keys of an equality delete file. `loose` treats both zeros as equal; None if no column has floats."""
+    """Keys of an equality delete file.
+
+    `loose` treats both zeros as equal; None if no column has floats.
+    """
 
     exact: HashSet
     loose: HashSet | None
@@ -123,7 +126,7 @@ class DeletedKeys:
 
 
 def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
-    """The columns with 0.0 in place of -0.0; None if no column has floats."""
+    """Return the columns with 0.0 in place of -0.0; None if no column has floats."""
     if not any(column.kind in FLOATS for column in columns):
         return None
     return [_without_sign(column) if column.kind in FLOATS else column for column in columns]
@@ -139,9 +142,13 @@ Content: TypeAlias = Positions | DeletedKeys
 
 
 def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
-    """The content of a delete file or a deletion vector. `columns`: those of an equality delete's keys.
+    """Return the content of a delete file or a deletion vector.
 
-    Unreadable also if it needs more than `limit_bytes` of memory.
+    Args:
+        columns: Those of an equality delete's keys.
+
+    Raises:
+        Unreadable: Also if it needs more than `limit_bytes` of memory.
     """
     if file.format not in ("parquet", "puffin"):
         raise Unreadable(file.path, f"delete files of format {file.format!r} are not supported")

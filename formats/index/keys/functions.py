@@ -40,7 +40,7 @@ class IndexedFunction:
     that each matching row meets."""
 
     def takes(self, kind: str) -> bool:
-        """Whether columns of the Iceberg type may be indexed by it."""
+        """Return whether columns of the Iceberg type may be indexed by it."""
         return takes(self.name, kind)
 
 

@@ -18,7 +18,10 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def hash_keys(keys: Keys, seed: int) -> Hashes:
-    """uint64[rows]: the hash of a code's 8 bytes, little-endian, or of a row's bytes. Undefined for null and NaN."""
+    """Return uint64[rows]: the hash of a code's 8 bytes, little-endian, or of a row's bytes.
+
+    Undefined for null and NaN.
+    """
     if keys.codes is not None:
         return _hash.hash_codes(keys.codes, seed)
     assert keys.heap is not None
@@ -27,15 +30,17 @@ def hash_keys(keys: Keys, seed: int) -> Hashes:
 
 
 def hash_key(key: Key, seed: int) -> int:
-    """The hash of one key, as `hash_keys`."""
+    """Return the hash of one key, as `hash_keys`."""
     return _hash.hash_word(key, seed) if isinstance(key, int) else _hash.hash_bytes(key, seed)
 
 
 def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
-    """uint64[rows] of composite keys: of each column its length (u32, little-endian) and bytes.
+    """Return uint64[rows] of composite keys: of each column its length (u32, little-endian) and bytes.
 
-    Null is the length 0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes. ValueError
-    if the columns differ in rows, or for a value of 4 GiB.
+    Null is the length 0xFFFFFFFF without bytes, NaN 0xFFFFFFFE, so that different rows have different bytes.
+
+    Raises:
+        ValueError: If the columns differ in rows, or for a value of 4 GiB.
     """
     rows = {column.rows for column in columns}
     if len(rows) != 1:
@@ -45,12 +50,13 @@ def hash_rows(columns: Sequence[Keys], seed: int) -> Hashes:
 
 
 def hash_halves(columns: Sequence[Keys]) -> tuple[Hashes, Hashes]:
-    """(high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` with seeds 0 and 1."""
+    """Return (high, low) of each row's 128 bits, uint64[rows] each: `hash_rows` with seeds 0 and 1."""
     return hash_rows(columns, 0), hash_rows(columns, 1)
 
 
 def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike) -> Hashes:
-    """The identities of immutable data files, uint64[files, 2]: a file replaced at the same path has another identity.
+    """Return the identities of immutable data files, uint64[files, 2]: a file replaced at the same path has another
+    identity.
 
     Hashes (seeds 0 and 1) of path (UTF-8), size in bytes and record count (u64, little-endian).
     """
@@ -58,5 +64,8 @@ def file_ids(paths: Sequence[str], sizes: npt.ArrayLike, records: npt.ArrayLike)
 
 
 def checksum(data: memoryview | bytes | npt.NDArray[np.uint8], seed: int = 0) -> int:
-    """XXH64 of a section of a blob. A format that stores 4 bytes of it stores the low 4 bytes."""
+    """XXH64 of a section of a blob.
+
+    A format that stores 4 bytes of it stores the low 4 bytes.
+    """
     return _hash.hash_bytes(data, seed)

@@ -53,8 +53,9 @@ WantedKeys: TypeAlias = "KeySet | KeySpan"
 
 
 class KeySet:
-    """`distinct`: the keys, ascending, of type `kind`. ValueError if a key is too long to be distinguished from
-    others.
+    """`distinct`: the keys, ascending, of type `kind`.
+
+    ValueError if a key is too long to be distinguished from others.
     """
 
     def __init__(self, kind: str, distinct: Distinct) -> None:
@@ -104,8 +105,8 @@ class KeySet:
         return distinct.heap[distinct.starts[index] : distinct.starts[index + 1]].tobytes()
 
     def of_kind(self, kind: str) -> KeySet:
-        """The same values as keys of another type, both integers or decimals of one scale; without those that it cannot
-        hold.
+        """Return the same values as keys of another type, both integers or decimals of one scale; without those that
+        it cannot hold.
         """
         if self.kind == kind:
             return self
@@ -125,7 +126,7 @@ class KeySet:
         return KeySet(kind, Distinct(np.array(narrow, dtype=np.uint64)))
 
     def marks(self, distinct: Distinct) -> Bytes:
-        """uint8[n]: 1 if the set contains the key, for n ascending keys."""
+        """Return uint8[n]: 1 if the set contains the key, for n ascending keys."""
         if distinct.codes is not None:
             return self._coded(distinct.codes)
         assert distinct.starts is not None
@@ -145,8 +146,8 @@ class KeySet:
 
     @cached_property
     def table(self) -> tuple[Words | None, int, int] | None:
-        """For codes: (bits of all codes from the minimum on, the minimum, their number); None if the range is too wide,
-        or the set is empty.
+        """For codes: (bits of all codes from the minimum on, the minimum, their number); None if the range is too
+        wide, or the set is empty.
         """
         codes = self.distinct.codes
         if codes is None or not len(codes):

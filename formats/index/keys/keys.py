@@ -83,7 +83,10 @@ class Keys:
 
 
 class KeyRange(NamedTuple):
-    """The keys between two bounds; None is unbounded. Null and NaN are in no range."""
+    """The keys between two bounds; None is unbounded.
+
+    Null and NaN are in no range.
+    """
 
     low: Key | None
     high: Key | None
@@ -117,7 +120,7 @@ class KeyRanges:
                 raise ValueError(f"ranges of keys overlap or are out of order: {before}, {after}")
 
     def contains(self, key: Key) -> bool:
-        """Whether a row with this key matches."""
+        """Return whether a row with this key matches."""
         return any(key_range.contains(key) for key_range in self.ranges)
 
     @cached_property
@@ -154,7 +157,7 @@ class KeyRanges:
 
 
 def _overlap(before: KeyRange, after: KeyRange) -> bool:
-    """Whether a key may be in both, or they are unordered."""
+    """Return whether a key may be in both, or they are unordered."""
     high: Any = before.high
     low: Any = after.low
     if high is None or low is None:
@@ -163,14 +166,14 @@ def _overlap(before: KeyRange, after: KeyRange) -> bool:
 
 
 def _bounded(key_range: KeyRange) -> KeyRange:
-    """A range of codes with the minimum and maximum code in place of missing bounds."""
+    """Return a range of codes with the minimum and maximum code in place of missing bounds."""
     low = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
     high = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
     return KeyRange(low[0], high[0], low[1], high[1])
 
 
 def _closed(key_range: KeyRange) -> KeyRange | None:
-    """The same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
+    """Return the same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
 
     The successor of a bytes key is the key and a zero; only keys that end in a zero have a predecessor.
     """
@@ -193,7 +196,11 @@ def _closed(key_range: KeyRange) -> KeyRange | None:
 
 @lru_cache(maxsize=1024)
 def has_codes(kind: str) -> bool:
-    """Whether keys of the Iceberg type are codes, not bytes. ValueError for a type without keys."""
+    """Return whether keys of the Iceberg type are codes, not bytes.
+
+    Raises:
+        ValueError: For a type without keys.
+    """
     name = base_name(kind)
     if name == "decimal":
         return decimal_precision(kind) <= _CODE_DIGITS_MAX
@@ -206,7 +213,7 @@ def has_codes(kind: str) -> bool:
 
 
 def has_keys(kind: str) -> bool:
-    """Whether values of the Iceberg type have keys."""
+    """Return whether values of the Iceberg type have keys."""
     try:
         has_codes(kind)
     except ValueError:
@@ -215,7 +222,7 @@ def has_keys(kind: str) -> bool:
 
 
 def family(kind: str) -> str:
-    """One name for all types with the same keys: an index stays valid when a column is promoted within it."""
+    """Return one name for all types with the same keys: an index stays valid when a column is promoted within it."""
     name = base_name(kind)
     if name == "decimal":
         digits = _CODE_DIGITS_MAX if has_codes(kind) else _DIGITS_MAX
@@ -224,7 +231,11 @@ def family(kind: str) -> str:
 
 
 def key_of(value: Value, kind: str) -> Key:
-    """The key of a literal (`expression.py`). ValueError for NaN, which has none, and for a value of another type."""
+    """Return the key of a literal (`expression.py`).
+
+    Raises:
+        ValueError: For NaN, which has none, and for a value of another type.
+    """
     match value:
         case bool() if kind == "boolean":
             return int(value)
@@ -247,7 +258,7 @@ def key_of(value: Value, kind: str) -> Key:
 
 
 def mask_of(bits: Bits, rows: int) -> Mask:
-    """bool[rows] of packed bits."""
+    """Return bool[rows] of packed bits."""
     return np.unpackbits(bits.view(np.uint8), count=rows, bitorder="little").view(np.bool_)
 
 

@@ -50,9 +50,10 @@ class Distinct:
 
 
 def ranked(keys: Keys) -> tuple[Distinct, Ranks]:
-    """The distinct keys and each row's rank among them, uint32[rows]; 0 for rows that are null or NaN.
+    """Return the distinct keys and each row's rank among them, uint32[rows]; 0 for rows that are null or NaN.
 
-    ValueError for more rows than ranks can count.
+    Raises:
+        ValueError: For more rows than ranks can count.
     """
     if keys.rows > ROWS_MAX:
         raise ValueError(f"a data file of {keys.rows:,} rows is too long for a bitmap index")

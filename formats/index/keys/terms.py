@@ -38,7 +38,10 @@ _NEVER_INDEXED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A transform of one column. `kind` is the Iceberg type of its values, `source` that of the column."""
+    """A transform of one column.
+
+    `kind` is the Iceberg type of its values, `source` that of the column.
+    """
 
     column_id: int
     name: str
@@ -54,7 +57,11 @@ class Term:
 
 
 def parse_term(text: str) -> tuple[str, str]:
-    """(transform, column name) of a term's text. BadRequest if it is invalid."""
+    """Return (transform, column name) of a term's text.
+
+    Raises:
+        BadRequest: If it is invalid.
+    """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"A term of {len(text)} characters is too long; the limit is {TEXT_MAX} characters")
     call = _CALL.fullmatch(text)
@@ -78,7 +85,11 @@ def format_term(transform: str, column: str) -> str:
 
 
 def split_arguments(text: str) -> Iterator[str]:
-    """The items of a list, split at commas outside backticks and parentheses. BadRequest if these are not closed."""
+    """Yield the items of a list, split at commas outside backticks and parentheses.
+
+    Raises:
+        BadRequest: If these are not closed.
+    """
     part, depth, quoted = "", 0, False
     for character in text[: TEXT_MAX + 1]:
         if character == "`":
@@ -96,9 +107,13 @@ def split_arguments(text: str) -> Iterator[str]:
 
 
 def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """The term of the text in a table with this current schema. BadRequest with the error.
+    """Return the term of the text in a table with this current schema.
 
-    `older`: the table's schemas in any order, for names that the current schema lacks.
+    Args:
+        older: The table's schemas in any order, for names that the current schema lacks.
+
+    Raises:
+        BadRequest: With the error.
     """
     transform, name = parse_term(text)
     schemas = (schema, *older)
@@ -112,7 +127,7 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
 
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
-    """The term of a column id; a dropped column is found in the newest schema that has it."""
+    """Return the term of a column id; a dropped column is found in the newest schema that has it."""
     for known in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
         column = known.column(column_id)
         if column is not None:
@@ -132,7 +147,7 @@ def _transform(text: str) -> str:
 
 
 def _named(schema: Schema, name: str) -> Column | None:
-    """A column by its exact name, otherwise case-insensitively, as Spark resolves names, if that is unique."""
+    """Return a column by its exact name, otherwise case-insensitively, as Spark resolves names, if that is unique."""
     column = schema.column_named(name)
     if column is not None:
         return column

@@ -40,12 +40,12 @@ _BUFFER = 8 * NOMINAL
 
 
 def hash_bytes(heap: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64]) -> Hashes:
-    """The hashes of rows of bytes; those of no bytes are left out, as in DataSketches."""
+    """Return the hashes of rows of bytes; those of no bytes are left out, as in DataSketches."""
     return _murmur.hash_spans(heap, starts, SEED, 64)[np.diff(starts) > 0] >> np.uint64(1)
 
 
 def hash_fixed(heap: npt.NDArray[np.uint8], width: int) -> Hashes:
-    """The hashes of rows of `width` bytes each."""
+    """Return the hashes of rows of `width` bytes each."""
     return _murmur.hash_fixed(heap, width, SEED, 64) >> np.uint64(1)
 
 
@@ -79,7 +79,11 @@ class ThetaSketch:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> ThetaSketch:
-        """Of any writer; larger sketches are reduced. Corrupt for other bytes, and for a sketch that is not compact."""
+        """Of any writer; larger sketches are reduced.
+
+        Raises:
+            Corrupt: For other bytes, and for a sketch that is not compact.
+        """
         try:
             longs, version, family, _, _, flags, seed_hash = _HEAD.unpack_from(data)
             if (version, family) != (_VERSION, _FAMILY) or not flags & _COMPACT:
@@ -127,7 +131,7 @@ class SketchBuilder:
 
 
 def _reduced(theta: int, parts: list[Hashes]) -> ThetaSketch:
-    """The hashes below `theta`, and of them the smallest."""
+    """Return the hashes below `theta`, and of them the smallest."""
     hashes = np.unique(np.concatenate([part for part in parts if len(part)] or [_NO_HASHES])).astype(np.uint64)
     hashes = hashes[(hashes > 0) & (hashes < theta)]
     if len(hashes) > NOMINAL:

@@ -70,7 +70,10 @@ _SECTION_HEAD_BYTES = head_bytes(SECTION_PIECES_MAX)
 
 @dataclass(frozen=True, slots=True)
 class FileBitmap:
-    """The section of one data file. Picklable; `size_bytes` is its size in the index file."""
+    """The section of one data file.
+
+    Picklable; `size_bytes` is its size in the index file.
+    """
 
     section: bytes
 
@@ -80,20 +83,29 @@ class FileBitmap:
 
 
 def build(keys: Keys) -> FileBitmap:
-    """The bitmap of the term's keys in one data file. ValueError if the file has too many rows for a bitmap index."""
+    """Return the bitmap of the term's keys in one data file.
+
+    Raises:
+        ValueError: If the file has too many rows for a bitmap index.
+    """
     return FileBitmap(build_section(keys))
 
 
 def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
-    """The bytes of a blob of these data files, in order. ValueError if keys are codes in one file and bytes in
-    another."""
+    """Return the bytes of a blob of these data files, in order.
+
+    Raises:
+        ValueError: If keys are codes in one file and bytes in another.
+    """
     return _assembled([memoryview(entry.section) for entry in entries])
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
-    """The blob of the files that each part keeps (`keep`: bool[files]), equal to a blob built from those files.
+    """Return the blob of the files that each part keeps (`keep`: bool[files]), equal to a blob built from those
+    files.
 
-    ValueError if a kept section is damaged.
+    Raises:
+        ValueError: If a kept section is damaged.
     """
     sections = []
     for opened, keep in parts:
@@ -124,7 +136,7 @@ def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
 
 
 def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
-    """(form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
+    """Return (form, files, bytes of the postings, bytes of the blob, checksum of the directory)."""
     if len(memory) < _HEAD_BYTES:
         raise ValueError(f"{len(memory)} bytes are no bitmap index")
     if isal_zlib.crc32(memory[: _HEAD.size]) != _CHECK.unpack_from(memory, _HEAD.size)[0]:
@@ -140,14 +152,19 @@ def _directory_end(files: int) -> int:
 
 
 def header_size(start: memoryview | bytes) -> int:
-    """The number of bytes at the start of a blob that `Bitmap` reads, from the first 64. ValueError for a damaged
-    head."""
+    """Return the number of bytes at the start of a blob that `Bitmap` reads, from the first 64.
+
+    Raises:
+        ValueError: For a damaged head.
+    """
     _, files, postings, *_ = _read_head(start)
     return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
 
 
 class Bitmap:
-    """An opened blob. A file is identified by its number in the blob. Thread-safe.
+    """An opened blob.
+
+    A file is identified by its number in the blob. Thread-safe.
 
     ValueError, from the constructor or any method, if the blob is damaged.
     """
@@ -176,12 +193,20 @@ class Bitmap:
         self._last_bounds: tuple[KeyRanges, Bounds] | None = None
 
     def section_range(self, file: int) -> tuple[int, int]:
-        """Offset and length of a file's section in the blob. IndexError if there is no such file."""
+        """Return offset and length of a file's section in the blob.
+
+        Raises:
+            IndexError: If there is no such file.
+        """
         start, end = self._starts[file], self._starts[file + 1]
         return start, end - start
 
     def section(self, file: int) -> Section:
-        """A file's section, opened. ValueError if it is not the section that the directory describes."""
+        """Return a file's section, opened.
+
+        Raises:
+            ValueError: If it is not the section that the directory describes.
+        """
         section = self._sections.get(file)
         if section is None:
             start, length = self.section_range(file)
@@ -193,12 +218,16 @@ class Bitmap:
         return section
 
     def exact(self, ranges: KeyRanges) -> bool:
-        """Whether answers to the predicate are exact; otherwise they are supersets. An answer is inexact only for
-        bounds of more than 1 KiB, and only if the index has values of that length."""
+        """Return whether answers to the predicate are exact; otherwise they are supersets.
+
+        An answer is inexact only for bounds of more than 1 KiB, and only if the index has values of that length.
+        """
         return self._bounds(ranges).exact or not (self._flags & CLIPPED).any()
 
     def files_with(self, ranges: KeyRanges) -> Marks:
-        """uint8[files]: 1 if a row of the file is in the ranges, or is null or NaN where the ranges include those."""
+        """Return uint8[files]: 1 if a row of the file is in the ranges, or is null or NaN where the ranges include
+        those.
+        """
         marks = self._postings.files_with(self._bounds(ranges), self._has_keys, self.section)
         flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
         if flags:
@@ -206,25 +235,26 @@ class Bitmap:
         return marks
 
     def files_with_keys(self, keys: KeySet) -> Marks:
-        """uint8[files]: 1 if a row of the file has one of the keys; a superset for byte keys."""
+        """Return uint8[files]: 1 if a row of the file has one of the keys; a superset for byte keys."""
         self._check(keys)
         return self._postings.files_with_keys(keys, self._has_keys, self.section)
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Whether every row of every file is certain to have one of the keys."""
+        """Return whether every row of every file is certain to have one of the keys."""
         self._check(keys)
         return not (self._flags & (NULLS | NANS)).any() and self._postings.has_only(keys)
 
     def rows_with_keys(self, file: int, keys: WantedKeys, among: Bits | None = None) -> Bits:
-        """The rows of the file, or the rows in `among`, that have one of the keys; a superset for byte keys."""
+        """Return the rows of the file, or the rows in `among`, that have one of the keys; a superset for byte keys."""
         self._check(keys)
         section = self.section(file)
         marks = keys.marks(distinct_of(section.dictionary))
         return section.rows_marked(marks, among, partial(self._slices, file))
 
     def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
-        """The input of `_rows.any_row` for a file, for codes in a table; None if the file is stored in another
-        layout."""
+        """Return the input of `_rows.any_row` for a file, for codes in a table; None if the file is stored in
+        another layout.
+        """
         section = self._sections.get(file) or self.section(file)
         ready = section.ready
         if ready is None:
@@ -237,7 +267,7 @@ class Bitmap:
         return *ready, *table
 
     def share(self, keys: WantedKeys) -> float:
-        """The fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
+        """Return the fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
         self._check(keys)
         return self._postings.share(keys)
 
@@ -247,8 +277,9 @@ class Bitmap:
             raise ValueError(f"a bitmap index of another form does not support keys of type {keys.kind}")
 
     def reads(self, ranges: KeyRanges) -> Iterator[list[tuple[int, int]]]:
-        """(offset, length) in the blob of what `files_with` reads in addition to the first `header_size` bytes, step by
-        step: the caller loads each list into memory before it takes the next."""
+        """Yield (offset, length) in the blob of what `files_with` reads in addition to the first `header_size`
+        bytes, step by step: the caller loads each list into memory before it takes the next.
+        """
         bounds = self._bounds(ranges)
         for pieces in self._postings.reads(bounds):
             yield [(self._postings_start + start, length) for start, length in pieces]
@@ -261,18 +292,22 @@ class Bitmap:
         return self._starts[file] + start, length
 
     def rows(self, file: int, ranges: KeyRanges) -> Bits:
-        """The rows of the file that are in the ranges, or are null or NaN where the ranges include those."""
+        """Return the rows of the file that are in the ranges, or are null or NaN where the ranges include those."""
         section = self.section(file)
         return section.rows_where(self._bounds(ranges), ranges.nulls, ranges.nans, partial(self._slices, file))
 
     def verify(self) -> None:
-        """Reads the whole blob. ValueError if anything differs from what was written."""
+        """Read the whole blob.
+
+        Raises:
+            ValueError: If anything differs from what was written.
+        """
         self._postings.verify()
         for file in range(self.files):
             self.section(file).verify()
 
     def _bounds(self, ranges: KeyRanges) -> Bounds:
-        """The bounds of the ranges; cached, because a plan queries file after file with the same ranges."""
+        """Return the bounds of the ranges; cached, because a plan queries file after file with the same ranges."""
         cached = self._last_bounds
         if cached is None or cached[0] is not ranges:
             self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
@@ -332,8 +367,9 @@ class RemoteBitmap:
         return await asyncio.to_thread(query.of, self.bitmap)
 
     async def load_rows(self, files: Iterable[int]) -> bool:
-        """Whether `bitmap` can return the rows of these files; False if the memory limit or a failed read prevents
-        it."""
+        """Return whether `bitmap` can return the rows of these files; False if the memory limit or a failed read
+        prevents it.
+        """
         return await self._load([self.bitmap.section_range(file) for file in files])
 
     def has_rows(self, file: int) -> bool:

@@ -56,12 +56,15 @@ def count(bits: Bits) -> int:
 
 
 def positions(bits: Bits) -> Longs:
-    """int64[n]: the rows of the set, ascending."""
+    """Return int64[n]: the rows of the set, ascending."""
     return _bitmap.positions(bits, count(bits))
 
 
 def roaring(bits: Bits) -> pyroaring.BitMap:
-    """The set as a roaring bitmap. `serialize` writes the portable format; `run_optimize` adds run containers."""
+    """Return the set as a roaring bitmap.
+
+    `serialize` writes the portable format; `run_optimize` adds run containers.
+    """
     padded = np.zeros(-(-len(bits) // 1024) * 1024, dtype=np.uint8)
     padded[: len(bits)] = np.bitwise_count(bits)
     counts = padded.reshape(-1, 1024).sum(axis=1, dtype=np.int64)
@@ -69,7 +72,7 @@ def roaring(bits: Bits) -> pyroaring.BitMap:
 
 
 def encode(bits: Bits, rows: int) -> Piece:
-    """The bits as a piece, in the coding that is clearly smaller."""
+    """Return the bits as a piece, in the coding that is clearly smaller."""
     set_rows = count(bits)
     if set_rows in (0, rows):
         return Piece(Coding.ONES if set_rows else Coding.ZEROS, b"")
@@ -88,8 +91,13 @@ def encode(bits: Bits, rows: int) -> Piece:
 
 
 def decode(piece: Piece, rows: int) -> Bits | bool:
-    """The bits, or the value of all bits. Flat bits are not copied. ValueError if the piece does not fit `rows`
-    rows."""
+    """Return the bits, or the value of all bits.
+
+    Flat bits are not copied.
+
+    Raises:
+        ValueError: If the piece does not fit `rows` rows.
+    """
     match piece.coding:
         case Coding.ZEROS | Coding.ONES if not len(piece.data):
             return piece.coding == Coding.ONES

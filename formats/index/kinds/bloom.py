@@ -55,14 +55,19 @@ _CHECK = struct.Struct("<Q")
 
 
 def hash_count(fpp: float) -> int:
-    """k, the bits that are set per key, for the false-positive rate `fpp`. ValueError if the rate is out of range."""
+    """k, the bits that are set per key, for the false-positive rate `fpp`.
+
+    Raises:
+        ValueError: If the rate is out of range.
+    """
     if not FPP_MIN <= fpp <= FPP_MAX:
         raise ValueError(f"a false-positive rate of {fpp} is not between {FPP_MIN} and {FPP_MAX}")
     return max(1, round(-math.log2(fpp)))
 
 
 def filter_bits(keys: int, fpp: float) -> int:
-    """The size in bits of a filter for `keys` distinct keys: the least 2^e · {4, 5, 6, 7} / 4 that keeps the rate.
+    """Return the size in bits of a filter for `keys` distinct keys: the least 2^e · {4, 5, 6, 7} / 4 that keeps the
+    rate.
 
     The few possible sizes make groups large; a filter is at most a quarter larger than needed.
     """
@@ -87,7 +92,7 @@ class FileBloom:
 
 
 def build(keys: Keys, fpp: float = FPP) -> FileBloom:
-    """The filter of a data file's values of one term."""
+    """Return the filter of a data file's values of one term."""
     hashes = hash_keys(keys, _SEED)
     present = keys.present
     distinct = _bloom.distinct(hashes if present is None else hashes[present])
@@ -104,7 +109,11 @@ def _unknown_case() -> np.uint64:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """The position of the filters of one size. `files`: their numbers in the blob, ascending."""
+    """The position of the filters of one size.
+
+    Attributes:
+        files: Their numbers in the blob, ascending.
+    """
 
     filter_bits: int
     files: npt.NDArray[np.int32]
@@ -132,23 +141,30 @@ class _Group:
 
     @property
     def length(self) -> int:
-        """Bytes of all pages with their checksums. The last page may have fewer rows."""
+        """Bytes of all pages with their checksums.
+
+        The last page may have fewer rows.
+        """
         last_rows = self.filter_bits - (self.pages - 1 << self.page_shift)
         return (self.pages - 1) * (self.page + _SUM) + -(-last_rows * self.stride // 8) + _SUM
 
     def spot(self, page: int) -> tuple[int, int]:
-        """(offset, length) of a page with its checksum, in the blob."""
+        """Return (offset, length) of a page with its checksum, in the blob."""
         start = page * (self.page + _SUM)
         return self.offset + start, min(self.page + _SUM, self.length - start)
 
     def geometry(self, first_page: int = 0, first_member: int = 0) -> Longs:
-        """The group in the form of the kernels (`Group` in `_bloom.pyx`)."""
+        """Return the group in the form of the kernels (`Group` in `_bloom.pyx`)."""
         shape = [self.filter_bits, len(self.files), self.stride, self.page_shift, self.page]
         return np.array([*shape, self.offset, first_page, first_member], dtype=np.int64)
 
 
 def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
-    """The blob of these data files, in pieces. ValueError for filters with different k, or for no filters."""
+    """Return the blob of these data files, in pieces.
+
+    Raises:
+        ValueError: For filters with different k, or for no filters.
+    """
     counts = {entry.hash_count for entry in entries}
     if len(counts) != 1:
         raise ValueError(f"the filters of a blob set one number of bits a key; these set {sorted(counts)}")
@@ -160,11 +176,13 @@ def encode(entries: Sequence[FileBloom]) -> list[Bytes]:
 
 
 def merge(parts: Sequence[tuple[Bloom, Mask]]) -> list[Bytes]:
-    """A blob of the files that are kept (bool[files]) of several blobs, in order; equal to the encoding of their
-    filters.
+    """Return a blob of the files that are kept (bool[files]) of several blobs, in order; equal to the encoding of
+    their filters.
 
-    Needs, in addition to the parts and the result, the larger of 64 MB and 64 bits per file. ValueError for damaged
-    pages, for parts with different k, or for no parts.
+    Needs, in addition to the parts and the result, the larger of 64 MB and 64 bits per file.
+
+    Raises:
+        ValueError: For damaged pages, for parts with different k, or for no parts.
     """
     counts = {bloom.hash_count for bloom, _ in parts}
     if len(counts) != 1:
@@ -208,7 +226,10 @@ def _blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, Bytes], 
 
 
 class Bloom:
-    """The filters of a blob's data files, by their numbers in it. `files` counts them."""
+    """The filters of a blob's data files, by their numbers in it.
+
+    `files` counts them.
+    """
 
     def __init__(self, blob: memoryview | bytes, size: int | None = None) -> None:
         """ValueError if the header is damaged or its groups do not fill the blob.
@@ -249,11 +270,15 @@ class Bloom:
         return bits
 
     def probe(self, hashes: Hashes) -> Bytes:
-        """uint8[files]: 1 if a file may contain a key with one of the hashes. ValueError for a damaged page."""
+        """Return uint8[files]: 1 if a file may contain a key with one of the hashes.
+
+        Raises:
+            ValueError: For a damaged page.
+        """
         return self._probe(self._data, self._spans, self._checked, hashes)
 
     def byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
-        """(offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
+        """Return (offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
         mixed = _mixed(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
@@ -267,7 +292,7 @@ class Bloom:
         return ranges
 
     def probe_bytes(self, hashes: Hashes, parts: Sequence[memoryview | bytes]) -> Bytes:
-        """The result of `probe`, from the bytes of `byte_ranges` for the same hashes, in the same order."""
+        """Return the result of `probe`, from the bytes of `byte_ranges` for the same hashes, in the same order."""
         spans = []
         at = 0
         for (offset, length), part in zip(self.byte_ranges(hashes), parts, strict=True):
@@ -294,9 +319,11 @@ class Bloom:
                 raise _damage(bad)
 
     def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
-        """Words `first` to `first` + `words` of the filters with `size` bits of the files that are kept (bool[files]).
+        """Words `first` to `first` + `words` of the filters with `size` bits of the files that are kept
+        (bool[files]).
 
-        ValueError for a damaged page, provided that the caller has read the words before `first`.
+        Raises:
+            ValueError: For a damaged page, provided that the caller has read the words before `first`.
         """
         for group in self._groups:
             if group.filter_bits == size and keep[group.files].any():
@@ -309,7 +336,11 @@ class Bloom:
 
 
 def header_size(start: memoryview | bytes) -> int:
-    """The number of bytes of a blob's header, from its first FIXED_SIZE bytes. ValueError for fewer bytes."""
+    """Return the number of bytes of a blob's header, from its first FIXED_SIZE bytes.
+
+    Raises:
+        ValueError: For fewer bytes.
+    """
     if len(start) < FIXED_SIZE:
         raise ValueError(f"bloom blob: {len(start)} bytes are too few")
     size = int(_FIXED.unpack_from(start)[0])
@@ -323,7 +354,11 @@ def _header_size(files: int, groups: int) -> int:
 
 
 def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]:
-    """The groups of a header. ValueError unless they have exactly the layout that the writer produces."""
+    """Return the groups of a header.
+
+    Raises:
+        ValueError: Unless they have exactly the layout that the writer produces.
+    """
     entries = np.frombuffer(text, dtype=_ENTRY, count=count, offset=FIXED_SIZE)
     numbers = np.frombuffer(text, dtype=np.uint8, count=files, offset=FIXED_SIZE + count * _ENTRY.itemsize)
     order = np.argsort(numbers, kind="stable").astype(np.int32)
@@ -347,7 +382,7 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
 
 
 def _mixed(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
-    """uint64[hashes, k]: the factors that the kernel's `position` multiplies by a filter's bits."""
+    """Return uint64[hashes, k]: the factors that the kernel's `position` multiplies by a filter's bits."""
     low = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
     mixed: npt.NDArray[np.uint64] = (hashes >> np.uint64(32))[:, np.newaxis] + steps & low

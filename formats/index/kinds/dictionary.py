@@ -29,7 +29,10 @@ class Intervals(NamedTuple):
 
 
 class Bounds:
-    """The ranges of a predicate as searches. ValueError if its keys have another form."""
+    """The ranges of a predicate as searches.
+
+    ValueError if its keys have another form.
+    """
 
     def __init__(self, ranges: KeyRanges, form: int) -> None:
         if has_codes(ranges.kind) != (form == CODES):
@@ -75,8 +78,9 @@ class Bounds:
         self._upto: Bytes = np.array(upto, dtype=np.uint8)
 
     def edges(self, width: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """The least and the greatest key of each range, inclusive; byte keys are cut or zero-padded to `width`
-        bytes."""
+        """Return the least and the greatest key of each range, inclusive; byte keys are cut or zero-padded to
+        `width` bytes.
+        """
         if self.form == CODES:
             return self.lows, self.highs
         lows = [low[:width] for low in self.low_bytes]
@@ -85,7 +89,11 @@ class Bounds:
         return np.array(lows, dtype=f"S{width}"), np.array(highs, dtype=f"S{width}")
 
     def intervals(self, dictionary: _ordered.Numbers | _ordered.Strings) -> Intervals:
-        """The intervals of ranks of the keys in the ranges. ValueError if the dictionary is damaged."""
+        """Return the intervals of ranks of the keys in the ranges.
+
+        Raises:
+            ValueError: If the dictionary is damaged.
+        """
         if isinstance(dictionary, _ordered.Numbers):
             begins, ends = dictionary.below(self.lows, False), dictionary.below(self.highs, True)
         else:
@@ -101,7 +109,7 @@ _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
 def _joined(begins: RankArray, ends: RankArray) -> Intervals:
-    """Removes empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
+    """Remove empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
     non_empty = begins < ends
     begins, ends = begins[non_empty], ends[non_empty]
     if len(begins) < 2:
@@ -119,13 +127,17 @@ def pack(distinct: Distinct) -> Bytes:
 
 
 def opened(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
-    """Opens a dictionary of `count` keys in place. ValueError if the bytes are damaged."""
+    """Open a dictionary of `count` keys in place.
+
+    Raises:
+        ValueError: If the bytes are damaged.
+    """
     memory = aligned(data)
     return _ordered.Numbers(memory, count) if form == CODES else _ordered.Strings(memory, count)
 
 
 def aligned(data: bytes | memoryview) -> Bytes:
-    """The bytes in place, or a copy if they are not aligned to 8 bytes."""
+    """Return the bytes in place, or a copy if they are not aligned to 8 bytes."""
     memory = np.frombuffer(data, dtype=np.uint8)
     return memory if memory.ctypes.data % 8 == 0 else memory.copy()
 

@@ -44,7 +44,10 @@ class IndexParameter(NamedTuple):
 
 
 class OpenedBlob(Protocol):
-    """A blob in memory or memory-mapped. Thread-safe."""
+    """A blob in memory or memory-mapped.
+
+    Thread-safe.
+    """
 
     @property
     def files(self) -> int:
@@ -52,12 +55,19 @@ class OpenedBlob(Protocol):
         ...
 
     def verify(self) -> None:
-        """Reads the whole blob. ValueError if anything differs from what was written."""
+        """Read the whole blob.
+
+        Raises:
+            ValueError: If anything differs from what was written.
+        """
         ...
 
 
 class BlobReader(Protocol):
-    """Reads a remote blob by byte ranges. ValueError for a range beyond its end; errors of the storage."""
+    """Reads a remote blob by byte ranges.
+
+    ValueError for a range beyond its end; errors of the storage.
+    """
 
     @property
     def length(self) -> int:
@@ -67,15 +77,21 @@ class BlobReader(Protocol):
     async def read(self, start: int, length: int) -> bytes: ...
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """All ranges, concurrently; None if there are too many reads or too many bytes."""
+        """Return all ranges, concurrently; None if there are too many reads or too many bytes."""
         ...
 
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
-        """The start of the blob. `size_of` returns the required size, given the first bytes."""
+        """Return the start of the blob.
+
+        `size_of` returns the required size, given the first bytes.
+        """
         ...
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
-        """The end of the blob. `size_of` returns the required size, given the last bytes."""
+        """Return the end of the blob.
+
+        `size_of` returns the required size, given the last bytes.
+        """
         ...
 
 
@@ -96,8 +112,11 @@ class RemoteIndex(Protocol):
         ...
 
     async def probe(self, query: Any) -> Flags | None:
-        """The same answer as `query.of` for a local blob; None if it would take too many reads. ValueError for
-        damage; errors of the storage."""
+        """Return the same answer as `query.of` for a local blob; None if it would take too many reads.
+
+        Raises:
+            ValueError: For damage; errors of the storage.
+        """
         ...
 
 
@@ -124,26 +143,38 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     """Whether the index looks up rows by key. Requires that `open` returns a `Record`."""
 
     def supports_type(self, type_name: str) -> bool:
-        """Whether terms of this type can be indexed."""
+        """Return whether terms of this type can be indexed."""
         return True
 
     # Build and codec
 
     @abstractmethod
     def build(self, columns: Sequence[Keys], parameters: Mapping[str, float]) -> Entry:
-        """The index entry of one data file, from its keys for each term. ValueError if the file cannot be indexed."""
+        """Return the index entry of one data file, from its keys for each term.
+
+        Raises:
+            ValueError: If the file cannot be indexed.
+        """
 
     @abstractmethod
     def encode(self, entries: Sequence[Entry]) -> Iterable[Any]:
-        """The buffers of a blob of these data files, in order."""
+        """Return the buffers of a blob of these data files, in order."""
 
     @abstractmethod
     def merge(self, parts: Sequence[tuple[Opened, Mask]]) -> Iterable[Any]:
-        """Merges opened blobs; bool[files] selects the files that are kept. ValueError for damage."""
+        """Merge opened blobs; bool[files] selects the files that are kept.
+
+        Raises:
+            ValueError: For damage.
+        """
 
     @abstractmethod
     def open(self, blob: memoryview) -> Opened:
-        """Opens a blob and keeps it alive. ValueError if it is damaged."""
+        """Open a blob and keep it alive.
+
+        Raises:
+            ValueError: If it is damaged.
+        """
 
     async def open_remote(self, blob: BlobReader) -> RemoteIndex:
         """ValueError if the blob is damaged or the kind does not support remote reads."""
@@ -152,26 +183,36 @@ class IndexKind(ABC, Generic[Entry, Opened]):
     # Queries
 
     def supports(self, predicate: Bound) -> bool:
-        """Whether `query` may return a query for the predicate. By default, for a limited number of
-        equalities."""
+        """Return whether `query` may return a query for the predicate.
+
+        By default, for a limited number of equalities.
+        """
         return predicate.op in (Op.EQ, Op.IN) and len(predicate.values) <= KEYS_MAX
 
     @abstractmethod
     def query(self, ranges: Sequence[KeyRanges]) -> IndexQuery | None:
-        """Selects files with a row whose keys are in these ranges, one for each term. None if the index cannot
-        prune."""
+        """Select files with a row whose keys are in these ranges, one for each term.
+
+        None if the index cannot prune.
+        """
 
     @abstractmethod
     def query_of_keys(self, keys: KeySet) -> IndexQuery | None:
-        """Selects files with a row that has one of the keys of a join. None if the index would not prune."""
+        """Select files with a row that has one of the keys of a join.
+
+        None if the index would not prune.
+        """
 
     # Audit
 
     def check_rows(self, index: Opened, rows: int) -> str | None:
-        """Describes a wrong number of entries for data files of `rows` rows; None if it is right."""
+        """Describe a wrong number of entries for data files of `rows` rows; None if it is right."""
         return None
 
     def compare(self, index: Opened, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
-        """Compares the index with the keys of a data file, read again; yields a description of each difference.
-        `sampled`: rows whose first key is neither null nor NaN, for kinds that compare single keys."""
+        """Compare the index with the keys of a data file, read again; yield a description of each difference.
+
+        Args:
+            sampled: Rows whose first key is neither null nor NaN, for kinds that compare single keys.
+        """
         return iter(())

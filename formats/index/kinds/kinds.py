@@ -14,10 +14,10 @@ KINDS: dict[str, IndexKind[Any, Any]] = {kind.name: kind for kind in (BLOOM, BIT
 
 
 def parameters() -> Mapping[str, IndexParameter]:
-    """The parameters of all kinds, by name."""
+    """Return the parameters of all kinds, by name."""
     return {parameter.name: parameter for kind in KINDS.values() for parameter in kind.parameters}
 
 
 def takers(parameter: str) -> list[str]:
-    """The names of the kinds that have the parameter."""
+    """Return the names of the kinds that have the parameter."""
     return [kind.name for kind in KINDS.values() if any(declared.name == parameter for declared in kind.parameters)]

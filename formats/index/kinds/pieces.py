@@ -45,12 +45,16 @@ class Head(NamedTuple):
 
 
 def head_bytes(count: int) -> int:
-    """The size of a header of `count` pieces."""
+    """Return the size of a header of `count` pieces."""
     return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
 
 
 def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
-    """Header and pieces; the size is a multiple of 8 bytes. ValueError for a piece of 4 GiB or more."""
+    """Header and pieces; the size is a multiple of 8 bytes.
+
+    Raises:
+        ValueError: For a piece of 4 GiB or more.
+    """
     if any(len(piece.data) > _LENGTH_MAX for piece in pieces):
         raise ValueError("a part of an index of 4 GiB or more cannot be stored; index fewer rows a file")
     table = np.array([(len(piece.data), piece.coding, isal_zlib.crc32(piece.data)) for piece in pieces], dtype="<u4")
@@ -63,7 +67,10 @@ def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
 
 
 class Pieces:
-    """Reads the bytes of `write_pieces` in place. ValueError for a wrong header, length or checksum."""
+    """Reads the bytes of `write_pieces` in place.
+
+    ValueError for a wrong header, length or checksum.
+    """
 
     __slots__ = ("_checked", "_memory", "_starts", "_table", "count", "head")
 
@@ -88,7 +95,11 @@ class Pieces:
         self._checked = bytearray(count)
 
     def read(self, number: int) -> Piece:
-        """A piece. ValueError if its checksum does not match."""
+        """Return a piece.
+
+        Raises:
+            ValueError: If its checksum does not match.
+        """
         length, coding, checksum = self._table[number].tolist()
         start = self._starts[number]
         data = self._memory[start : start + length]
@@ -99,18 +110,18 @@ class Pieces:
         return Piece(coding, data)
 
     def spot(self, number: int) -> tuple[int, int]:
-        """Offset and length of a piece."""
+        """Return offset and length of a piece."""
         return self._starts[number], self.length(number)
 
     def coding(self, number: int) -> int:
         return int(self._table[number, 1])
 
     def length(self, number: int) -> int:
-        """Size of a piece in bytes."""
+        """Return size of a piece in bytes."""
         return int(self._table[number, 0])
 
     def verify(self) -> None:
-        """Checks every piece."""
+        """Check every piece."""
         for number in range(self.count):
             self._checked[number] = 0
             self.read(number)

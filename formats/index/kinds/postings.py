@@ -75,7 +75,10 @@ Sections = Callable[[int], Searchable]
 
 
 def build_postings(sections: Sequence[Searchable], form: int, section_bytes: int) -> bytes:
-    """The postings of data files, given their sections in order. The sections take `section_bytes` in total."""
+    """Return the postings of data files, given their sections in order.
+
+    The sections take `section_bytes` in total.
+    """
     total = sum(section.cardinality for section in sections)
     budget = max(SHARE * section_bytes, SPEND_MIN)
     distinct = _union(sections, form, budget) if len(sections) < 1 << 32 else None
@@ -103,7 +106,7 @@ def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
 
 
 def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
-    """The distinct keys of all sections; None if there are too many."""
+    """Return the distinct keys of all sections; None if there are too many."""
     union = _ranked([], form)[0]
     for batch in _batches(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
@@ -114,12 +117,12 @@ def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct
 
 
 def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
-    """The distinct keys of all parts."""
+    """Return the distinct keys of all parts."""
     return _ranked(parts, form)[0]
 
 
 def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
-    """The distinct keys of all parts, and the rank of each input key, in input order."""
+    """Return the distinct keys of all parts, and the rank of each input key, in input order."""
     if form == CODES:
         codes = [part.codes for part in parts if part.codes is not None]
         return ranked_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
@@ -134,7 +137,11 @@ def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
 
 
 def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float) -> bytes | None:
-    """The MATRIX or LISTS layout; None if it takes more than `budget` bytes. `total`: the keys of all files, summed."""
+    """Return the MATRIX or LISTS layout; None if it takes more than `budget` bytes.
+
+    Args:
+        total: The keys of all files, summed.
+    """
     files, keys = len(sections), len(distinct)
     words, width = bits.words_of(files), 1 if files <= 1 << 8 else 2 if files <= 1 << 16 else 4
     matrix_bytes, lists_bytes = 8 * words * keys, width * total
@@ -176,7 +183,7 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
 
 
 def _edges(sections: Sequence[Searchable], form: int) -> bytes:
-    """The EDGES layout: the least and the greatest key of each file; zeros for a file without keys."""
+    """Return the EDGES layout: the least and the greatest key of each file; zeros for a file without keys."""
     if form == CODES:
         sides = np.zeros((2, len(sections)), dtype=np.uint64)
     else:
@@ -193,7 +200,7 @@ def _flat(array: Bytes) -> Piece:
 
 
 def _packed(array: npt.NDArray[Any]) -> Piece:
-    """A flat piece; or, if it is clearly smaller, zstd after the decompressed size (u64)."""
+    """Return a flat piece; or, if it is clearly smaller, zstd after the decompressed size (u64)."""
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
         return Piece(Coding.FLAT, data)
@@ -202,12 +209,17 @@ def _packed(array: npt.NDArray[Any]) -> Piece:
 
 
 def _is_wide(begins: RankArray, ends: RankArray) -> bool:
-    """Whether the wide intervals (several keys) are first compared with the least and greatest rank of each file."""
+    """Return whether the wide intervals (several keys) are first compared with the least and greatest rank of each
+    file.
+    """
     return 0 < int(np.count_nonzero(ends - begins > 1)) <= _WIDE_MAX
 
 
 class Postings:
-    """Reads the bytes of `build_postings`. ValueError for a damaged part, when it is first read."""
+    """Reads the bytes of `build_postings`.
+
+    ValueError for a damaged part, when it is first read.
+    """
 
     def __init__(self, memory: memoryview, form: int, files: int, pairs: int) -> None:
         """`pairs`: the numbers of distinct keys of the files, summed; the lists have at most this many entries."""
@@ -230,8 +242,11 @@ class Postings:
         self._pieces.verify()
 
     def files_with(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_], section: Sections) -> Marks:
-        """uint8[files]: 1 if a file contains a key within the bounds. `has_keys`: bool[files], false for a file without
-        keys."""
+        """Return uint8[files]: 1 if a file contains a key within the bounds.
+
+        Args:
+            has_keys: bool[files], false for a file without keys.
+        """
         if not bounds.count:
             return np.zeros(self._files, dtype=np.uint8)
         if self.layout == EDGES:
@@ -239,8 +254,11 @@ class Postings:
         return self._by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
-        """(offset, length) of the pieces that `files_with` reads, step by step: the caller loads each list into memory
-        before it takes the next. The sections of the files (`left_open`) are not included."""
+        """Yield (offset, length) of the pieces that `files_with` reads, step by step: the caller loads each list
+        into memory before it takes the next.
+
+        The sections of the files (`left_open`) are not included.
+        """
         if not bounds.count:
             return
         if self.layout == EDGES:
@@ -255,7 +273,7 @@ class Postings:
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
 
     def left_open(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
-        """The numbers of the files whose section dictionaries `files_with` searches."""
+        """Return the numbers of the files whose section dictionaries `files_with` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
         return self._by_edges(bounds, has_keys)[1]
@@ -279,24 +297,27 @@ class Postings:
         return file_marks
 
     def has_only(self, keys: WantedKeys) -> bool:
-        """Whether every key of every file is certain to be in `keys`."""
+        """Return whether every key of every file is certain to be in `keys`."""
         return self.layout != EDGES and bool(self._marks_of(keys).all())
 
     def share(self, keys: WantedKeys) -> float:
-        """The fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
+        """Return the fraction of the distinct keys that are in `keys`; 1 if it is unknown."""
         if self.layout == EDGES or not self._keys:
             return 1.0
         return float(np.count_nonzero(self._marks_of(keys))) / self._keys
 
     def _marks_of(self, keys: WantedKeys) -> Marks:
-        """uint8[distinct keys]: 1 for the keys in `keys`. The result for the last `keys` is cached."""
+        """Return uint8[distinct keys]: 1 for the keys in `keys`.
+
+        The result for the last `keys` is cached.
+        """
         marked = self._marked
         if marked is None or marked[0] is not keys:
             self._marked = marked = (keys, keys.marks(distinct_of(self._opened())))
         return marked[1]
 
     def _between(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """bool[files]: false if the least and the greatest key of a file exclude a key within the bounds."""
+        """Return bool[files]: false if the least and the greatest key of a file exclude a key within the bounds."""
         marks, numbers = self._by_edges(bounds, has_keys)
         possible: npt.NDArray[np.bool_] = marks != 0
         possible[numbers] = True
@@ -317,8 +338,10 @@ class Postings:
         return marks
 
     def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
-        """Compares wide intervals with the least and greatest rank of each file. Returns the marks that this decides,
-        and the intervals that still have to be looked up."""
+        """Compare wide intervals with the least and greatest rank of each file.
+
+        Returns the marks that this decides, and the intervals that still have to be looked up.
+        """
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
         least, most = (self._array(number, "<u4", self._files) for number in (_LEAST, _MOST))
@@ -350,7 +373,9 @@ class Postings:
         return marks
 
     def _by_edges(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
-        """The marks that the least and greatest keys decide, and the numbers of the files that they leave undecided."""
+        """Return the marks that the least and greatest keys decide, and the numbers of the files that they leave
+        undecided.
+        """
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
         least, most = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
         lows, highs = bounds.edges(EDGE_BYTES)
@@ -368,7 +393,7 @@ class Postings:
         return marks, np.flatnonzero(possible)
 
     def _search_sections(self, bounds: Bounds, marks: Marks, numbers: npt.NDArray[np.intp], section: Sections) -> Marks:
-        """Sets the marks of the files `numbers` by a search in their dictionaries."""
+        """Set the marks of the files `numbers` by a search in their dictionaries."""
         if self._form == CODES:
             dictionaries = [section(number).dictionary for number in numbers.tolist()]
             marks[numbers] = _ordered.holding(cast("list[_ordered.Numbers]", dictionaries), bounds.lows, bounds.highs)
@@ -378,7 +403,10 @@ class Postings:
         return marks
 
     def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """A piece as an array of `count` numbers; cached if it was decompressed. The size is checked before."""
+        """Return a piece as an array of `count` numbers; cached if it was decompressed.
+
+        The size is checked before.
+        """
         array = self._arrays.get(number)
         if array is not None:
             return array

@@ -30,8 +30,14 @@ class IndexQuery(Protocol):
     """Immutable; belongs to one index kind."""
 
     def of(self, index: Any) -> Flags:
-        """uint8[files]: 1 if a file may contain a matching row. `index`: a blob opened by the same kind. ValueError if
-        it is damaged."""
+        """Return uint8[files]: 1 if a file may contain a matching row.
+
+        Args:
+            index: A blob opened by the same kind.
+
+        Raises:
+            ValueError: If it is damaged.
+        """
         ...
 
 
@@ -39,7 +45,10 @@ PredicateKey: TypeAlias = tuple[Bound, tuple[float, ...]]
 
 
 def key_of_predicate(predicate: Bound) -> PredicateKey:
-    """The cache key of a predicate. Python considers 0.0 and -0.0 equal, but they match different rows."""
+    """Return the cache key of a predicate.
+
+    Python considers 0.0 and -0.0 equal, but they match different rows.
+    """
     if predicate.result not in FLOATS:
         return predicate, ()
     # Not the text of the predicate: it takes long to write for 100,000 values, and this runs for every file.
@@ -49,8 +58,11 @@ def key_of_predicate(predicate: Bound) -> PredicateKey:
 
 
 def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
-    """The keys of which a matching row has one, as a column for each term; for several terms, all combinations. None if
-    the ranges contain more than single keys, or there are too many keys."""
+    """Return the keys of which a matching row has one, as a column for each term; for several terms, all
+    combinations.
+
+    None if the ranges contain more than single keys, or there are too many keys.
+    """
     lists: list[tuple[Key, ...]] = []
     for ranges in ranges_of_terms:
         if ranges.points is None or ranges.nulls or ranges.nans:  # a literal has no key for null or NaN
@@ -65,7 +77,7 @@ def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
 
 
 def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
-    """The literals in the form of a column."""
+    """Return the literals in the form of a column."""
     if has_codes(kind):
         return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)
     spelled = [key for key in keys if isinstance(key, bytes)]

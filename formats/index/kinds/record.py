@@ -75,21 +75,33 @@ class FileRecords:
 
 
 def build(columns: Sequence[Keys]) -> FileRecords:
-    """From the key columns of one data file, in the order of the definition. ValueError for more than ROWS_MAX rows."""
+    """From the key columns of one data file, in the order of the definition.
+
+    Raises:
+        ValueError: For more than ROWS_MAX rows.
+    """
     if columns and columns[0].rows > ROWS_MAX:
         raise ValueError(f"a data file of {columns[0].rows} rows has no record index; the most is {ROWS_MAX}")
     return FileRecords(sorted_run(*hash_halves(columns)))
 
 
 def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
-    """A blob in parts. Data files are numbered in the given order."""
+    """Return a blob in parts.
+
+    Data files are numbered in the given order.
+    """
     runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
     return _written(Merger(runs, len(entries)), len(entries))
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
-    """Merges blobs into one, in parts, with a few pages in memory. The data files of the result are the kept files
-    (bool[files]) of each input in order. ValueError for a damaged page."""
+    """Merge blobs into one, in parts, with a few pages in memory.
+
+    The data files of the result are the kept files (bool[files]) of each input in order.
+
+    Raises:
+        ValueError: For a damaged page.
+    """
     runs, files = [], 0
     for record, keep in parts:
         if len(keep) != record.files:
@@ -123,13 +135,19 @@ def _written(merger: Merger, files: int) -> Iterator[Part]:
 
 
 class Fences:
-    """The directory of a run, in memory; a remote lookup needs nothing else before it reads pages. Immutable.
+    """The directory of a run, in memory; a remote lookup needs nothing else before it reads pages.
+
+    Immutable.
 
     `first`, uint64[pages]: the high half of each page's first hash. `counts`, uint64[files]: the entries of each file.
     """
 
     def __init__(self, tail: Part, blob_bytes: int) -> None:
-        """`tail`: at least the last `directory_bytes` of a blob. ValueError if it is damaged."""
+        """`tail`: at least the last `directory_bytes` of a blob.
+
+        Raises:
+            ValueError: If it is damaged.
+        """
         entries, pages, files, directory_sum = _read_trailer(tail, blob_bytes)
         size = 8 * (pages + files)
         if len(tail) < size + TRAILER_BYTES:
@@ -147,13 +165,17 @@ class Fences:
 
     @staticmethod
     def directory_bytes(tail: Part, blob_bytes: int) -> int:
-        """The size of the directory at a blob's end, in bytes. `tail`: at least the last TRAILER_BYTES."""
+        """Return the size of the directory at a blob's end, in bytes.
+
+        Args:
+            tail: At least the last TRAILER_BYTES.
+        """
         _, pages, files, _ = _read_trailer(tail, blob_bytes)
         return 8 * (pages + files) + TRAILER_BYTES
 
     def page_ranges(self, hi: Words, lo: Words) -> list[tuple[int, int]]:
-        """(offset, length) in the blob of all pages that may contain one of the hashes, ascending; adjacent pages are
-        joined.
+        """Return (offset, length) in the blob of all pages that may contain one of the hashes, ascending; adjacent
+        pages are joined.
 
         For one hash this is one page, or two if its entries may cross the boundary. More are needed only for a key of
         hundreds of rows.
@@ -161,11 +183,13 @@ class Fences:
         return [(start * PAGE_BYTES, (end - start) * PAGE_BYTES) for start, end in self._spans(hi).tolist()]
 
     def _spans(self, hi: Words) -> Longs:
-        """int64[n, 2]: the first page of each range of pages, and the page after its last."""
+        """Return int64[n, 2]: the first page of each range of pages, and the page after its last."""
         return stretches(self.first, np.sort(hi))
 
     def lookup_bytes(self, hi: Words, lo: Words, pages: Sequence[Part]) -> Found:
-        """The result of `Record.lookup`, from the bytes of `page_ranges` for the same hashes, in the same order."""
+        """Return the result of `Record.lookup`, from the bytes of `page_ranges` for the same hashes, in the same
+        order.
+        """
         spans = self._spans(hi)
         if len(pages) != len(spans):
             raise ValueError(f"{len(pages)} stretches of pages were read, of {len(spans)}")
@@ -177,7 +201,7 @@ class Fences:
 
 
 def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
-    """(entries, pages, files, checksum of the directory)."""
+    """Return (entries, pages, files, checksum of the directory)."""
     if len(tail) < TRAILER_BYTES or blob_bytes < TRAILER_BYTES:
         raise ValueError(f"{min(len(tail), blob_bytes)} bytes are no record index")
     trailer = memoryview(tail)[len(tail) - TRAILER_BYTES :]
@@ -192,7 +216,9 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
 
 
 class Record:
-    """An opened blob, which may be a memory-mapped file; it is kept alive. Thread-safe.
+    """An opened blob, which may be a memory-mapped file; it is kept alive.
+
+    Thread-safe.
 
     ValueError if it is damaged: from the constructor for the directory, from the first read of a page for that page.
     """
@@ -218,8 +244,10 @@ class Record:
         return self.fences.counts
 
     def lookup(self, hi: Words, lo: Words) -> Found:
-        """The rows with these hashes (`hash_halves`), uint64[n] each. Returns (query int64[m], file int32[m],
-        position int64[m]), ordered by query, file, position."""
+        """Return the rows with these hashes (`hash_halves`), uint64[n] each.
+
+        Returns (query int64[m], file int32[m], position int64[m]), ordered by query, file, position.
+        """
         return self._pages.lookup(hi, lo)
 
     def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
@@ -227,14 +255,17 @@ class Record:
         return self._pages.find(hi, lo)
 
     def verify(self) -> None:
-        """Reads the whole blob: checksums, order, and the entries of each file. ValueError describes the damage."""
+        """Read the whole blob: checksums, order, and the entries of each file.
+
+        ValueError describes the damage.
+        """
         counts = np.zeros(self.files, np.uint64)
         if self._pages.check(counts) != self.count or (counts != self.counts).any():
             raise ValueError("the entries of a data file are not as many as the directory says")
 
 
 def files_of(found: Found, files: int) -> Flags:
-    """uint8[files]: 1 if a file has a row in `found`."""
+    """Return uint8[files]: 1 if a file has a row in `found`."""
     flags = np.zeros(files, dtype=np.uint8)
     flags[found[1]] = 1
     return flags
@@ -314,7 +345,7 @@ class RecordKind(IndexKind[FileRecords, Record]):
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
 
     def compare(self, index: Record, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
-        """Compares all rows."""
+        """Compare all rows."""
         rows = columns[0].rows
         if int(index.counts[number]) != rows:
             yield f"the index has {int(index.counts[number])} entries; there are {rows} rows"

@@ -48,12 +48,16 @@ COMPARED_MAX: Final = 128
 
 
 def slice_count(cardinality: int) -> int:
-    """The number of bits of a rank."""
+    """Return the number of bits of a rank."""
     return max(cardinality - 1, 0).bit_length()
 
 
 def build_section(keys: Keys) -> bytes:
-    """The section of one data file. ValueError if it has too many rows, or its dictionary is too long."""
+    """Return the section of one data file.
+
+    Raises:
+        ValueError: If it has too many rows, or its dictionary is too long.
+    """
     distinct, ranks = ranked(keys)
     nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
     nans = bits.none_of(keys.rows) if keys.nan is None else keys.nan
@@ -74,7 +78,7 @@ def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:
 
 
 def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
-    """The layout with the smaller size, and its bitmaps."""
+    """Return the layout with the smaller size, and its bitmaps."""
     rows = len(ranks)
     words_of_slices = _bitmap.slice_ranks(ranks, slice_count(cardinality))
     slices = [bits.encode(words, rows) for words in words_of_slices]
@@ -93,12 +97,15 @@ def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Pi
 
 
 def _decoded_bytes(codings: Iterable[int], rows: int) -> int:
-    """What the bitmaps of these codings take in memory, besides what is stored."""
+    """Return what the bitmaps of these codings take in memory, besides what is stored."""
     return 8 * bits.words_of(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
 
 
 class Section:
-    """A file's section, read in place. ValueError for a wrong length or checksum, when the part is first read."""
+    """A file's section, read in place.
+
+    ValueError for a wrong length or checksum, when the part is first read.
+    """
 
     def __init__(self, memory: memoryview) -> None:
         self._pieces = Pieces(memory)
@@ -121,7 +128,11 @@ class Section:
         """Dictionary, slices and `keyless`; frequent callers cache them here if that needs no memory."""
 
     def verify(self) -> None:
-        """Reads the whole section. ValueError if anything differs from what was written."""
+        """Read the whole section.
+
+        Raises:
+            ValueError: If anything differs from what was written.
+        """
         self._pieces.verify()
 
     @property
@@ -148,9 +159,10 @@ class Section:
         return bounds.intervals(self.dictionary)
 
     def rows_where(self, bounds: Bounds, nulls: bool, nans: bool, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """The rows whose key is within the bounds, and the null or NaN rows if `nulls` or `nans` is True.
+        """Return the rows whose key is within the bounds, and the null or NaN rows if `nulls` or `nans` is True.
 
-        `slices` returns the first result of `decoded`, possibly from a cache."""
+        `slices` returns the first result of `decoded`, possibly from a cache.
+        """
         rows = self._ranked(self.intervals(bounds), slices)
         null_rows = self._marks(NULL_ROWS, NULLS)
         nan_rows = self._marks(NAN_ROWS, NANS)
@@ -160,9 +172,11 @@ class Section:
         return rows
 
     def rows_marked(self, marks: Bytes, among: Bits | None, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """The rows in `among` (None: all) whose rank is marked in `marks`, uint8[cardinality]; no null or NaN rows.
+        """Return the rows in `among` (None: all) whose rank is marked in `marks`, uint8[cardinality]; no null or NaN
+        rows.
 
-        `slices` as in `rows_where`."""
+        `slices` as in `rows_where`.
+        """
         rows, keyless = bits.all_of(self.rows) if among is None else among, self.keyless
         if keyless is not None:
             rows = rows & ~keyless
@@ -206,7 +220,7 @@ class Section:
         return bits.decode(piece, self.rows)
 
     def decoded(self) -> tuple[_bitmap.Slices, int]:
-        """The slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
+        """Return the slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
         inflated = _decoded_bytes((self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows)
         if inflated > DECODED_MAX_BYTES:
             raise ValueError(f"the slices of a section take {inflated:,} bytes; at most {DECODED_MAX_BYTES:,} are read")
@@ -219,7 +233,10 @@ class Section:
         return _bitmap.Slices(slices, self.rows), size_bytes
 
     def _ranked(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
-        """The rows with a rank in the intervals. Rows without a key have rank 0; the result for them is undefined."""
+        """Return the rows with a rank in the intervals.
+
+        Rows without a key have rank 0; the result for them is undefined.
+        """
         begins, ends = intervals
         if not len(begins):
             return bits.none_of(self.rows)
@@ -230,7 +247,9 @@ class Section:
         return where(slices(), intervals, self.cardinality)
 
     def _any_of(self, begins: Sequence[int], ends: Sequence[int]) -> Bits:
-        """The union of the bitmaps of the ranks, or the complement of the union of the others if that reads fewer."""
+        """Return the union of the bitmaps of the ranks, or the complement of the union of the others if that reads
+        fewer.
+        """
         ranks = [rank for begin, end in zip(begins, ends, strict=True) for rank in range(begin, end)]
         inverted = 2 * len(ranks) > self.cardinality
         rows = bits.none_of(self.rows)
@@ -240,7 +259,7 @@ class Section:
 
 
 def where(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) -> Bits:
-    """The rows whose rank is in one of the intervals; there is at least one interval."""
+    """Return the rows whose rank is in one of the intervals; there is at least one interval."""
     begins, ends = intervals
     if len(begins) == 1:
         return _where_interval(slices, int(begins[0]), int(ends[0]), cardinality)

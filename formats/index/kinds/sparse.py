@@ -11,7 +11,9 @@ Range = tuple[int, int]
 
 
 class SparseMemory:
-    """A blob's memory, filled for the ranges that have been read. The rest is zero and takes no memory.
+    """A blob's memory, filled for the ranges that have been read.
+
+    The rest is zero and takes no memory.
 
     A filled range is never written again, so a checksum has to be compared only once.
     """
@@ -25,7 +27,9 @@ class SparseMemory:
         """Rounded up by a memory page per range."""
 
     def missing(self, ranges: Iterable[Range]) -> list[Range]:
-        """(offset, length) of the parts of `ranges` that have not been read, ascending; adjacent parts are joined."""
+        """Return (offset, length) of the parts of `ranges` that have not been read, ascending; adjacent parts are
+        joined.
+        """
         gaps: list[Range] = []
         for offset, length in sorted(ranges):
             for start, end in self._gaps(offset, offset + length):
@@ -42,7 +46,7 @@ class SparseMemory:
             self.filled_bytes += end - start + mmap.PAGESIZE
 
     def _gaps(self, start: int, end: int) -> Iterator[Range]:
-        """(start, end) of the unfilled parts between `start` and `end`."""
+        """Yield (start, end) of the unfilled parts between `start` and `end`."""
         index = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
         for filled_start, filled_end in self._filled[index:]:
             if filled_start >= end:
@@ -54,7 +58,7 @@ class SparseMemory:
             yield start, end
 
     def _add(self, start: int, end: int) -> None:
-        """Records a gap as filled, and joins it with the ranges that it touches."""
+        """Record a gap as filled, and join it with the ranges that it touches."""
         index = bisect_right(self._filled, (start, end))
         if index < len(self._filled) and self._filled[index][0] == end:
             end = self._filled.pop(index)[1]

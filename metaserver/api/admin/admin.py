@@ -238,13 +238,13 @@ async def list_audit(call: Call) -> AuditPage:
 
 
 def _paging(call: Call) -> tuple[str | None, int]:
-    """(position before the page, size)."""
+    """Return (position before the page, size)."""
     token, size = call.paging()
     return call.components.catalog.pages.decode(token or ""), size
 
 
 def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
-    """One page of the values, in order of their keys, and the token of the next page."""
+    """Return one page of the values, in order of their keys, and the token of the next page."""
     after, size = _paging(call)
     keys = sorted(key for key in by_key if after is None or key > after)
     page = keys[:size]

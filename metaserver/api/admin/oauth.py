@@ -93,7 +93,7 @@ async def get_token(request: web.Request) -> web.Response:
 
 
 async def _answer(request: web.Request) -> tuple[str, int]:
-    """(token, seconds)."""
+    """Return (token, seconds)."""
     form = await _read_form(request)
     client = _credentials(request, form)
     grant = form.get("grant_type")
@@ -138,8 +138,10 @@ async def _read_form(request: web.Request) -> dict[str, str]:
 
 
 def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None, str] | None:
-    """(client id if present, secret) from the form or HTTP Basic; None without both. If both are present they must be
-    equal."""
+    """Return (client id if present, secret) from the form or HTTP Basic; None without both.
+
+    If both are present they must be equal.
+    """
     given = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
@@ -177,7 +179,7 @@ def _check_exchange(form: dict[str, str]) -> None:
 
 
 async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
-    """(token, seconds)."""
+    """Return (token, seconds)."""
     authenticator = request.app[COMPONENTS].authenticator
     holder = await _login(authenticator, *client) if client is not None else None
     login = await _login_subject(authenticator, subject, holder)

@@ -29,7 +29,10 @@ _log = structlog.get_logger("seamark.health")
 
 
 class Readiness:
-    """Belongs to one worker. Concurrent probes share one check."""
+    """Belongs to one worker.
+
+    Concurrent probes share one check.
+    """
 
     def __init__(self, settings: Settings, store: PointerStore, clock: Clock) -> None:
         self._settings = settings
@@ -84,7 +87,7 @@ class Readiness:
 
 
 def _folders(settings: Settings) -> list[Path]:
-    """The folders on local disks that the server writes to."""
+    """Return the folders on local disks that the server writes to."""
     folders = [settings.home]
     for url in (settings.warehouse_uri(), settings.database_url()):
         parts = urlsplit(url)
@@ -95,8 +98,10 @@ def _folders(settings: Settings) -> list[Path]:
 
 
 def _lacking_bytes(folders: Iterable[Path], least: int) -> int:
-    """How far the free space of the fullest disk is below `least`, or below a twentieth of a small disk. For a folder
-    that does not exist yet, its nearest existing parent counts."""
+    """Return how far the free space of the fullest disk is below `least`, or below a twentieth of a small disk.
+
+    For a folder that does not exist yet, its nearest existing parent counts.
+    """
     lacking = []
     for folder in folders:
         while not folder.exists() and folder != folder.parent:

@@ -33,8 +33,12 @@ UNREAD_DAYS, UNREAD_DAYS_MAX = 30, 3650
 
 
 class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
-    """`days_unread`: days since the last read of the column in partitions of at least this age, or since the first read
-    of the table. `size_in_bytes`: of the column in these partitions, on storage."""
+    """`days_unread`: days since the last read of the column in partitions of at least this age, or since the first
+    read of the table.
+
+    Attributes:
+        size_in_bytes: Of the column in these partitions, on storage.
+    """
 
     column: str
     older_than_days: int
@@ -48,7 +52,12 @@ class ColumnAdvice(msgspec.Struct, frozen=True, rename="kebab"):
 
 class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     """`reads`, `reads_with_columns`: those that the server has seen, and those of them that named their columns;
-    `confidence`: their share. `days`: since the first. `reason`: why there is no advice for the table."""
+    `confidence`: their share.
+
+    Attributes:
+        days: Since the first.
+        reason: Why there is no advice for the table.
+    """
 
     reads: int
     reads_with_columns: int
@@ -155,7 +164,7 @@ class _Advisor:
                     break
 
     def _ends(self, rows: Longs) -> Longs:
-        """int64[files]: the end of each file's partition; MISSING if it has no time."""
+        """Return int64[files]: the end of each file's partition; MISSING if it has no time."""
         parts = []
         for number, local in by_block(self.view, rows):
             ends = partition_ends_ms(self.view, number, local, self.metadata)
@@ -163,8 +172,9 @@ class _Advisor:
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
     def _boundary_ms(self, time: TimeColumn, age_d: int) -> int:
-        """The time before which partitions are that old, at the boundary of a partition of each spec that partitions by
-        the column."""
+        """Return the time before which partitions are that old, at the boundary of a partition of each spec that
+        partitions by the column.
+        """
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self.now_ms) - timedelta(days=age_d)
         at = at.replace(hour=0, minute=0, second=0, microsecond=0)
         transforms = {
@@ -178,12 +188,12 @@ class _Advisor:
 
 
 def _within(schema: Schema, column_id: int) -> set[int]:
-    """The columns inside a column."""
+    """Return the columns inside a column."""
     return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.ancestors(one)}}
 
 
 def _sizes(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
-    """int64[files]: bytes of the column that are not null in all rows; 0 if unknown."""
+    """Return int64[files]: bytes of the column that are not null in all rows; 0 if unknown."""
     total = np.zeros(files.files, dtype=np.int64)
     rows = files.longs("record_count")
     for leaf_id in {column_id, *_within(schema, column_id)}:

@@ -81,7 +81,7 @@ async def commit_change(call: Call, body: ChangeBody) -> web.Response:
 
 
 async def _add_location(call: Call, response: web.Response, namespace: NamespacePath, name: str) -> web.Response:
-    """A recorded answer with the current metadata location."""
+    """Return a recorded answer with the current metadata location."""
     if response.status != 200:
         return response
     assert isinstance(response.body, bytes)
@@ -100,7 +100,11 @@ async def _add_location(call: Call, response: web.Response, namespace: Namespace
 async def _index_files(
     call: Call, change: ChangeRequest, entry: Entry, metadata: TableMetadata
 ) -> list[RegisteredIndexFile]:
-    """Reads the index files of the change. BadRequest for a file that does not belong to the table."""
+    """Read the index files of the change.
+
+    Raises:
+        BadRequest: For a file that does not belong to the table.
+    """
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     slots = asyncio.Semaphore(_READ_AT_ONCE)
 

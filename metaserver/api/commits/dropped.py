@@ -155,7 +155,11 @@ async def list_table_metrics(call: Call) -> MetricsReportPage:
 
 
 async def _row(call: Call) -> DroppedEntry:
-    """The dropped entry in the path. NotFound also when the caller may not list it: a refusal would reveal it."""
+    """Return the dropped entry in the path.
+
+    Raises:
+        NotFound: Also when the caller may not list it: a refusal would reveal it.
+    """
     row = await call.components.catalog.dropped.get(call.name)
     if not call.may(row.entry.namespace, "listDropped"):
         raise no_such_dropped(row.id)

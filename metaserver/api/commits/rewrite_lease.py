@@ -80,7 +80,7 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
 
 
 async def _held(call: Call, name: str, now_ms: int) -> _Holder | None:
-    """None if no job has the lease, or a server of another version wrote it."""
+    """Return None if no job has the lease, or a server of another version wrote it."""
     try:
         return from_json(await call.components.store.lease_state(name, now_ms), _Holder)
     except msgspec.DecodeError:

@@ -138,7 +138,7 @@ async def _answer(call: Call, where: InstantFilter, namespace: NamespacePath) ->
 
 
 def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
-    """The instant, without the new name of a table that was moved to a namespace that the caller may not see."""
+    """Return the instant, without the new name of a table that was moved to a namespace that the caller may not see."""
     answer = from_attributes(instant, InstantAnswer)
     if "to" not in instant.summary:
         return answer
@@ -153,7 +153,10 @@ def _show_instant(call: Call, instant: Instant) -> InstantAnswer:
 
 
 def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, float]:
-    """(filter, limit, seconds to wait). BadRequest names the invalid parameter and its allowed values."""
+    """Return (filter, limit, seconds to wait).
+
+    BadRequest names the invalid parameter and its allowed values.
+    """
     query = call.query
     settings = call.components.settings
     stream = EVENT_STREAM in call.headers.get("Accept", "")
@@ -229,8 +232,13 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
 
 
 async def _next_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
-    """The next instants; empty after HEARTBEAT_S without any. Unauthenticated or Forbidden once the login or the right
-    to see this timeline has ended; checked before instants are returned."""
+    """Return the next instants; empty after HEARTBEAT_S without any.
+
+    Raises:
+        Unauthenticated: Once the login or the right to see this timeline has ended; checked before instants are
+            returned.
+        Forbidden: Once the login or the right to see this timeline has ended; checked before instants are returned.
+    """
     clock, pause_s = call.components.clock, call.components.settings.rights_recheck_s
     until_s = clock.monotonic() + HEARTBEAT_S
     instants: list[Instant] = []

@@ -63,7 +63,11 @@ class Asset(NamedTuple):
 
 
 class Assets(NamedTuple):
-    """`files`: by path below the folder. `page`: `index.html` with the URLs of the assets."""
+    """`files`: by path below the folder.
+
+    Attributes:
+        page: `index.html` with the URLs of the assets.
+    """
 
     digest: str
     files: dict[str, Asset]

@@ -47,8 +47,9 @@ _VALUES_MAX = 600_000
 
 
 def body_limit(size: BodySize, settings: Settings) -> int:
-    """Bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs meanwhile: so
-    a reader's bodies are bounded by what takes some milliseconds."""
+    """Return bytes that a body of this class may have, unpacked. msgspec parses in one go, and nothing else runs
+    meanwhile: so a reader's bodies are bounded by what takes some milliseconds.
+    """
     limit = settings.body_limit_bytes
     if size is BodySize.LARGE:
         return limit
@@ -111,7 +112,7 @@ def _slot_of(request: web.Request) -> RequestSlot | None:
 
 
 def length(request: web.Request) -> int:
-    """Bytes of the body that `read` has returned; 0 before."""
+    """Return bytes of the body that `read` has returned; 0 before."""
     slot = _slot_of(request)
     body: bytes | None = request.get(_BODY) if slot is None else slot.body
     return 0 if body is None else len(body)
@@ -163,8 +164,10 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
 
 
 async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
-    """One step; the loop serves others after it. Of all packed bodies one makes a step at a time, so that together they
-    take no more of the loop than one."""
+    """Return one step; the loop serves others after it.
+
+    Of all packed bodies one makes a step at a time, so that together they take no more of the loop than one.
+    """
     async with request.app[COMPONENTS].worker_limits.inflating.of(_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
         await asyncio.sleep(0)
@@ -172,14 +175,15 @@ async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
 
 
 def _holder(request: web.Request) -> str:
-    """The client in whose queue a body waits: the principal, or the address of an unauthenticated client."""
+    """Return the client in whose queue a body waits: the principal, or the address of an unauthenticated client."""
     principal = request.get(PRINCIPAL)
     return f"address {request.remote}" if principal is None else principal.name
 
 
 def end_unread(request: web.Request, response: web.StreamResponse) -> None:
-    """Ends the connection after an answer to a request whose body was not read to its end: it is unknown where the
-    next request begins, and the rest is not worth unpacking."""
+    """End the connection after an answer to a request whose body was not read to its end: it is unknown where the
+    next request begins, and the rest is not worth unpacking.
+    """
     if request.content.is_eof() and (response.status < 400 or _UNREADABLE not in request):
         return
     response.force_close()
@@ -192,7 +196,10 @@ def end_unread(request: web.Request, response: web.StreamResponse) -> None:
 
 async def parse(request: web.Request, body: bytes, shape: type[T]) -> T:
     """`body` as `shape`, a msgspec type; a large body in a thread, one at a time, because the result takes many
-    times its memory. BadRequest names the field that is wrong."""
+    times its memory.
+
+    BadRequest names the field that is wrong.
+    """
     if len(body) <= QUICK_BYTES:
         return parse_now(body, shape)
     return await request.app[COMPONENTS].worker_limits.parsing.run(_holder(request), partial(parse_now, body, shape))

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerComponents:
-    """What the routes use. The composition root opens the components, and closes them after the application."""
+    """What the routes use.
+
+    The composition root opens the components, and closes them after the application.
+    """
 
     settings: Settings
     clock: Clock

@@ -25,8 +25,12 @@ _GZIP, _ZLIB, _RAW_DEFLATE = 31, 15, -15
 
 
 def coding_of(values: Sequence[str]) -> str:
-    """The coding that the values of Content-Encoding list; "" for none. UnsupportedMediaType for a coding that is not
-    `ACCEPTED` and for several: each more of them multiplies what a byte may unpack to."""
+    """Return the coding that the values of Content-Encoding list; "" for none.
+
+    Raises:
+        UnsupportedMediaType: For a coding that is not `ACCEPTED` and for several: each more of them multiplies what a
+            byte may unpack to.
+    """
     listed = [coding.strip().lower() for value in values for coding in value.split(",")]
     codings = [coding for coding in listed if coding not in ("", "identity")]
     if not codings:
@@ -54,13 +58,19 @@ class Inflater:
         self._stream = zlib.decompressobj(_GZIP) if coding == "gzip" else None
 
     def feed(self, data: bytes) -> None:
-        """More of the packed body. What was fed before has been inflated."""
+        """More of the packed body.
+
+        What was fed before has been inflated.
+        """
         assert self._at == len(self._input)
         self._input, self._at = data, 0
 
     def inflate(self, size: int) -> bytes:
-        """At most `size` bytes; b"" when more input is needed. BadRequest for what the coding does not allow, TooLarge
-        for what unpacks to too many times its size."""
+        """At most `size` bytes; b"" when more input is needed.
+
+        Raises:
+            BadRequest: For what the coding does not allow, TooLarge for what unpacks to too many times its size.
+        """
         while self._is_full or self._tail() or self._at < len(self._input):
             out = self._step(size)
             self._unpacked += len(out)
@@ -99,7 +109,7 @@ class Inflater:
         return out
 
     def _member(self, packed: bytes) -> zlib._Decompress:
-        """The decompressor of the member that `packed` continues or begins."""
+        """Return the decompressor of the member that `packed` continues or begins."""
         if self._stream is None:
             # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, asks for.
             self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)

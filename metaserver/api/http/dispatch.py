@@ -42,7 +42,8 @@ PATH_CHARACTERS_MAX = 300
 
 
 class Router(web.UrlDispatcher):
-    """Keeps the routes of recent paths: engines repeat a few paths, and aiohttp searches all routes for each request.
+    """Keeps the routes of recent paths: engines repeat a few paths, and aiohttp searches all routes for each
+    request.
 
     It keeps only routes that were found, and only for short paths. A route depends on the method and the path alone,
     not on the client; identity and rights are checked later, for each request.
@@ -80,7 +81,7 @@ def served_paths(app: web.Application, template: str) -> list[str]:
 
 
 def served_endpoints(app: web.Application) -> list[str]:
-    """All registered Iceberg operations as `METHOD template` of the specification, sorted."""
+    """Return all registered Iceberg operations as `METHOD template` of the specification, sorted."""
     skipped = _prefixed(app)
     served = set()
     for route in app.router.routes():
@@ -172,7 +173,7 @@ class Call:
         return self._request
 
     def caller_with(self, key: IdempotencyKey | None) -> Caller:
-        """The caller, as the catalog records it."""
+        """Return the caller, as the catalog records it."""
         principal = self.principal
         confined_to = self.components.authorizer.confines(principal)
         return Caller(
@@ -185,7 +186,7 @@ class Call:
         )
 
     async def parse(self, body: bytes, shape: type[B]) -> B:
-        """A body that the handler takes as bytes; large bodies are parsed in a thread."""
+        """Return a body that the handler takes as bytes; large bodies are parsed in a thread."""
         if len(body) <= bodies.QUICK_BYTES:
             return bodies.parse_now(body, shape)
         return await bodies.parse(self._request, body, shape)
@@ -197,8 +198,9 @@ class Call:
             slot.keep(size_bytes)
 
     async def in_turn(self, work: Callable[[], B]) -> B:
-        """The result of `work`, long Python work on what the request says: in a thread, one of all at a time, and
-        principals in turn."""
+        """Return the result of `work`, long Python work on what the request says: in a thread, one of all at a time,
+        and principals in turn.
+        """
         return await self.components.worker_limits.parsing.run(self.principal.name, work)
 
     async def idempotency_key(self) -> IdempotencyKey | None:
@@ -207,7 +209,10 @@ class Call:
         return await key_of(self._request)
 
     def allow(self, *namespaces: NamespacePath) -> None:
-        """Forbidden unless the caller may do this operation in each of `namespaces`. The empty path is the catalog."""
+        """Forbidden unless the caller may do this operation in each of `namespaces`.
+
+        The empty path is the catalog.
+        """
         if not namespaces:
             raise RuntimeError(f"{self._route.operation} checks the right in no namespace")
         authorizer = self.components.authorizer
@@ -216,8 +221,10 @@ class Call:
         self.is_checked = True
 
     async def recheck(self, *namespaces: NamespacePath) -> None:
-        """Repeats the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller has
-        lost the right in one of `namespaces`; without namespaces, for routes that check it somewhere, everywhere."""
+        """Repeat the checks for long answers: Unauthenticated when the login has ended, Forbidden when the caller
+        has lost the right in one of `namespaces`; without namespaces, for routes that check it somewhere,
+        everywhere.
+        """
         request = self._request
         self.principal = request[PRINCIPAL] = await self.components.authenticator.authenticate(
             request.headers, request.remote
@@ -228,19 +235,19 @@ class Call:
             self.components.authorizer.require_somewhere(self.principal, self._route.operation)
 
     def may(self, namespace: NamespacePath, operation: str | None = None) -> bool:
-        """Whether the caller may do `operation`, by default that of the route, in `namespace`."""
+        """Return whether the caller may do `operation`, by default that of the route, in `namespace`."""
         return self.components.authorizer.allows(self.principal, operation or self._route.operation, namespace)
 
     def sees(self, namespace: NamespacePath) -> bool:
-        """Whether a listing may include this namespace."""
+        """Return whether a listing may include this namespace."""
         return self.components.authorizer.visible(self.principal, namespace)
 
     def visible_children(self, parent: NamespacePath) -> frozenset[str] | None:
-        """The names in `parent` that a listing may include; None for all names."""
+        """Return the names in `parent` that a listing may include; None for all names."""
         return self.components.authorizer.visible_children(self.principal, parent)
 
     def paging(self) -> tuple[str | None, int]:
-        """(token as sent, size)."""
+        """Return (token as sent, size)."""
         query, page_limit = self.query, self.components.settings.page_limit
         return query.get("pageToken"), page_size(query.get("pageSize", str(page_limit)), "pageSize", page_limit)
 
@@ -250,9 +257,12 @@ Answer = dict[str, Any] | msgspec.Struct | web.StreamResponse | None
 
 
 class Route(Description, frozen=True):
-    """The declaration of a route. As a decorator it makes an `Endpoint` of a handler without a body; `takes` and
-    `takes_bytes` make one of a handler with a body. The handler of an operation that changes nothing is repeated once
-    after it found a damaged file of the local cache, which is then read from the storage."""
+    """The declaration of a route.
+
+    As a decorator it makes an `Endpoint` of a handler without a body; `takes` and `takes_bytes` make one of a handler
+    with a body. The handler of an operation that changes nothing is repeated once after it found a damaged file of the
+    local cache, which is then read from the storage.
+    """
 
     check: Check = Check.NAMESPACE
     is_secret: bool = False
@@ -308,7 +318,11 @@ class Route(Description, frozen=True):
         return make
 
     def takes_bytes(self, body: Any = None) -> Callable[[Callable[[Call, bytes], Awaitable[Answer]]], Endpoint]:
-        """For handlers that parse the body themselves. `body`: the type that OpenAPI's schema is derived from."""
+        """For handlers that parse the body themselves.
+
+        Args:
+            body: The type that OpenAPI's schema is derived from.
+        """
         self._check_body()
         open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
         body_size = self.body_size
@@ -344,7 +358,7 @@ class Route(Description, frozen=True):
             raise TypeError(f"{self.operation} has a body, so that its right has to be checked before the handler")
 
     def _opener(self) -> Callable[[web.Request], Call]:
-        """The step before the body: namespace, right, names."""
+        """Return the step before the body: namespace, right, names."""
         check, operation, variables = self.check, self.operation, self.variables
         names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
         has_namespace, is_table, is_change = "namespace" in variables, "table" in names, changes(operation)
@@ -420,12 +434,15 @@ def _lists_of(body: object) -> list[list[Any] | tuple[Any, ...]]:
 
 
 def json_answer(value: object, status: int = 200) -> web.Response:
-    """A small answer."""
+    """Return a small answer."""
     return web.Response(status=status, body=encode_json(value), content_type="application/json")
 
 
 def add_endpoints(app: web.Application, *modules: ModuleType) -> None:
-    """Registers all endpoints of the modules, in this order. A GET route of Seamark's API also answers HEAD."""
+    """Register all endpoints of the modules, in this order.
+
+    A GET route of Seamark's API also answers HEAD.
+    """
     by_path: dict[str, list[Endpoint]] = {}
     for module in modules:
         for endpoint in vars(module).values():

@@ -42,7 +42,7 @@ _TYPES = {
 
 
 def error_response(status: int, kind: str, message: str, *, head: bool = False) -> web.Response:
-    """An ErrorModel answer, without a body for HEAD (RFC 9110, 9.3.2)."""
+    """Return an ErrorModel answer, without a body for HEAD (RFC 9110, 9.3.2)."""
     if head:
         return web.Response(status=status)
     return web.Response(status=status, body=error_body(status, kind, message), content_type="application/json")
@@ -55,8 +55,9 @@ def error_body(status: int, kind: str, message: str) -> bytes:
 
 
 def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Response:
-    """The answer for `error`, with Retry-After for errors that may pass, a challenge for a missing login, and the
-    supported codings for a body in another coding."""
+    """Return the answer for `error`, with Retry-After for errors that may pass, a challenge for a missing login, and
+    the supported codings for a body in another coding.
+    """
     response = error_response(error.code, error.type, error.message, head=head)
     if isinstance(error, RetryLater):
         response.headers["Retry-After"] = str(max(1, error.retry_after_s))
@@ -68,7 +69,10 @@ def from_seamark_error(error: SeamarkError, *, head: bool = False) -> web.Respon
 
 
 def from_http_exception(error: web.HTTPException, request: web.Request) -> web.Response:
-    """The answer for aiohttp's errors. Keeps relevant headers, as Allow for 405."""
+    """Return the answer for aiohttp's errors.
+
+    Keeps relevant headers, as Allow for 405.
+    """
     head = request.method == "HEAD"
     if isinstance(error, web.HTTPRequestEntityTooLarge):
         message = f"The request body is too large: {error.text}"

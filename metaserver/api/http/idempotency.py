@@ -94,7 +94,10 @@ async def _send(answer: web.Response | Awaitable[web.Response]) -> web.Response:
 
 
 async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response) -> IdempotencyRecord | None:
-    """Records a refusal. Returns the record of another request with this key, if that was faster."""
+    """Record a refusal.
+
+    Returns the record of another request with this key, if that was faster.
+    """
     now_ms = call.components.clock.now_ms()
     now_s, ttl_s = call.components.clock.monotonic(), call.components.settings.idempotency_ttl_s
     quota, who = call.app[KEPT], call.principal.name

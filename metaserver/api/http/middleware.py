@@ -111,7 +111,7 @@ class _RequestPipeline:
         return response
 
     def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
-        """What a request allows that only reads."""
+        """Return what a request allows that only reads."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
@@ -145,7 +145,7 @@ class _RequestPipeline:
     async def _answer(
         self, request: web.Request, handler: Handler, described: Description, request_id: str
     ) -> tuple[web.StreamResponse, Exception | None]:
-        """The handler's answer and None, or the error's answer and the error."""
+        """Return the handler's answer and None, or the error's answer and the error."""
         requests = self._metrics.requests
         requests.answering += 1
         slot: RequestSlot | None = None
@@ -185,8 +185,11 @@ class _RequestPipeline:
                 slot.leave()
 
     async def _log_in(self, request: web.Request) -> Principal:
-        """The principal. Logins have a separate limit, by address, so that unauthenticated clients take no slot of
-        authenticated requests."""
+        """Return the principal.
+
+        Logins have a separate limit, by address, so that unauthenticated clients take no slot of authenticated
+        requests.
+        """
         logins, address = self._limits.logging_in, f"address {request.remote}"
         logins.take(address)
         try:
@@ -221,8 +224,9 @@ class _RequestPipeline:
             return response, error
 
     def _is_audited(self, described: Description, status: int) -> bool:
-        """Leaves out unmatched paths, which scanners send by the thousand, successes of public routes, and what a limit
-        refuses: a record of each refusal would be a way around the limit."""
+        """Leaves out unmatched paths, which scanners send by the thousand, successes of public routes, and what a
+        limit refuses: a record of each refusal would be a way around the limit.
+        """
         unwanted = status == 429 or described is _UNROUTED[1] or (described.public and status not in (401, 403))
         audited = self._audited[described.operation, status] = not unwanted and self._audit.wants(
             described.operation, status
@@ -230,7 +234,10 @@ class _RequestPipeline:
         return audited
 
     def _route(self, request: web.Request) -> tuple[str, Description]:
-        """Template and description of the matched route. A bounded set: unmatched paths are "unrouted"."""
+        """Template and description of the matched route.
+
+        A bounded set: unmatched paths are "unrouted".
+        """
         route = request.match_info.route
         route_description = self._routes.get(id(route))
         if route_description is None:
@@ -247,8 +254,11 @@ def _who(request: web.Request) -> str:
 
 
 class _RequestIds:
-    """UUIDv7 as text. The random part is drawn once and incremented (RFC 9562, 5.7 and 6.2): ids need not be secret,
-    and drawing random bytes would dominate their cost."""
+    """UUIDv7 as text.
+
+    The random part is drawn once and incremented (RFC 9562, 5.7 and 6.2): ids need not be secret, and drawing random
+    bytes would dominate their cost.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -257,7 +267,7 @@ class _RequestIds:
         self._count = int(rand[16:], 16)
 
     def new(self) -> str:
-        """A new id, unique at up to 4,096 requests a millisecond."""
+        """Return a new id, unique at up to 4,096 requests a millisecond."""
         self._count = count = self._count + 1 & 0xFFF
         stamp = f"{self._clock.now_ms():012x}"
         return f"{stamp[:8]}-{stamp[8:]}-7{count:03x}-{self._tail}"

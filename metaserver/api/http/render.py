@@ -57,7 +57,11 @@ _SNAPSHOTS = b'"snapshots":['
 
 
 def snapshot_mode(call: Call) -> SnapshotMode:
-    """The query parameter `snapshots`. BadRequest for another value."""
+    """Return the query parameter `snapshots`.
+
+    Raises:
+        BadRequest: For another value.
+    """
     mode = call.query.get("snapshots", "all")
     if mode not in _MODES:
         raise BadRequest(f"snapshots is {mode[:40]!r}; it must be all or refs")
@@ -72,7 +76,7 @@ def table_etag(
     mode: SnapshotMode,
     shown: Sequence[PlanSnapshot] = (),
 ) -> str:
-    """The ETag of the answer that `table_answer` would return."""
+    """Return the ETag of the answer that `table_answer` would return."""
     settings = call.components.settings
     path = table_path(namespace, name, settings.prefix)
     access = access_stamp(settings, call.headers.get(DELEGATION))
@@ -93,7 +97,7 @@ def _shown_etag(*parts: str | bool) -> str:
 
 
 def not_modified(call: Call, etag: str) -> web.Response | None:
-    """A 304 when the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
+    """Return a 304 when the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
     header = call.headers.get("If-None-Match")
     if header is None:
         return None
@@ -113,8 +117,11 @@ async def table_answer(
     compress: bool = True,
     shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
-    """A LoadTableResult. `compress` is False for answers that are requested only once. `shown` are plan snapshots that
-    follow those of the table."""
+    """Return a LoadTableResult.
+
+    `compress` is False for answers that are requested only once. `shown` are plan snapshots that follow those of the
+    table.
+    """
     staged = loaded.entry is None
     uuid = loaded.metadata.table_uuid or "" if loaded.entry is None else loaded.entry.uuid
     config, credentials = access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
@@ -131,7 +138,7 @@ async def table_answer(
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
-    """A LoadTableResult of a plan table: storage of its table, planning by the client.
+    """Return a LoadTableResult of a plan table: storage of its table, planning by the client.
 
     If the filter of the plan tests for NaN, the server plans, where it plans the table: Iceberg's Java library would
     leave out the files and row groups in which only NaN matches.
@@ -183,7 +190,7 @@ def _with_snapshots(document: bytes, shown: Sequence[PlanSnapshot]) -> bytes:
 
 
 def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
-    """Which side plans scans of this table: server or client.
+    """Return which side plans scans of this table: server or client.
 
     The client plans tables of format version 3: a scan task has no field for sequence numbers and row ids, and an
     update that copies rows without them would assign every row a new id (apache/iceberg#17319). The client also plans
@@ -201,7 +208,7 @@ def planning_mode(settings: Settings, metadata: TableMetadata) -> str:
 
 
 def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, name: str) -> web.Response:
-    """A CommitTableResponse (no `config`, REST specification), with the ETag of a load after the commit.
+    """Return a CommitTableResponse (no `config`, REST specification), with the ETag of a load after the commit.
 
     Not compressed: the answers of two commits differ, so that nothing could be reused.
     """
@@ -265,7 +272,7 @@ def access_config(
 
 
 def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]:
-    """What the keys in an answer depend on besides the table: they may not be reused by another principal."""
+    """Return what the keys in an answer depend on besides the table: they may not be reused by another principal."""
     if call.components.settings.s3_client_access != "gateway":
         return ()
     return call.principal.name, call.may(namespace, "updateTable"), call.components.gateway_keys.stamp()

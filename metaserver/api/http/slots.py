@@ -17,7 +17,10 @@ from seamark.formats.runtime.fair_lock import FairLock
 
 
 class HolderLimit:
-    """`limit` in total, and `share` for each holder. The holder None has no share: only the limit applies."""
+    """`limit` in total, and `share` for each holder.
+
+    The holder None has no share: only the limit applies.
+    """
 
     def __init__(self, what: str, limit: int, share: int) -> None:
         self._what = what
@@ -51,7 +54,10 @@ class HolderLimit:
 
     @contextmanager
     def reserved(self, holder: str | None, amount: int = 1) -> Iterator[None]:
-        """Takes as `take`, and releases at the end. Nothing for an amount of 0, which would leave an empty entry."""
+        """Take as `take`, and release at the end.
+
+        Nothing for an amount of 0, which would leave an empty entry.
+        """
         if not amount:
             yield
             return
@@ -88,7 +94,10 @@ class WorkerLimits:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request has anything of these limits. For tests."""
+        """Whether no request has anything of these limits.
+
+        For tests.
+        """
         limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
         return not any(limit.taken for limit in limits) and all(
             lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating)
@@ -99,7 +108,10 @@ Kind = Literal["working", "watching", "tokens"]
 
 
 class RequestSlot:
-    """The slots of one request, from its login to its answer. The owner calls `leave` in any case."""
+    """The slots of one request, from its login to its answer.
+
+    The owner calls `leave` in any case.
+    """
 
     __slots__ = ("_bound", "_bounds", "_bytes", "_holder", "_own", "body")
 
@@ -114,7 +126,12 @@ class RequestSlot:
         """The whole body, once it was read."""
 
     def begin_reading(self) -> None:
-        """The body is being received. RetryLater and TooManyRequests as for `HolderLimit`."""
+        """The body is being received.
+
+        Raises:
+            RetryLater: As for `HolderLimit`.
+            TooManyRequests: As for `HolderLimit`.
+        """
         if self._own is not self._bounds.tokens:  # unauthenticated requests must not delay the bodies of others
             self._move(self._bounds.reading)
 

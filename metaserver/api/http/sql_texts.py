@@ -21,8 +21,10 @@ IN_LOOP_CHARACTERS = 500
 
 
 async def read_in_turn(call: Call, characters: int, read: Callable[[], T]) -> T:
-    """The result of `read`, which parses so many characters. A caller waits for its own texts first: others wait
-    for one of them at most."""
+    """Return the result of `read`, which parses so many characters.
+
+    A caller waits for its own texts first: others wait for one of them at most.
+    """
     await load(_sql)
     if characters <= IN_LOOP_CHARACTERS:
         result = read()

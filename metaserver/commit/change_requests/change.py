@@ -56,7 +56,10 @@ Partition = tuple[Value | None, ...]
 
 
 class ChangeRequest(ChangeFields, frozen=True, kw_only=True):
-    """A checked request. Its filters are unbound."""
+    """A checked request.
+
+    Its filters are unbound.
+    """
 
     reads: bool
     """Whether the request has a read snapshot. The id is None when an empty table was read."""
@@ -116,7 +119,11 @@ def shape_of(metadata: TableMetadata) -> TableShape:
 
 
 def read_request(body: ChangeBody, *, files_max: int) -> ChangeRequest:
-    """Checks the request without the table. BadRequest."""
+    """Check the request without the table.
+
+    Raises:
+        BadRequest: If the request is invalid.
+    """
     if len(body.add) + len(body.remove) > files_max:
         raise BadRequest(
             f"The change adds and removes {len(body.add) + len(body.remove):,} files; the limit is {files_max:,} files "
@@ -224,10 +231,13 @@ def _expression(raw: msgspec.Raw, what: str) -> Expression:
 
 
 def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
-    """Binds the request to the table. BadRequest for files that do not fit the table or contradict each other.
+    """Bind the request to the table.
 
-    `check_path` raises for a location where the table may have no files. Collision when rows were read with a schema
-    other than the current one.
+    `check_path` raises for a location where the table may have no files.
+
+    Raises:
+        BadRequest: For files that do not fit the table or contradict each other.
+        Collision: When rows were read with a schema other than the current one.
     """
     if request.format_version not in (None, metadata.format_version):
         raise Collision(
@@ -294,7 +304,11 @@ def _check_rows(what: str, files: Iterable[ContentFile]) -> None:
 
 
 def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
-    """The snapshot's operation (Iceberg spec, "Snapshots"). BadRequest when the request names one that does not fit."""
+    """Return the snapshot's operation (Iceberg spec, "Snapshots").
+
+    Raises:
+        BadRequest: When the request names one that does not fit.
+    """
     removes = bool(request.remove) or request.replaces
     requested = REPLACE if request.undo_snapshot_id is not None else request.operation
     if requested is None:
@@ -340,7 +354,7 @@ def _read_replaced_scope(
 
 
 def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], ...]:
-    """The distinct partitions of the files, as (spec id, tuple)."""
+    """Return the distinct partitions of the files, as (spec id, tuple)."""
     partitions = {(file.spec_id, partition_key(file.partition)): (file.spec_id, file.partition) for file in files}
     return tuple(partitions.values())
 

@@ -35,7 +35,10 @@ class Producer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Remove(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
-    """Names a live file. A deletion vector is named by its path and its offset."""
+    """Names a live file.
+
+    A deletion vector is named by its path and its offset.
+    """
 
     file_path: str
     content_offset: _NonNegative | None = None

@@ -59,7 +59,9 @@ _IN_THREAD_FILES = 200
 
 
 class LocationChecks:
-    """Checks that a table may name the files that one of its changes reads: each folder once. Belongs to one attempt.
+    """Checks that a table may name the files that one of its changes reads: each folder once.
+
+    Belongs to one attempt.
 
     Writers can overwrite manifest lists and manifests after their commit, so each path is checked before the server
     reads the file: the outcome of a change would reveal what another table's file contains.
@@ -80,7 +82,10 @@ class LocationChecks:
 
 
 class ChangeApplication:
-    """The attempts of one change. Belongs to one request."""
+    """The attempts of one change.
+
+    Belongs to one request.
+    """
 
     def __init__(
         self,
@@ -122,20 +127,27 @@ class ChangeApplication:
         return [path for path in self.written if path not in self._needed]
 
     async def settle(self) -> None:
-        """Waits for the files of the change. Raises the error of one that was not stored: then the change is not."""
+        """Wait for the files of the change.
+
+        Raises the error of one that was not stored: then the change is not.
+        """
         if self._writer is not None:
             await self._writer.settle()
 
     def end(self) -> None:
-        """Drops the files of the change, which are not needed after its last attempt."""
+        """Drop the files of the change, which are not needed after its last attempt."""
         change, fresh = self._change, self._fresh
         self._change, self._fresh = None, frozenset()
         if change is not None:
             free_later(change.data, change.deletes, fresh)
 
     async def prepare(self, metadata: TableMetadata) -> None:
-        """Checks the files and stores the manifests of added files. BadRequest or Forbidden for files that do not
-        fit."""
+        """Check the files and store the manifests of added files.
+
+        Raises:
+            BadRequest: For files that do not fit.
+            Forbidden: For files that do not fit.
+        """
         shape = shape_of(metadata)
         if self._shape == shape:
             return
@@ -170,8 +182,10 @@ class ChangeApplication:
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
-        """Reads before the lock what `apply` needs under it, to shorten the wait of other changes. The results are not
-        used: `apply` computes them again on the then current head."""
+        """Read before the lock what `apply` needs under it, to shorten the wait of other changes.
+
+        The results are not used: `apply` computes them again on the then current head.
+        """
         change = self._change
         assert change is not None
         if not (change.removes or change.deletes):
@@ -201,9 +215,12 @@ class ChangeApplication:
         self._merging = ManifestMerge(self._writer, self._manifests)
 
     async def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
-        """The check of file locations: in the warehouse and, for a confined writer, in the locations of the table.
+        """Return the check of file locations: in the warehouse and, for a confined writer, in the locations of the
+        table.
+
         Otherwise the table would give access to files of another table. The locations are those in the database: a
-        writer may overwrite the metadata file."""
+        writer may overwrite the metadata file.
+        """
         warehouse = self._parts.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
@@ -220,10 +237,15 @@ class ChangeApplication:
         return check
 
     async def apply(self, metadata: TableMetadata, removal: str | None) -> ProducedSnapshot:
-        """Stores the snapshot on the head of the branch in `metadata`. Nothing refers to it yet. `removal`: the note of
-        the table's last removal of orphan files, read under the lock.
+        """Store the snapshot on the head of the branch in `metadata`.
 
-        Collision when the change conflicts with the current head.
+        Nothing refers to it yet.
+
+        Args:
+            removal: The note of the table's last removal of orphan files, read under the lock.
+
+        Raises:
+            Collision: When the change conflicts with the current head.
         """
         await self.prepare(metadata)
         await self._check_stored(removal)
@@ -282,7 +304,7 @@ class ChangeApplication:
         return made
 
     async def _without_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
-        """The metadata, whose snapshots no longer say that the files were removed that the undo brings back."""
+        """Return the metadata, whose snapshots no longer say that the files were removed that the undo brings back."""
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
         undone = metadata.snapshot(self.request.undo_snapshot_id)
@@ -294,7 +316,11 @@ class ChangeApplication:
         return await self._filter.without_removals(manifests, metadata, undone, paths, snapshots_max=limit)
 
     async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-        """Stores manifests of the restored files. Forbidden for a file that the caller may not add."""
+        """Store manifests of the restored files.
+
+        Raises:
+            Forbidden: For a file that the caller may not add.
+        """
         assert self._writer is not None
         check_path = await self._path_check(metadata)
         restored = undo.restored_files
@@ -305,8 +331,10 @@ class ChangeApplication:
         return tuple(stored)
 
     async def _check_new(self, listed: tuple[ManifestFile, ...], metadata: TableMetadata) -> None:
-        """AlreadyExists for a file that is live according to cached manifests. A change that is sent again after a lost
-        reply must not count twice, and its files must not be deleted."""
+        """AlreadyExists for a file that is live according to cached manifests.
+
+        A change that is sent again after a lost reply must not count twice, and its files must not be deleted.
+        """
         if not listed:
             return
         fresh = self._fresh
@@ -326,8 +354,11 @@ def _first_of(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> Ma
 
 
 def head_of(branch: str, metadata: TableMetadata) -> Snapshot | None:
-    """The snapshot that a commit to the branch follows; None for `main` of an empty table. Collision for an unknown
-    branch."""
+    """Return the snapshot that a commit to the branch follows; None for `main` of an empty table.
+
+    Raises:
+        Collision: For an unknown branch.
+    """
     ref = metadata.refs.get(branch)
     if ref is None:
         if branch == MAIN and metadata.current_snapshot is None:

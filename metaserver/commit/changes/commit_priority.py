@@ -43,10 +43,16 @@ class _Priority(NamedTuple):
 
 
 class CommitPriority:
-    """The changes with priority, by table UUID. Times are monotonic clock readings in seconds."""
+    """The changes with priority, by table UUID.
+
+    Times are monotonic clock readings in seconds.
+    """
 
     def __init__(self, *, after: int, longest_s: float) -> None:
-        """`after`: the number of collisions that earns priority. With `longest_s` 0 no change gets it."""
+        """`after`: the number of collisions that earns priority.
+
+        With `longest_s` 0 no change gets it.
+        """
         self._after = after
         self._longest_s = longest_s
         self._waiting: OrderedDict[tuple[str, ChangeId], _Waiting] = OrderedDict()
@@ -54,7 +60,10 @@ class CommitPriority:
         self._pauses: OrderedDict[str, float] = OrderedDict()
 
     def record_collision(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Counts a collision. Grants priority, if it is free, to the change that has waited longest."""
+        """Count a collision.
+
+        Grants priority, if it is free, to the change that has waited longest.
+        """
         key = (table, change)
         waiting = self._waiting.get(key)
         if waiting is None:
@@ -67,7 +76,7 @@ class CommitPriority:
         self._grant(table, now_s)
 
     def release(self, table: str, change: ChangeId, now_s: float) -> None:
-        """Ends the count and the priority of a change that has committed or is not tried again."""
+        """End the count and the priority of a change that has committed or is not tried again."""
         self._waiting.pop((table, change), None)
         granted = self._granted.get(table)
         if granted is not None and granted.change == change:
@@ -75,7 +84,7 @@ class CommitPriority:
             self._grant(table, now_s)
 
     def holder(self, table: str, now_s: float) -> tuple[ChangeId, float] | None:
-        """The change that has priority, and its remaining seconds."""
+        """Return the change that has priority, and its remaining seconds."""
         granted = self._granted.get(table)
         if granted is None:
             return None

@@ -10,7 +10,10 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
 
 class CommittedChange(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """The outcome of a change. The optional fields are None when its snapshot has expired since."""
+    """The outcome of a change.
+
+    The optional fields are None when its snapshot has expired since.
+    """
 
     snapshot_id: int | None
     parent_snapshot_id: int | None

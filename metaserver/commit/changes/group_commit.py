@@ -59,7 +59,10 @@ class CommitObserver(Protocol):
 
 
 class Commits:
-    """Commits changes. Belongs to one event loop; opened by `open_commits`."""
+    """Commits changes.
+
+    Belongs to one event loop; opened by `open_commits`.
+    """
 
     def __init__(
         self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitObserver

@@ -35,7 +35,10 @@ async def last_commit(
 
 
 def snapshot_of(producer: str, sequence: int, last: LastCommit, metadata: TableMetadata, look_back: int) -> int | None:
-    """The snapshot of a sequence up to `last`. None when no snapshot in the metadata records it."""
+    """Return the snapshot of a sequence up to `last`.
+
+    None when no snapshot in the metadata records it.
+    """
     if sequence == last.sequence:
         return last.snapshot_id
     recorded = _find_recorded_commits(producer, metadata, look_back)

@@ -48,7 +48,10 @@ _IN_THREAD = 200
 
 
 class ConflictCheck:
-    """Checks one change against one head. `listed` are the head's manifests, `found` the files to remove."""
+    """Checks one change against one head.
+
+    `listed` are the head's manifests, `found` the files to remove.
+    """
 
     def __init__(
         self,
@@ -105,7 +108,7 @@ class ConflictCheck:
             )
 
     async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
-        """The live data files at these paths, by entry ids, and the first of the paths that are not live."""
+        """Return the live data files at these paths, by entry ids, and the first of the paths that are not live."""
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
@@ -125,12 +128,12 @@ class ConflictCheck:
                 )
 
     def _vectors(self) -> set[str]:
-        """The data files for which the change adds deletion vectors."""
+        """Return the data files for which the change adds deletion vectors."""
         named = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
         return {path for path in named if path is not None}
 
     def _other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
-        """The first of the deletion vectors for data files at these paths that stays."""
+        """Return the first of the deletion vectors for data files at these paths that stays."""
         return next(
             (
                 entry
@@ -145,7 +148,7 @@ class ConflictCheck:
     # Checks of the snapshots since the read
 
     async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
-        """None when the change depends on no read."""
+        """Return None when the change depends on no read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
         if not change.request.reads:
@@ -170,11 +173,11 @@ class ConflictCheck:
         return History(self._manifests, self._metadata, snapshots)
 
     def _rests_on_rows(self) -> bool:
-        """Whether the deletes that the change adds are of rows that it has read."""
+        """Return whether the deletes that the change adds are of rows that it has read."""
         return bool(self._change.positional or self._list_partitioned_equality_deletes())
 
     async def _check_deletes(self, history: History, deletes: AddedFiles, referenced: set[str]) -> None:
-        """Refuses when new deletes apply to rows of removed files or to rows that the change rewrites: they would be
+        """Refuse when new deletes apply to rows of removed files or to rows that the change rewrites: they would be
         lost.
 
         A change that only deletes may delete rows that others have deleted, but no rows that others have rewritten.
@@ -195,7 +198,7 @@ class ConflictCheck:
             await self._refuse_in_scope(writing, scope, "rewrote rows that the change deletes")
 
     def _list_removed_by_name(self) -> set[str]:
-        """The data files that the request names, as what a delete file is attached to is not named."""
+        """Return the data files that the request names, as what a delete file is attached to is not named."""
         by_name = set(self._change.request.remove)
         return {file.file_path for file in self._found.files if file.content == DATA and key_of(file) in by_name}
 
@@ -203,10 +206,11 @@ class ConflictCheck:
         return [file for file in self._change.positional if file.referenced_data_file is None]
 
     async def _refuse_matching(self, deletes: AddedFiles, paths: set[str], *, vectors: bool) -> None:
-        """Refuses when one of `deletes` applies to a data file at one of the paths.
+        """Refuse when one of `deletes` applies to a data file at one of the paths.
 
-        `vectors`: deletion vectors and equality deletes count; otherwise only position delete files, which a new
-        deletion vector would hide.
+        Args:
+            vectors: Deletion vectors and equality deletes count; otherwise only position delete files, which a new
+                deletion vector would hide.
         """
         if not paths or not deletes.selection.count():
             return
@@ -224,7 +228,7 @@ class ConflictCheck:
             )
 
     def _pairs(self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool) -> list[tuple[int, int]]:
-        """(row, delete) for each data file among `rows` and each of `deletes` that applies to it."""
+        """Return (row, delete) for each data file among `rows` and each of `deletes` that applies to it."""
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
         fresh = set(deletes.selection.positions().tolist())
         return [
@@ -256,7 +260,7 @@ class ConflictCheck:
                 )
 
     def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
-        """A position delete file, and the path of a removed data file that it may apply to."""
+        """Return a position delete file, and the path of a removed data file that it may apply to."""
         found = files_at(removed.view, removed.selection.entry_ids())
         groups = group_by_partition(found)
         paths: list[list[bytes]] = [[] for _ in groups.partitions]
@@ -275,8 +279,11 @@ class ConflictCheck:
         return None
 
     async def _check_other_specs(self, history: History) -> None:
-        """An equality delete of a partition applies only to files of the same partition spec. Files written with a spec
-        of none of these deletes, as after a change of the bucket count, would keep their rows. Compactions count."""
+        """An equality delete of a partition applies only to files of the same partition spec.
+
+        Files written with a spec of none of these deletes, as after a change of the bucket count, would keep their
+        rows. Compactions count.
+        """
         keyed = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not keyed:
             return
@@ -292,7 +299,7 @@ class ConflictCheck:
         await self._refuse_in_scope(AddedFiles(files.view, selection), scope, what)
 
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
-        """The equality deletes, if each has a partition: one without applies to all files."""
+        """Return the equality deletes, if each has a partition: one without applies to all files."""
         deletes = [file for file in self._change.deletes if file.content == EQUALITY_DELETES]
         return deletes if all(file.partition for file in deletes) else []
 
@@ -312,8 +319,11 @@ class ConflictCheck:
                 await self._refuse_in_scope(removed.files, scope, what, stats=not of_deletes)
 
     async def _refuse_in_scope(self, files: AddedFiles, scope: ReadScope, what: str, *, stats: bool = False) -> None:
-        """Collision when one of the files may contain or delete rows of the scope. `stats`: the column bounds describe
-        rows that the files contain."""
+        """Collision when one of the files may contain or delete rows of the scope.
+
+        Args:
+            stats: The column bounds describe rows that the files contain.
+        """
         read = partial(self._in_scope, files, scope, stats=stats)
         # A filter may list two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_THREAD
@@ -330,7 +340,7 @@ class ConflictCheck:
             )
 
     def _in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
-        """int64[files], entry ids."""
+        """Return int64[files], entry ids."""
         selection = files.selection.copy()
         if scope.bound is not None:
             if scope.bound != TRUE:
@@ -354,14 +364,14 @@ class ConflictCheck:
 
 
 def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
-    """The data files that the position deletes name, and those of them that the change does not add."""
+    """Return the data files that the position deletes name, and those of them that the change does not add."""
     named = {file.referenced_data_file for file in change.positional}
     referenced = {path for path in named if path is not None}
     return referenced, referenced - {file.file_path for file in change.data}
 
 
 def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
-    """The entry ids of the data files at these paths, and the first path that the view does not list."""
+    """Return the entry ids of the data files at these paths, and the first path that the view does not list."""
     searched = {path.encode() for path in paths}
     missing, rows = set(searched), list[int]()
     for number, block in enumerate(view.blocks):
@@ -373,14 +383,14 @@ def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | N
 
 
 def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
-    """The first of the sorted paths within the bounds of a position delete file."""
+    """Return the first of the sorted paths within the bounds of a position delete file."""
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
     at = 0 if low is None else bisect_left(paths, low)
     return paths[at] if at < len(paths) and (high is None or paths[at] <= high) else None
 
 
 def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
-    """Selects only these files of the view."""
+    """Select only these files of the view."""
     kept = np.zeros(files.view.file_count, dtype=np.uint8)
     kept[files.view.positions_of(entry_ids)] = 1
     selection = files.selection.copy()
@@ -389,6 +399,6 @@ def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
 
 
 def _is_position_delete_file(view: TableView, delete: int) -> bool:
-    """Whether the file is a position delete file and not a deletion vector."""
+    """Return whether the file is a position delete file and not a deletion vector."""
     block, local = view.locate_delete(delete)
     return block.long("content", local) == POSITION_DELETES and block.long("content_offset", local) is None

@@ -35,7 +35,10 @@ class AddedFiles(NamedTuple):
 
 
 class RemovedFiles(NamedTuple):
-    """Data files or delete files that a snapshot removed. None when its parent has expired: unknown."""
+    """Data files or delete files that a snapshot removed.
+
+    None when its parent has expired: unknown.
+    """
 
     snapshot: Snapshot
     deletes: bool
@@ -49,7 +52,7 @@ class HistoryTooLong(Exception):
 def since(
     metadata: TableMetadata, head: Snapshot | None, read_snapshot_id: int | None, look_back: int
 ) -> list[Snapshot] | None:
-    """The snapshots after the read snapshot (None: the empty table) up to the head, newest first.
+    """Return the snapshots after the read snapshot (None: the empty table) up to the head, newest first.
 
     None when the read snapshot is no ancestor of the head or the ancestry is unknown. Raises HistoryTooLong.
     """
@@ -69,7 +72,10 @@ def since(
 
 
 class History:
-    """The effects of some snapshots. Manifests are read on demand."""
+    """The effects of some snapshots.
+
+    Manifests are read on demand.
+    """
 
     def __init__(self, manifests: Manifests, metadata: TableMetadata, snapshots: Sequence[Snapshot]) -> None:
         self._manifests = manifests
@@ -81,7 +87,7 @@ class History:
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
-        """The data files or delete files that the snapshots added; with `replaced` also those of compactions."""
+        """Return the data files or delete files that the snapshots added; with `replaced` also those of compactions."""
         manifests: list[ManifestFile] = []
         changing = self.snapshots if replaced else self._changing()
         for snapshot in changing:
@@ -96,14 +102,16 @@ class History:
         return AddedFiles(view, selection)
 
     def writing(self, deletes: AddedFiles) -> AddedFiles:
-        """The subset of the added deletes whose snapshots may have written rows as well."""
+        """Return the subset of the added deletes whose snapshots may have written rows as well."""
         ids = {snapshot_id for snapshot_id, operation in self._operations.items() if operation != DELETE}
         selection = deletes.selection.copy()
         keep_appended(selection, ids)
         return AddedFiles(deletes.view, selection)
 
     async def removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
-        """The data files or delete files that the snapshots removed; with `replaced` also those of compactions."""
+        """Return the data files or delete files that the snapshots removed; with `replaced` also those of
+        compactions.
+        """
         removals = []
         for snapshot in self.snapshots:
             operation = self._operations[snapshot.snapshot_id]
@@ -131,7 +139,7 @@ class History:
         return AddedFiles(view, await run_by_count(rows, partial(_missing, view, still_listed)))
 
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
-        """The manifests that the snapshot added."""
+        """Return the manifests that the snapshot added."""
         listed = await self._manifests.listed(snapshot)
         return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
 
@@ -142,7 +150,7 @@ def _operation(snapshot: Snapshot) -> str:
 
 
 def _missing(view: TableView, others: Iterable[Block]) -> Selection:
-    """The files of the view that none of the other blocks lists."""
+    """Return the files of the view that none of the other blocks lists."""
     kept = {key for block in others for key in _keys(block)}
     selection = Selection.everything(view)
     for number, block in enumerate(view.blocks):
@@ -151,13 +159,13 @@ def _missing(view: TableView, others: Iterable[Block]) -> Selection:
 
 
 def _keys(block: Block) -> list[tuple[bytes | None, int]]:
-    """Identifies each file of a block: its path and, for a deletion vector, the offset."""
+    """Identify each file of a block: its path and, for a deletion vector, the offset."""
     rows = np.arange(block.rows, dtype=np.int64)
     paths = strings(block.text_column("file_path"), rows)
     return list(zip(paths, block.longs("content_offset").tolist(), strict=True))
 
 
 def rows_of(block: Block, paths: Collection[bytes]) -> dict[bytes, int]:
-    """Maps each of the paths that the block lists to its row."""
+    """Map each of the paths that the block lists to its row."""
     stored = strings(block.text_column("file_path"), np.arange(block.rows, dtype=np.int64))
     return {path: row for row, path in enumerate(stored) if path is not None and path in paths}

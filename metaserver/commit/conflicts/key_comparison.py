@@ -71,8 +71,9 @@ async def exclude_deletes(source: CheckedFiles, added: AddedFiles, bound: Expres
 
 
 def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_File]]:
-    """All deletes but the equality deletes that have no row of the scope by their bounds, and those equality deletes
-    among them whose keys may have none."""
+    """Return all deletes but the equality deletes that have no row of the scope by their bounds, and those equality
+    deletes among them whose keys may have none.
+    """
     selection = added.selection.copy()
     left: list[_File] = []
     for columns, positions in _equality_deletes(added).items():
@@ -88,7 +89,10 @@ def _deleting(added: AddedFiles, bound: Expression) -> tuple[Selection, list[_Fi
 
 
 async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expression) -> AddedFiles:
-    """Leaves out the data files without a row for which `bound` is true. Partitions and bounds are compared before."""
+    """Leaves out the data files without a row for which `bound` is true.
+
+    Partitions and bounds are compared before.
+    """
     selection = added.selection.copy()
     if selection.count() > FILES_MAX:
         return AddedFiles(added.view, selection)
@@ -100,7 +104,7 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 
 def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
-    """The part of the expression on these columns; None: on all columns."""
+    """Return the part of the expression on these columns; None: on all columns."""
     known = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:
@@ -111,7 +115,7 @@ def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expressio
 
 
 def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
-    """The positions of the selected equality deletes, grouped by their key columns."""
+    """Return the positions of the selected equality deletes, grouped by their key columns."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
     for position in files.selection.positions().tolist():
@@ -125,7 +129,7 @@ def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
 
 
 def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
-    """The number of the block, the block, and the row in it."""
+    """Return the number of the block, the block, and the row in it."""
     number = bisect_right(view.starts, position) - 1
     return number, view.blocks[number], position - int(view.starts[number])
 
@@ -162,9 +166,13 @@ def _file(view: TableView, position: int, condition: Expression) -> _File:
 async def first_match(
     source: CheckedFiles, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
-    """The first pair (data file row, delete file row) whose delete may remove rows of the data file. Equality deletes
-    are decided by comparing all keys of both files. None when no pair matches. Forbidden for files that the table may
-    not name."""
+    """Return the first pair (data file row, delete file row) whose delete may remove rows of the data file.
+
+    Equality deletes are decided by comparing all keys of both files. None when no pair matches.
+
+    Raises:
+        Forbidden: For files that the table may not name.
+    """
     if not pairs:
         return None
     if len(pairs) > FILES_MAX * FILES_MAX:  # of more than FILES_MAX files
@@ -242,7 +250,11 @@ async def _drop_disjoint(source: CheckedFiles, selection: Selection, files: Sequ
 
 
 def _is_disjoint(data: bytes, file: _File) -> bool:
-    """Whether no row of the file matches. Unreadable."""
+    """Return whether no row of the file matches.
+
+    Raises:
+        Unreadable: If the file cannot be read.
+    """
     columns_needed = set(filtered_columns(file.condition, ()))
     if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
         return False
@@ -260,7 +272,10 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
 
 
 def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.ChunkedArray]:
-    """The columns with these ids that the Parquet file has, by id. Raises Unreadable."""
+    """Return the columns with these ids that the Parquet file has, by id.
+
+    Raises Unreadable.
+    """
     try:
         opened = BoundedParquet(pa.BufferReader(data), path, decoded_budget(DECODED_BYTES_MAX))
         return opened.plain_columns(find_columns(opened.schema, ids))

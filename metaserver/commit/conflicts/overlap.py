@@ -35,7 +35,10 @@ class _Constraint(NamedTuple):
 
 
 class PartitionOverlap:
-    """Compares partitions of one table by the fields of its partition specs. Belongs to one check."""
+    """Compares partitions of one table by the fields of its partition specs.
+
+    Belongs to one check.
+    """
 
     def __init__(self, metadata: TableMetadata) -> None:
         self._metadata = metadata
@@ -46,7 +49,11 @@ class PartitionOverlap:
         }
 
     def partition(self, spec_id: int, values: tuple[Value | None, ...]) -> PartitionTuple:
-        """The partition of a tuple in spec order. BadRequest for a spec that the table does not have."""
+        """Return the partition of a tuple in spec order.
+
+        Raises:
+            BadRequest: For a spec that the table does not have.
+        """
         spec = self._metadata.spec(spec_id)
         if spec is None:
             raise BadRequest(f"The table has no partition spec {spec_id}")
@@ -58,12 +65,14 @@ class PartitionOverlap:
         return PartitionTuple(spec_id, tuple(fields))
 
     def knows_all(self, spec_id: int) -> bool:
-        """Whether each field of the spec has an id, so that the constraints describe the partition completely."""
+        """Return whether each field of the spec has an id, so that the constraints describe the partition
+        completely.
+        """
         spec = self._metadata.spec(spec_id)
         return spec is not None and len(self._fields[spec_id]) == len(spec.fields)
 
     def may_compare(self, pairs: int) -> bool:
-        """Counts the pairs, and returns whether they are within `COMPARISONS_MAX`."""
+        """Count the pairs, and return whether they are within `COMPARISONS_MAX`."""
         self._compare_partitions += pairs
         return self._compare_partitions <= COMPARISONS_MAX
 
@@ -79,11 +88,18 @@ class PartitionOverlap:
 
 
 class Targets:
-    """Partitions that many others are compared with. Within one spec the comparison is a dictionary look-up; only
-    partitions of different specs are compared pair by pair."""
+    """Partitions that many others are compared with.
+
+    Within one spec the comparison is a dictionary look-up; only partitions of different specs are compared pair by
+    pair.
+    """
 
     def __init__(self, partitions: PartitionOverlap, targets: Iterable[tuple[int, tuple[Value | None, ...]]]) -> None:
-        """`targets` as (spec id, tuple). BadRequest for a spec that the table does not have."""
+        """`targets` as (spec id, tuple).
+
+        Raises:
+            BadRequest: For a spec that the table does not have.
+        """
         self._partitions = partitions
         self._by_spec: dict[int, dict[object, list[_Constraint]]] = {}
         for spec_id, values in targets:
@@ -106,7 +122,9 @@ class Targets:
         *,
         unknown: bool,
     ) -> Iterator[bool]:
-        """The results of `compare` for each spec that `applies` accepts; `unknown` beyond the limit of comparisons."""
+        """Yield the results of `compare` for each spec that `applies` accepts; `unknown` beyond the limit of
+        comparisons.
+        """
         left = self._partitions.constraints(partition)
         for spec_id, targets in self._by_spec.items():
             if not applies(spec_id):
@@ -124,7 +142,7 @@ def _key(constraints: Iterable[_Constraint]) -> object:
 
 
 def _alike(left: Sequence[_Constraint], right: Sequence[_Constraint]) -> bool:
-    """Whether both have the same fields, with comparable types."""
+    """Return whether both have the same fields, with comparable types."""
     return len(left) == len(right) and all(
         left_field[:2] == right_field[:2] and comparable(left_field.kind, right_field.kind)
         for left_field, right_field in zip(left, right, strict=True)
@@ -155,7 +173,7 @@ def _disjoint(left: _Constraint, right: _Constraint) -> bool:
 
 
 def _differs(exact: _Constraint, other: _Constraint) -> bool:
-    """Whether an exact value contradicts the other constraint."""
+    """Return whether an exact value contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
     made = _apply_transform(other.transform, exact.kind, exact.value)

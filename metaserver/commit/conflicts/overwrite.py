@@ -43,7 +43,10 @@ from seamark.metaserver.planner.view.view import TableView
 async def replaced_files(
     planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: ReadScope
 ) -> set[Remove]:
-    """The head's data files within the scope. BadRequest names a file that lies only partly in it."""
+    """Return the head's data files within the scope.
+
+    BadRequest names a file that lies only partly in it.
+    """
     if head is None:
         return set()
     if scope.bound is None:
@@ -87,8 +90,8 @@ def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) 
 
 
 def negation(expression: Expression, metadata: TableMetadata) -> Expression:
-    """The negation of a bound expression, which every row matches that does not match it: the negated predicate, or
-    null and NaN where neither matches.
+    """Return the negation of a bound expression, which every row matches that does not match it: the negated
+    predicate, or null and NaN where neither matches.
 
     Engines disagree on whether NaN is greater than a number, so NaN may match both.
     """
@@ -126,8 +129,10 @@ def _opposite(predicate: Bound, metadata: TableMetadata) -> Expression:
 
 
 def _bind_again(predicate: Bound, op: Op, metadata: TableMetadata) -> Expression:
-    """The same term with `op`, by the column's id: in the current schema another column may have its name. A predicate
-    on a required column becomes a constant."""
+    """Return the same term with `op`, by the column's id: in the current schema another column may have its name.
+
+    A predicate on a required column becomes a constant.
+    """
     column = metadata.current_schema.column(predicate.column_id)
     if column is None:
         kinds = predicate.kind, predicate.transform, predicate.result

@@ -31,9 +31,14 @@ async def check_row_counts(
     manifests: Manifests, listed: Sequence[ManifestFile], change: Change, to_remove: FilesToRemove
 ) -> None:
     """BadRequest if the change has the operation `replace` and its data files cannot have the rows of those that it
-    removes: they have more, or fewer than are left by the deletes of positions. How many rows equality deletes delete
-    is unknown; a number of rows below 0 means unknown, too. The change may also add deletes of rows of the new files,
-    which other writers have replaced meanwhile. `listed`: the head's manifests."""
+    removes: they have more, or fewer than are left by the deletes of positions.
+
+    How many rows equality deletes delete is unknown; a number of rows below 0 means unknown, too. The change may also
+    add deletes of rows of the new files, which other writers have replaced meanwhile.
+
+    Args:
+        listed: The head's manifests.
+    """
     if change.operation != REPLACE:
         return
     count = len(to_remove.files) + len(change.data) + len(change.deletes)
@@ -70,7 +75,7 @@ class _Counts(NamedTuple):
 
 
 def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
-    """None if a number of rows is unknown."""
+    """Return None if a number of rows is unknown."""
     removed = [file.record_count for file in to_remove.files if file.content == DATA]
     if removed and min(removed) < 0:
         return None
@@ -81,7 +86,9 @@ def _count_rows(change: Change, to_remove: FilesToRemove) -> _Counts | None:
 async def _count_deleted_rows(
     manifests: Manifests, listed: Sequence[ManifestFile], to_remove: FilesToRemove
 ) -> int | None:
-    """The positions that delete files and deletion vectors may delete in the removed data files; None if unknown."""
+    """Return the positions that delete files and deletion vectors may delete in the removed data files; None if
+    unknown.
+    """
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     counts = [(manifest.added_files_count, manifest.existing_files_count) for manifest in deletes]
     if sum(math.inf if None in count else sum(filter(None, count)) for count in counts) > _DELETE_FILES_MAX:

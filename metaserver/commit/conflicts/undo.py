@@ -29,8 +29,12 @@ _Entries = dict[Remove, ManifestEntry]
 
 
 class Undo(NamedTuple):
-    """The files that the undone snapshot added, and the entries of those that it removed. `manifests`: for a snapshot
-    that changed only manifests, those of the head, with the old manifests in the place of the new manifests."""
+    """The files that the undone snapshot added, and the entries of those that it removed.
+
+    Attributes:
+        manifests: For a snapshot that changed only manifests, those of the head, with the old manifests in the place of
+            the new manifests.
+    """
 
     added: frozenset[Remove]
     removed: tuple[ManifestEntry, ...]
@@ -41,7 +45,7 @@ class Undo(NamedTuple):
         return [entry.file for entry in self.removed]
 
     def groups(self) -> Iterable[tuple[int, int, list[ManifestEntry]]]:
-        """(spec id, content of the manifest, entries) for the manifests of the restored files."""
+        """Return (spec id, content of the manifest, entries) for the manifests of the restored files."""
         groups: dict[tuple[int, int], list[ManifestEntry]] = {}
         for entry in self.removed:
             groups.setdefault((entry.file.spec_id, int(entry.file.content != DATA)), []).append(
@@ -53,8 +57,11 @@ class Undo(NamedTuple):
 
 
 async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> Undo:
-    """What the snapshot did, if it can be undone on `head`. BadRequest for a snapshot that cannot be undone at all,
-    Collision when later commits are in the way."""
+    """Return what the snapshot did, if it can be undone on `head`.
+
+    Raises:
+        BadRequest: For a snapshot that cannot be undone at all, Collision when later commits are in the way.
+    """
     undone, parent = _snapshots(metadata, head, snapshot_id)
     assert head is not None
     at_parent, at_undone = await _differences(manifests, metadata, parent, undone)
@@ -79,7 +86,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
 
 
 def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
-    """The snapshot to undo and its parent."""
+    """Return the snapshot to undo and its parent."""
     undone = head
     while undone is not None and undone.snapshot_id != snapshot_id:
         parent_id = undone.parent_snapshot_id
@@ -128,7 +135,7 @@ async def _restore_manifests(
 async def _differences(
     manifests: Manifests, metadata: TableMetadata, one: Snapshot, other: Snapshot
 ) -> tuple[_Entries, _Entries]:
-    """The live entries of the manifests that only one of two snapshots lists."""
+    """Return the live entries of the manifests that only one of two snapshots lists."""
     lists = live(await manifests.listed(one)), live(await manifests.listed(other))
     paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
     return (

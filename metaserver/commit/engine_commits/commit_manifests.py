@@ -27,7 +27,9 @@ class ManifestReaders(NamedTuple):
 
 
 class FilesReadOnce:
-    """Reads each file from the storage once, as far as memory allows. Belongs to one commit.
+    """Reads each file from the storage once, as far as memory allows.
+
+    Belongs to one commit.
 
     A file that is missing stays missing for this commit.
     """

@@ -75,7 +75,10 @@ class _Commit(msgspec.Struct, frozen=True):
 
 
 class AlreadyCommitted(Exception):
-    """This commit was applied before. Carries its outcome, which is empty for a transaction."""
+    """This commit was applied before.
+
+    Carries its outcome, which is empty for a transaction.
+    """
 
     def __init__(self, outcome: list[LoadedTable]) -> None:
         super().__init__()
@@ -83,7 +86,10 @@ class AlreadyCommitted(Exception):
 
 
 class EngineCommits:
-    """Commits the updates of engines. One for each server."""
+    """Commits the updates of engines.
+
+    One for each server.
+    """
 
     def __init__(self, catalog: Catalog, publisher: Publisher) -> None:
         self._context = catalog.parts
@@ -107,7 +113,10 @@ class EngineCommits:
         return (await self.commit(caller, [change], is_single=True))[0]
 
     async def commit_transaction(self, caller: Caller, changes: Sequence[TableChange]) -> None:
-        """Commit updates of several tables, as `commit`. All pointers move in one transaction of the store."""
+        """Commit updates of several tables, as `commit`.
+
+        All pointers move in one transaction of the store.
+        """
         if not changes:
             raise BadRequest("table-changes is empty; it needs at least one change")
         for change in changes:
@@ -394,8 +403,8 @@ def _parse(changes: Sequence[TableChange]) -> tuple[list[TableCommit], str | Non
 def fingerprint(changes: Sequence[TableChange]) -> str:
     """Return the identity of a commit that can be applied only once, because it adds a snapshot.
 
-    Snapshot ids are unique. The identity covers the JSON as sent, with fields that the specification does not have,
-    and without the case of actions.
+    Snapshot ids are unique. The identity covers the JSON as sent, with fields that the specification does not have, and
+    without the case of actions.
     """
     updates = [[_lower_action(update) for update in change.updates] for change in changes]
     content: Any = updates[0]

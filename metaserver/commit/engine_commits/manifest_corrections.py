@@ -61,13 +61,17 @@ Files = list[tuple[str, bytes]]
 
 
 class ManifestCorrections:
-    """Corrects the manifests of commits. One for each server."""
+    """Corrects the manifests of commits.
+
+    One for each server.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
     async def preload(self, manifests: CommitManifests, uuid: str, updates: Iterable[Update]) -> None:
-        """Read the new manifests before the table's lock is taken, so that other commits do not wait for the storage.
+        """Read the new manifests before the table's lock is taken, so that other commits do not wait for the
+        storage.
 
         A file that cannot be read is left to `correct`.
         """

@@ -129,7 +129,10 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
 
 
 class CannotRebase(Exception):
-    """The reason why a snapshot is not rebased. It does not leave this module."""
+    """The reason why a snapshot is not rebased.
+
+    It does not leave this module.
+    """
 
 
 def can_rebase_appends(metadata: TableMetadata) -> bool:
@@ -309,8 +312,9 @@ class _Rebase:
         return await self._write_list([*added, *others], len(others), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
-        """Checks that the added manifests take their numbers from this snapshot, and that the rows of the parent's have
-        row ids."""
+        """Check that the added manifests take their numbers from this snapshot, and that the rows of the parent's
+        have row ids.
+        """
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
             sound = (
@@ -334,8 +338,14 @@ class _Rebase:
         parent: Snapshot | None = None,
         undone: Sequence[Snapshot] = (),
     ) -> RevisedUpdates:
-        """The snapshot with a new manifest list. `kept`: manifests that are not the client's. `parent`: the snapshot
-        whose files the client's change is applied to; None: the head. `undone`: snapshots since."""
+        """Return the snapshot with a new manifest list.
+
+        `kept`: manifests that are not the client's.
+
+        Args:
+            parent: The snapshot whose files the client's change is applied to; None: the head.
+            undone: Snapshots since.
+        """
         parent = parent or self._head
         next_row_id = self._base.next_row_id
         if self._base.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION:
@@ -365,7 +375,7 @@ class _Rebase:
         return _Lists(before, own, head)
 
     def _check_added(self, lists: _Lists) -> None:
-        """Checks that the added manifests contain only data files of this snapshot, as many as the summary states."""
+        """Check that the added manifests contain only data files of this snapshot, as many as the summary states."""
         snapshot, specs = self._commit.snapshot, {spec.spec_id for spec in self._base.partition_specs}
         for manifest in lists.added:
             sound = (
@@ -387,13 +397,16 @@ class _Rebase:
             raise CannotRebase("the summary and the manifest list state different numbers of files")
 
     async def _select_own_manifests(self, lists: _Lists) -> tuple[list[ManifestFile], set[str]]:
-        """The manifests of the files that the client added, and the paths of the manifests of the head that they
-        replace.
+        """Return the manifests of the files that the client added, and the paths of the manifests of the head that
+        they replace.
 
         When the client merged manifests of its parent that another commit has merged since, its merge is undone: its
         added files get a new manifest, and the head keeps the others. The same applies when the merged rows have got
-        row ids since. CannotRebase when the manifests contain more than the client's added files and the unchanged
-        merged entries.
+        row ids since.
+
+        Raises:
+            CannotRebase: When the manifests contain more than the client's added files and the unchanged merged
+                entries.
         """
         snapshot_id, added, dropped = self._commit.snapshot.snapshot_id, lists.added, lists.dropped
         entries = await self._read(self._manifests.own, [structs.replace(each, **_UNASSIGNED) for each in added])
@@ -431,7 +444,9 @@ class _Rebase:
         return decoded
 
     def _renumber(self, manifest: ManifestFile) -> ManifestFile:
-        """The client's manifest with the sequence number of the new snapshot; entries without numbers inherit it."""
+        """Return the client's manifest with the sequence number of the new snapshot; entries without numbers inherit
+        it.
+        """
         own = manifest.min_sequence_number == manifest.sequence_number
         return structs.replace(
             manifest,
@@ -482,7 +497,7 @@ def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
 
 
 def _get_row_id(entry: ManifestEntry) -> int | None:
-    """The entry's explicit row id; None when it is not assigned yet."""
+    """Return the entry's explicit row id; None when it is not assigned yet."""
     own = entry.file.first_row_id
     return None if own is None or own < 0 else own
 
@@ -492,7 +507,7 @@ def _map_row_ids(entries: Iterable[ManifestEntry]) -> dict[str, int | None]:
 
 
 def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ...]]:
-    """Counts the files by all fields that a merge must not change, except row ids."""
+    """Count the files by all fields that a merge must not change, except row ids."""
     return Counter(
         (
             entry.file.file_path,
@@ -507,7 +522,7 @@ def _count_identities(entries: Iterable[ManifestEntry]) -> Counter[tuple[Any, ..
 
 
 def rebase_summary(summary: Mapping[str, str], head: Mapping[str, str], manifests_kept: int) -> dict[str, str]:
-    """The client's summary with totals derived from the head's; a total that the head lacks is removed."""
+    """Return the client's summary with totals derived from the head's; a total that the head lacks is removed."""
     rebased = dict(summary)
     for total, (added, removed) in _TOTALS.items():
         rebased.pop(total, None)

@@ -77,8 +77,12 @@ class ExpireSnapshotsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid
 
 
 class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """With a dry run: what an expiration would do. `snapshots_left`: expired snapshots for a repeat to remove.
-    `files_failed`: files that the storage did not delete; housekeeping tries again."""
+    """With a dry run: what an expiration would do.
+
+    Attributes:
+        snapshots_left: Expired snapshots for a repeat to remove.
+        files_failed: Files that the storage did not delete; housekeeping tries again.
+    """
 
     snapshots: int = 0
     refs: tuple[str, ...] = ()
@@ -121,8 +125,11 @@ class Expiration:
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
-        """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid; Corrupt if a
-        manifest cannot be read; CommitConflict after too many lost races. Nothing is removed after an error."""
+        """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid; Corrupt if
+        a manifest cannot be read; CommitConflict after too many lost races.
+
+        Nothing is removed after an error.
+        """
         async with self._slots:
             return await self._attempts(caller, namespace, name, request)
 
@@ -169,7 +176,10 @@ class Expiration:
             return removal, await self._publish(caller, removal)
 
     async def resume(self) -> int:
-        """Housekeeping: continues deletions that a stopped server has left. Returns their number."""
+        """Housekeeping: continues deletions that a stopped server has left.
+
+        Returns their number.
+        """
         found = await pending_expirations(self._parts.store)
         old = [instant for instant in found if self._parts.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS]
         for instant in old:
@@ -229,7 +239,10 @@ class Expiration:
     async def _find_unused_files(
         self, uuid: str, before: TableMetadata, after: TableMetadata, *, repeated: Collection[int] | None = None
     ) -> UnusedFiles:
-        """Reads no files of other tables, and names none. None either if the table's files must stay."""
+        """Read no files of other tables, and names none.
+
+        None either if the table's files must stay.
+        """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
         allowed = await deletable_files(self._parts, uuid, after)
@@ -239,7 +252,9 @@ class Expiration:
         return await find_unused(manifests, before, after, allowed, repeated=repeated)
 
     async def _is_shared(self, uuid: str) -> bool:
-        """Whether several names, live or dropped, refer to the table: its files may be those of the other, too."""
+        """Return whether several names, live or dropped, refer to the table: its files may be those of the other,
+        too.
+        """
         return await self._parts.store.names_of(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
@@ -285,8 +300,11 @@ class Expiration:
         return entry
 
     async def _delete(self, instant: Instant, unused: UnusedFiles) -> int:
-        """Returns the number of files that could not be deleted. Then the files that name them stay, too, and the
-        instant stays in flight, so that housekeeping tries again, for a day."""
+        """Return the number of files that could not be deleted.
+
+        Then the files that name them stay, too, and the instant stays in flight, so that housekeeping tries again, for
+        a day.
+        """
         failed = deleted = 0
 
         async def delete(location: str) -> None:

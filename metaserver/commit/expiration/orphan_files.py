@@ -94,10 +94,15 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
 
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """With a dry run: what a removal would do. `files_left`: whether a repeat finds more. `locations`: the first of
-    the files. `files_failed`: files that the storage did not delete; a repeat tries again. `uploads`: unfinished
-    multipart uploads that were aborted. `files_unconfirmed`: files whose age only the clock says; they stay until the
-    catalog has seen that time pass."""
+    """With a dry run: what a removal would do.
+
+    Attributes:
+        files_left: Whether a repeat finds more.
+        locations: The first of the files.
+        files_failed: Files that the storage did not delete; a repeat tries again.
+        uploads: Unfinished multipart uploads that were aborted.
+        files_unconfirmed: Files whose age only the clock says; they stay until the catalog has seen that time pass.
+    """
 
     files: int = 0
     size_in_bytes: int = 0
@@ -110,7 +115,11 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Listing(NamedTuple):
-    """What the folders hold. `newest_ms`: when the newest file of all was modified."""
+    """What the folders hold.
+
+    Attributes:
+        newest_ms: When the newest file of all was modified.
+    """
 
     orphans: list[ObjectInfo]
     listed: int
@@ -119,7 +128,11 @@ class _Listing(NamedTuple):
 
 
 def least_age_ms(metadata: TableMetadata) -> int:
-    """By the table's property. BadRequest for an invalid value, or one below `AGE_LEAST_MS`."""
+    """By the table's property.
+
+    Raises:
+        BadRequest: For an invalid value, or one below `AGE_LEAST_MS`.
+    """
     age_ms = as_long(metadata.properties, MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS)
     if age_ms < AGE_LEAST_MS:
         raise BadRequest(f"The property {MIN_ORPHAN_AGE} is {age_ms}; it must be at least {AGE_LEAST_MS}, one day")
@@ -194,7 +207,7 @@ class OrphanRemoval:
         return self._manifests.checked(lambda paths: check(list(paths)), None)
 
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
-        """Files that look like orphan files by the clock."""
+        """Return files that look like orphan files by the clock."""
         await self._add_pending(entry, needed)
         folders = _outermost(own_folders(self._parts, metadata))
         allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
@@ -296,8 +309,12 @@ class OrphanRemoval:
         return msgspec.structs.replace(done, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
     async def _catch_up(self, entry: Entry, needed: _NeededNames) -> None:
-        """Adds what commits have added meanwhile. NoSuchTable if the table was dropped or renamed; BadRequest if its
-        files may no longer be deleted."""
+        """Add what commits have added meanwhile.
+
+        Raises:
+            NoSuchTable: If the table was dropped or renamed.
+            BadRequest: If its files may no longer be deleted.
+        """
         current, metadata = await self._load(entry.namespace, entry.name)
         if current.uuid != entry.uuid:
             raise BadRequest(f"{show(entry.namespace, entry.name)} is another table now; nothing more is removed")
@@ -305,8 +322,10 @@ class OrphanRemoval:
 
 
 class _NeededNames:
-    """The names of all files that a table needs, without their folders, as hashes of 8 bytes. A collision keeps a
-    file."""
+    """The names of all files that a table needs, without their folders, as hashes of 8 bytes.
+
+    A collision keeps a file.
+    """
 
     def __init__(self, manifests: Manifests) -> None:
         self._manifests = manifests
@@ -327,7 +346,12 @@ class _NeededNames:
         self._later.add(_name_hash(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
-        """Reads the manifests that no earlier call read. Corrupt if one cannot be read; BadRequest above the limits."""
+        """Read the manifests that no earlier call read.
+
+        Raises:
+            Corrupt: If one cannot be read.
+            BadRequest: Above the limits.
+        """
         lists: set[str] = set()
         manifests: dict[str, ManifestFile] = {}
         for snapshot in metadata.snapshots:
@@ -365,7 +389,10 @@ def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _is_hidden(path: str) -> bool:
-    """As for Hadoop and Spark: other programs' files, and index and plan files. Folders of partitions have a `=`."""
+    """As for Hadoop and Spark: other programs' files, and index and plan files.
+
+    Folders of partitions have a `=`.
+    """
     return any(part.startswith(("_", ".")) and "=" not in part for part in path.split("/"))
 
 

@@ -34,7 +34,10 @@ READS_MAX = 2_000_000
 
 class ExpirationPolicy(msgspec.Struct, frozen=True):
     """`older_than_ms`: milliseconds since the epoch; a snapshot replaced before has expired, unless it is among the
-    `retain_last` newest of a branch. References have their own values, if any."""
+    `retain_last` newest of a branch.
+
+    References have their own values, if any.
+    """
 
     older_than_ms: int
     retain_last: int
@@ -49,8 +52,14 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         retain_last: int | None = None,
         passed: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """By the table's properties, unless the caller gives a value. BadRequest for an invalid value. `passed`: the
-        time by which ages count, if it is not that of the clock."""
+        """By the table's properties, unless the caller gives a value.
+
+        Args:
+            passed: The time by which ages count, if it is not that of the clock.
+
+        Raises:
+            BadRequest: For an invalid value.
+        """
         properties = metadata.properties
         if older_than_ms is None:
             age_ms = as_long(properties, MAX_SNAPSHOT_AGE, MAX_SNAPSHOT_AGE_DEFAULT_MS)
@@ -76,8 +85,12 @@ def find_expired(
     in_use: Collection[int] = (),
     passed: PassedTime | None = None,
 ) -> Expired:
-    """What the policy removes. `in_use`: ids of snapshots that stay in any case, as those that were undone lately.
-    `passed`: the time by which ages count, if it is not that of the clock."""
+    """Return what the policy removes.
+
+    Args:
+        in_use: Ids of snapshots that stay in any case, as those that were undone lately.
+        passed: The time by which ages count, if it is not that of the clock.
+    """
     passed = passed or PassedTime(now_ms, now_ms)
     kept: set[int] = {*in_use, *undone_lately(metadata.snapshots, now_ms)}
     ended: list[str] = []
@@ -109,7 +122,10 @@ def find_expired(
 
 
 def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
-    """The snapshots of the branches' histories. Branches share most of these, which are read once."""
+    """Return the snapshots of the branches' histories.
+
+    Branches share most of these, which are read once.
+    """
     found: set[int] = set()
     for ref in branches:
         for id_, _ in _history(metadata, ref.snapshot_id):
@@ -122,7 +138,11 @@ def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[
 def _find_retained(
     metadata: TableMetadata, branches: Iterable[SnapshotRef], policy: ExpirationPolicy, passed: PassedTime
 ) -> set[int]:
-    """The snapshots that are young enough for a branch, or among its newest. BadRequest above the limit of reads."""
+    """Return the snapshots that are young enough for a branch, or among its newest.
+
+    Raises:
+        BadRequest: Above the limit of reads.
+    """
     terms = set[tuple[int, int, int]]()
     for ref in branches:
         age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
@@ -149,7 +169,7 @@ def _find_retained(
 
 
 def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
-    """(id, when its child was committed) of a snapshot, for which the time is None, and of its ancestors."""
+    """Yield (id, when its child was committed) of a snapshot, for which the time is None, and of its ancestors."""
     snapshot, replaced_ms = metadata.snapshot(head), None
     seen: set[int] = set()
     while snapshot is not None and snapshot.snapshot_id not in seen:  # the parents are what writers say
@@ -161,8 +181,9 @@ def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | No
 
 
 def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
-    """When each snapshot that once was current was replaced, by the snapshot log: after a rollback such snapshots are
-    no ancestors of a branch."""
+    """When each snapshot that once was current was replaced, by the snapshot log: after a rollback such snapshots
+    are no ancestors of a branch.
+    """
     log = metadata.snapshot_log
     found: dict[int, int] = {}
     for entry, following in pairwise(log):

@@ -35,8 +35,12 @@ FILES_MAX, MANIFESTS_MAX = 2_000_000, 1_000_000
 
 
 class UnusedFiles(NamedTuple):
-    """Locations, in the order of deletion: each file before the file that names it, so that an interrupted deletion can
-    be repeated. `size_bytes`: of the content files and manifests."""
+    """Locations, in the order of deletion: each file before the file that names it, so that an interrupted deletion
+    can be repeated.
+
+    Attributes:
+        size_bytes: Of the content files and manifests.
+    """
 
     content_files: tuple[str, ...]
     manifests: tuple[str, ...]
@@ -57,10 +61,16 @@ async def find_unused(
     *,
     repeated: Collection[int] | None = None,
 ) -> UnusedFiles:
-    """The files that `before` needs and `after` does not, among the `allowed` locations. BadRequest above the limits.
+    """Return the files that `before` needs and `after` does not, among the `allowed` locations.
 
-    `repeated`: the removed snapshots of an earlier attempt, which may have deleted some of their files, so that missing
-    files are no error. Corrupt if a file of `after` cannot be read; TooManyEntries, except for a repeat.
+    Corrupt if a file of `after` cannot be read; TooManyEntries, except for a repeat.
+
+    Args:
+        repeated: The removed snapshots of an earlier attempt, which may have deleted some of their files, so that
+            missing files are no error.
+
+    Raises:
+        BadRequest: Above the limits.
     """
     remaining = {snapshot.snapshot_id for snapshot in after.snapshots}
     removed = [
@@ -120,7 +130,7 @@ def statistics_files(metadata: TableMetadata) -> set[str]:
 async def _manifests(
     manifests: Manifests, snapshots: Collection[Snapshot], *, skip_missing: bool = False
 ) -> dict[str, ManifestFile]:
-    """The manifests of the snapshots, by plain location."""
+    """Return the manifests of the snapshots, by plain location."""
     found: dict[str, ManifestFile] = {}
     for snapshot in snapshots:
         try:
@@ -142,8 +152,11 @@ def _too_large(what: str) -> BadRequest:
 async def content_files(
     manifests: Manifests, listed: Sequence[ManifestFile], *, skip_missing: bool = False
 ) -> AsyncIterator[Mapping[str, tuple[str, int]]]:
-    """The locations and sizes of the files that the manifests list as live, by plain location, in parts. Corrupt if
-    a manifest cannot be read, unless `skip_missing`."""
+    """Yield the locations and sizes of the files that the manifests list as live, by plain location, in parts.
+
+    Raises:
+        Corrupt: If a manifest cannot be read, unless `skip_missing`.
+    """
     at_once = 1 if skip_missing else _AT_ONCE
     for start in range(0, len(listed), at_once):
         part = listed[start : start + at_once]

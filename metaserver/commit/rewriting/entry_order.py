@@ -26,7 +26,7 @@ def partition_of(entry: ManifestEntry) -> Key:
 
 
 def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, int]:
-    """(the manifests that list files of a partition, summed over all partitions; the number of partitions)."""
+    """Return (the manifests that list files of a partition, summed over all partitions; the number of partitions)."""
     seen: set[Key] = set()
     touches = 0
     for entries in manifests:
@@ -37,7 +37,11 @@ def count_touches(manifests: Iterable[Sequence[ManifestEntry]]) -> tuple[int, in
 
 
 def divide(entries: Sequence[ManifestEntry], fitting: int, bound: Callable[[ContentFile], Key]) -> list[list[Any]]:
-    """The entries of each new manifest, at most `fitting`. `bound`: the order within a partition."""
+    """Return the entries of each new manifest, at most `fitting`.
+
+    Args:
+        bound: The order within a partition.
+    """
     ordered = sorted(entries, key=lambda entry: (_order(entry.file.partition), bound(entry.file), entry.file.file_path))
     chunks: list[list[ManifestEntry]] = [[]]
     for _, members in groupby(ordered, key=partition_of):
@@ -58,7 +62,10 @@ def _order(partition: Sequence[Any]) -> Key:
 
 
 def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
-    """The lower bound of the first clustering column of a file. Files without it are first."""
+    """Return the lower bound of the first clustering column of a file.
+
+    Files without it are first.
+    """
     try:
         layout = ClusteringLayout.of(metadata.properties)
     except BadRequest:

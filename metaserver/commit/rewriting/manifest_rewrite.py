@@ -86,9 +86,14 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """Of the manifests that were, or with a dry run would be, replaced. `partition_manifests_before`: how many of them
-    list files of a partition, on average. `manifests`: of the snapshot before. `conflicts`: groups that other commits
-    have changed meanwhile. `files_repaired`: files whose metrics were corrected."""
+    """Of the manifests that were, or with a dry run would be, replaced.
+
+    Attributes:
+        partition_manifests_before: How many of them list files of a partition, on average.
+        manifests: Of the snapshot before.
+        conflicts: Groups that other commits have changed meanwhile.
+        files_repaired: Files whose metrics were corrected.
+    """
 
     manifests: int = 0
     manifests_before: int = 0
@@ -122,7 +127,7 @@ class _WrittenGroup(NamedTuple):
     stored: tuple[StoredManifest, ...]
 
     def fits(self, listed: Sequence[ManifestFile]) -> bool:
-        """Whether all replaced manifests are listed, with what their entries inherit."""
+        """Return whether all replaced manifests are listed, with what their entries inherit."""
         return set(map(_identity, self.group.replaced)) <= set(map(_identity, listed))
 
 
@@ -144,7 +149,10 @@ class ManifestRewrite:
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
         """NoSuchTable; BadRequest for a table of version 1 or an invalid property; Corrupt if a manifest cannot be
-        read; CommitUnknown. If other commits are faster, nothing is changed, and the report counts a conflict."""
+        read; CommitUnknown.
+
+        If other commits are faster, nothing is changed, and the report counts a conflict.
+        """
         async with self._slots:
             report = ManifestReport()
             for _ in range(ATTEMPTS):
@@ -203,7 +211,7 @@ class ManifestRewrite:
     async def _groups(
         self, manifests: Manifests, listed: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
     ) -> list[_Group]:
-        """The groups whose rewrite is worth a commit."""
+        """Return the groups whose rewrite is worth a commit."""
         by_kind: dict[tuple[int, int], list[ManifestFile]] = {}
         for manifest in listed:
             by_kind.setdefault((manifest.partition_spec_id, manifest.content), []).append(manifest)
@@ -226,7 +234,7 @@ class ManifestRewrite:
         return groups
 
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
-        """The manifests with metrics that some readers cannot use, among those that the limit lets it read."""
+        """Return the manifests with metrics that some readers cannot use, among those that the limit lets it read."""
         type_of = DeclaredTypes(metadata)
         found, left_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
@@ -245,7 +253,10 @@ class ManifestRewrite:
     async def _commit(
         self, caller: Caller, before: Entry, version: int, writer: SnapshotWriter, written: Sequence[_WrittenGroup]
     ) -> tuple[ManifestReport, frozenset[str]]:
-        """The report, and the files that the table refers to now. Under the lock of the table's commits."""
+        """Return the report, and the files that the table refers to now.
+
+        Under the lock of the table's commits.
+        """
         requested_ms = self._parts.clock.now_ms()
         entry, metadata = await self._load(before.namespace, before.name)
         head = metadata.current_snapshot
@@ -279,7 +290,7 @@ class ManifestRewrite:
 async def open_manifest_rewrite(
     catalog: Catalog, publisher: Publisher, planner: Planner
 ) -> AsyncIterator[ManifestRewrite]:
-    """Waits on exit for the deletion of files that no snapshot refers to."""
+    """Wait on exit for the deletion of files that no snapshot refers to."""
     cleanup = Cleanup(catalog.parts.objects)
     try:
         yield ManifestRewrite(catalog, publisher, planner, cleanup)
@@ -293,7 +304,7 @@ def _identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
 
 
 def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
-    """The smallest manifests within the limits, in the order of the list."""
+    """Return the smallest manifests within the limits, in the order of the list."""
     chosen: set[str] = set()
     size_bytes = entries = 0
     for manifest in sorted(members, key=lambda manifest: manifest.manifest_length):
@@ -325,7 +336,10 @@ def _divide_entries(
 
 
 def _fitting(entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int) -> int:
-    """How many entries fit a manifest of the target size. By a sample, because small manifests are mostly header."""
+    """Return how many entries fit a manifest of the target size.
+
+    By a sample, because small manifests are mostly header.
+    """
 
     def size(count: int) -> int:
         return len(write_manifest(entries[:count], metadata=metadata, spec_id=spec_id, content=content).data)

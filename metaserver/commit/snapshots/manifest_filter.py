@@ -33,7 +33,7 @@ class RewrittenManifests(NamedTuple):
 
 
 def key_of(file: ContentFile) -> Remove:
-    """The key that identifies a file in a list of files to remove."""
+    """Return the key that identifies a file in a list of files to remove."""
     return Remove(file.file_path, file.content_offset if file.is_deletion_vector else None)
 
 
@@ -58,7 +58,11 @@ class FilesToRemove(NamedTuple):
 async def find_files(
     manifests: Manifests, listed: Sequence[ManifestFile], requested: Collection[Remove], metadata: TableMetadata
 ) -> FilesToRemove:
-    """The files and, for data files, the delete files that apply to them alone. Collision when one is not live."""
+    """Return the files and, for data files, the delete files that apply to them alone.
+
+    Raises:
+        Collision: When one is not live.
+    """
     if not requested:
         return FilesToRemove(frozenset(), ())
     listing: dict[str, tuple[ManifestFile, Sequence[ManifestEntry]]] = {}
@@ -102,8 +106,12 @@ async def puffins_in_use(
     metadata: TableMetadata,
     known: Mapping[str, Sequence[ManifestEntry]],
 ) -> frozenset[str]:
-    """The Puffin files of the removed deletion vectors with other live vectors. `listed`: the manifests of which the
-    removed files are left out. `known`: live entries by manifest, which need not be read again."""
+    """Return the Puffin files of the removed deletion vectors with other live vectors.
+
+    Args:
+        listed: The manifests of which the removed files are left out.
+        known: Live entries by manifest, which need not be read again.
+    """
     paths = await run_by_count(len(removed), partial(_puffins, removed))
     if not paths:
         return frozenset()
@@ -120,7 +128,9 @@ async def puffins_in_use(
 async def referring(
     manifests: Manifests, listed: Sequence[ManifestFile], paths: Collection[str], metadata: TableMetadata
 ) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
-    """The delete manifests that may list a delete file of exactly one of these data files, with their live entries."""
+    """Return the delete manifests that may list a delete file of exactly one of these data files, with their live
+    entries.
+    """
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     candidates = await manifests.listing(deletes, paths, referenced=True)
     return [(manifest, await manifests.entries(manifest, metadata)) for manifest in candidates]
@@ -132,12 +142,12 @@ def _select_named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -
 
 
 def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
-    """The same as a set, and the paths."""
+    """Return the same as a set, and the paths."""
     return set(requested), {remove.file_path for remove in requested}
 
 
 def _staying(entries: Sequence[ManifestEntry], paths: Collection[str], removed: Collection[Remove]) -> set[str]:
-    """Those of the paths where an entry is that is not removed."""
+    """Return those of the paths where an entry is that is not removed."""
     files = (entry.file for entry in entries)
     return {file.file_path for file in files if file.file_path in paths and key_of(file) not in removed}
 
@@ -169,7 +179,10 @@ class _Rewritten(NamedTuple):
 
 
 class ManifestFilter:
-    """Rewrites manifests for one commit. A later attempt reuses a manifest when it removes the same files from it."""
+    """Rewrites manifests for one commit.
+
+    A later attempt reuses a manifest when it removes the same files from it.
+    """
 
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
@@ -183,7 +196,7 @@ class ManifestFilter:
         metadata: TableMetadata,
         sequence_number: int,
     ) -> RewrittenManifests:
-        """The parent's manifests without the files that `found` lists."""
+        """Return the parent's manifests without the files that `found` lists."""
         replaced: dict[str, ManifestFile | None] = {}
         files: list[ContentFile] = []
         for manifest, entries in found.listing:
@@ -227,7 +240,7 @@ class ManifestFilter:
     def _divide_entries(
         self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]
     ) -> tuple[list[ManifestEntry], tuple[ContentFile, ...]]:
-        """The entries to write, and the files that are removed."""
+        """Return the entries to write, and the files that are removed."""
         keyed = [(entry, key_of(entry.file)) for entry in entries]
         written = [self._carry_over(entry, key in own) for entry, key in keyed if key not in unmarked]
         return written, tuple(entry.file for entry, key in keyed if key in own)

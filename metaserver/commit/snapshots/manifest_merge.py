@@ -25,7 +25,10 @@ MIN_COUNT_DEFAULT = 100
 
 
 class ManifestMerge:
-    """Merges for one commit. Later attempts reuse what earlier attempts have merged."""
+    """Merges for one commit.
+
+    Later attempts reuse what earlier attempts have merged.
+    """
 
     def __init__(self, writer: SnapshotWriter, manifests: Manifests) -> None:
         self._writer = writer
@@ -35,7 +38,7 @@ class ManifestMerge:
     async def merge(
         self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
-        """The manifests of the snapshot, newest first; those that it adds get `sequence_number`."""
+        """Return the manifests of the snapshot, newest first; those that it adds get `sequence_number`."""
         if not props.as_bool(metadata.properties, ENABLED, True):
             return list(listed)
         least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))
@@ -79,16 +82,18 @@ class ManifestMerge:
         return made
 
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
-        """Files that this snapshot added still inherit their sequence number, so that a later attempt can reuse the
-        manifest."""
+        """Return files that this snapshot added still inherit their sequence number, so that a later attempt can
+        reuse the manifest.
+        """
         if entry.status == ADDED and entry.snapshot_id == self._writer.snapshot_id:
             return ManifestEntry(ADDED, entry.snapshot_id, None, None, entry.file)
         return ManifestEntry(EXISTING, entry.snapshot_id, entry.sequence_number, entry.file_sequence_number, entry.file)
 
 
 def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
-    """Whether partition tuples of the spec can be encoded: the type of a value is unknown once no schema has its source
-    column."""
+    """Return whether partition tuples of the spec can be encoded: the type of a value is unknown once no schema has
+    its source column.
+    """
     spec = metadata.spec(spec_id)
     if spec is None:
         return True  # reading the first manifest raises the error
@@ -97,7 +102,7 @@ def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
 
 
 def _rows(manifests: Sequence[ManifestFile]) -> int:
-    """The row count of the merged manifest; it must fit a long."""
+    """Return the row count of the merged manifest; it must fit a long."""
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 
 

@@ -80,7 +80,11 @@ class ChangeMemory:
         self._held: set[tuple[str, str]] = set()
 
     def hold(self, what: tuple[str, str], size_bytes: int) -> None:
-        """Counts what is held. BadRequest beyond the limit."""
+        """Count what is held.
+
+        Raises:
+            BadRequest: Beyond the limit.
+        """
         if what in self._held:
             return
         self._held.add(what)
@@ -97,7 +101,10 @@ class ChangeMemory:
 
 
 class Manifests:
-    """Cached access to manifests. Belongs to one event loop."""
+    """Cached access to manifests.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, objects: ObjectReader, *, budget_bytes: int, limit_bytes: int) -> None:
         """`limit_bytes` bounds the size of one manifest or manifest list."""
@@ -121,17 +128,25 @@ class Manifests:
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
     def checked(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
-        """The same caches for one change: `check_paths` is called with each manifest list before it is read, and with
-        the manifests in it. BadRequest when the change needs manifests that take more than `limit_bytes` decoded; None
-        for callers that bound it themselves."""
+        """Return the same caches for one change: `check_paths` is called with each manifest list before it is read,
+        and with the manifests in it.
+
+        BadRequest when the change needs manifests that take more than `limit_bytes` decoded; None for callers that
+        bound it themselves.
+        """
         checked = copy(self)
         checked._check_paths = check_paths
         checked._memory = None if limit_bytes is None else ChangeMemory(limit_bytes)
         return checked
 
     async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
-        """The manifests of a snapshot, in the order of its manifest list. Corrupt names the list. Forbidden for files
-        that the table may not name."""
+        """Return the manifests of a snapshot, in the order of its manifest list.
+
+        Corrupt names the list.
+
+        Raises:
+            Forbidden: For files that the table may not name.
+        """
         if snapshot is None:
             return ()
         location = snapshot.manifest_list
@@ -143,7 +158,7 @@ class Manifests:
         return await self.listed_at(location)
 
     async def listed_at(self, location: str) -> tuple[ManifestFile, ...]:
-        """The manifests that the manifest list at a location names; otherwise as `listed`."""
+        """Return the manifests that the manifest list at a location names; otherwise as `listed`."""
         if self._check_paths is not None:
             await self._check_paths([location])
         kept = self._lists.get(location)
@@ -158,7 +173,7 @@ class Manifests:
         return kept
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
-        """Keeps a manifest, or what a manifest list names, from before its write until `let_go`."""
+        """Keep a manifest, or what a manifest list names, from before its write until `let_go`."""
         if isinstance(content, bytes):
             self._unwritten[location] = content
         else:
@@ -179,7 +194,11 @@ class Manifests:
         self._names.put(location, names, names.size_bytes)
 
     async def data(self, manifest: ManifestFile) -> bytes:
-        """The encoded manifest. Corrupt when it is shorter than its manifest list says."""
+        """Return the encoded manifest.
+
+        Raises:
+            Corrupt: When it is shorter than its manifest list says.
+        """
         location = manifest.manifest_path
         kept = self._data.get(location)
         if kept is None:
@@ -193,7 +212,10 @@ class Manifests:
         return kept
 
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-        """The live entries, fully decoded. Corrupt names the manifest."""
+        """Return the live entries, fully decoded.
+
+        Corrupt names the manifest.
+        """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
         if self._memory is not None:  # before the entries are made: a small file may have millions
@@ -202,7 +224,10 @@ class Manifests:
         return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
 
     async def decoded(self, manifest: ManifestFile) -> DecodedManifest:
-        """The live entries as columns that are not packed. Corrupt names the manifest."""
+        """Return the live entries as columns that are not packed.
+
+        Corrupt names the manifest.
+        """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
         if self._memory is not None:
@@ -210,7 +235,10 @@ class Manifests:
         return decoded
 
     async def removals(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
-        """The entries that say that a snapshot removed a file. Corrupt names the manifest."""
+        """Return the entries that say that a snapshot removed a file.
+
+        Corrupt names the manifest.
+        """
         data = await self.data(manifest)
         decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
         if self._memory is not None:
@@ -220,7 +248,10 @@ class Manifests:
         return await _maybe_in_thread(len(data), lambda: removals_of(decoded, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """The live entries as columns, one block a manifest. Corrupt names a manifest."""
+        """Return the live entries as columns, one block a manifest.
+
+        Corrupt names a manifest.
+        """
         return await self._decode_blocks(manifests, self._memory)
 
     async def _decode_blocks(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
@@ -246,8 +277,9 @@ class Manifests:
     async def listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
     ) -> list[ManifestFile]:
-        """The manifests that may list a live file at one of the paths or, with `referenced`, a delete file that refers
-        to one of them."""
+        """Return the manifests that may list a live file at one of the paths or, with `referenced`, a delete file
+        that refers to one of them.
+        """
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         if not len(searched):
             return []
@@ -281,12 +313,12 @@ class Manifests:
 
 
 def hashes_of(paths: Iterable[str]) -> Hashes:
-    """uint64[n], sorted."""
+    """Return uint64[n], sorted."""
     return np.sort(np.array([hash_key(path.encode(), _SEED) for path in paths], dtype=np.uint64))
 
 
 def names_of(files: Sequence[ContentFile]) -> PathHashes:
-    """The hashes for a manifest with these live files."""
+    """Return the hashes for a manifest with these live files."""
     return PathHashes(
         hashes_of({file.file_path for file in files}),
         hashes_of({file.referenced_data_file for file in files if file.referenced_data_file is not None}),
@@ -294,7 +326,7 @@ def names_of(files: Sequence[ContentFile]) -> PathHashes:
 
 
 async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: Hashes) -> list[ManifestFile]:
-    """The manifests of which one of the hashes is searched."""
+    """Return the manifests of which one of the hashes is searched."""
 
     if not candidates or not len(searched):
         return []
@@ -312,7 +344,7 @@ async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: 
 
 
 def _intersects(one: Hashes, other: Hashes) -> bool:
-    """Whether two sorted arrays have a common value."""
+    """Return whether two sorted arrays have a common value."""
     few, many = (one, other) if len(one) <= len(other) else (other, one)
     if not len(few):
         return False
@@ -320,7 +352,7 @@ def _intersects(one: Hashes, other: Hashes) -> bool:
 
 
 def _has_any(values: Hashes, many: Hashes) -> bool:
-    """Whether one of the values is in `many`, which is sorted and not empty."""
+    """Return whether one of the values is in `many`, which is sorted and not empty."""
     return bool((many.take(many.searchsorted(values), mode="clip") == values).any())
 
 
@@ -339,8 +371,9 @@ def _names(manifest: ManifestFile, block: Block) -> PathHashes:
 
 
 async def run_by_count(entries: int, work: Callable[[], T]) -> T:
-    """The result of pure `work` on so many entries of manifests, in a thread if it takes more than a few
-    milliseconds: a change may add or remove hundreds of thousands of files."""
+    """Return the result of pure `work` on so many entries of manifests, in a thread if it takes more than a few
+    milliseconds: a change may add or remove hundreds of thousands of files.
+    """
     return work() if entries <= _IN_LOOP_ENTRIES else await asyncio.to_thread(work)
 
 

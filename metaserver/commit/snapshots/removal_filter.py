@@ -31,7 +31,10 @@ _Identity = tuple[str, int, int | None]
 
 
 class RemovalFilter:
-    """For one commit. Later attempts reuse what earlier attempts have written."""
+    """For one commit.
+
+    Later attempts reuse what earlier attempts have written.
+    """
 
     def __init__(self, writer: SnapshotWriter) -> None:
         self._writer = writer
@@ -51,8 +54,14 @@ class RemovalFilter:
         *,
         snapshots_max: int,
     ) -> TableMetadata:
-        """The metadata, with no snapshot that says that `removed_by` or a later snapshot removed one of `paths`. The
-        paths are the same in all attempts. BadRequest if more than `snapshots_max` snapshots must be read."""
+        """Return the metadata, with no snapshot that says that `removed_by` or a later snapshot removed one of
+        `paths`.
+
+        The paths are the same in all attempts.
+
+        Raises:
+            BadRequest: If more than `snapshots_max` snapshots must be read.
+        """
         later = [snapshot for snapshot in metadata.snapshots if snapshot.sequence_number >= removed_by.sequence_number]
         if len(later) > snapshots_max:
             raise BadRequest(

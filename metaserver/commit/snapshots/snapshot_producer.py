@@ -29,7 +29,11 @@ from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of
 
 
 class SnapshotTerms(NamedTuple):
-    """What a commit states about its snapshot. `summary`: further entries."""
+    """What a commit states about its snapshot.
+
+    Attributes:
+        summary: Further entries.
+    """
 
     operation: str
     branch: str
@@ -58,11 +62,15 @@ async def produce(
     merging: ManifestMerge | None,
     now_ms: int,
 ) -> ProducedSnapshot:
-    """Writes the snapshot on `parent`, the head of the branch in `metadata`. `removed.manifests` are the remaining
-    manifests of the parent. `merging`: None to merge no manifests.
+    """Write the snapshot on `parent`, the head of the branch in `metadata`.
+
+    `removed.manifests` are the remaining manifests of the parent.
 
     BadRequest when the row ids run out; Corrupt names a manifest that cannot be merged. After an error of the storage,
     files may have been written, but nothing refers to them.
+
+    Args:
+        merging: None to merge no manifests.
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0

@@ -65,7 +65,9 @@ class HeldFiles:
 
 
 class SnapshotWriter:
-    """Writes the manifests of one snapshot. `written` are the locations of all files, used or not.
+    """Writes the manifests of one snapshot.
+
+    `written` are the locations of all files, used or not.
 
     `is_deferred`: small files are written while the caller goes on, so that the files of a commit wait for the disk
     together and not one after the other. Nothing may refer to them before `settle`.
@@ -110,7 +112,7 @@ class SnapshotWriter:
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> list[StoredManifest]:
-        """Writes the entries to manifests of approximately the table's target size."""
+        """Write the entries to manifests of approximately the table's target size."""
         if len(entries) <= _SAMPLE_ENTRIES:
             return [await self.manifest(entries, metadata, spec_id, content)] if entries else []
         sample = partial(write_manifest, entries[:_SAMPLE_ENTRIES], metadata=metadata, spec_id=spec_id, content=content)
@@ -130,7 +132,11 @@ class SnapshotWriter:
         *,
         of: int | None = None,
     ) -> str:
-        """Writes the manifest list and returns its location. `of`: a past snapshot; None: the new snapshot."""
+        """Write the manifest list and return its location.
+
+        Args:
+            of: A past snapshot; None: the new snapshot.
+        """
         self._number += 1
         snapshot_id = self.snapshot_id if of is None else of
         location = f"{self._folder}/snap-{snapshot_id}-{self._number}-{self.commit_id}.avro"
@@ -146,7 +152,10 @@ class SnapshotWriter:
         return location
 
     async def settle(self) -> None:
-        """Waits for all writes. Raises the error of one that failed."""
+        """Wait for all writes.
+
+        Raises the error of one that failed.
+        """
         writes, self._writes = self._writes, []
         outcomes = await asyncio.gather(*writes, return_exceptions=True)
         for outcome in outcomes:
@@ -177,7 +186,11 @@ class SnapshotWriter:
 async def open_writer(
     parts: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata, *, is_deferred: bool = False
 ) -> SnapshotWriter:
-    """For a new snapshot of the table with this UUID. Forbidden if its folder of metadata is another table's."""
+    """For a new snapshot of the table with this UUID.
+
+    Raises:
+        Forbidden: If its folder of metadata is another table's.
+    """
     folder = metadata_folder(metadata.location, metadata.properties)
     parts.warehouse.check(folder, "The folder of the table's metadata")
     await check_own(parts, uuid, folder)  # before the first write, because a writer may overwrite metadata
@@ -190,7 +203,10 @@ def target_size(metadata: TableMetadata) -> int:
 
 
 async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
-    """Writes the manifests of the added files, separate by spec and by content. No manifest list refers to them yet."""
+    """Write the manifests of the added files, separate by spec and by content.
+
+    No manifest list refers to them yet.
+    """
     stored: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
         groups = await run_by_count(len(files), partial(_by_spec, files, writer.snapshot_id))

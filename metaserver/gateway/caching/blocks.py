@@ -40,7 +40,10 @@ class Owner:
 def open_tier(
     tier_folder: object, budget_bytes: int, sketch: FrequencySketch, holder_bytes: int | None, block_bytes: int
 ) -> DiskTier:
-    """A disk tier for blocks. Blocking."""
+    """Return a disk tier for blocks.
+
+    Blocking.
+    """
     return DiskTier(
         tier_folder,  # type: ignore[arg-type]
         budget_bytes,
@@ -53,7 +56,10 @@ def open_tier(
 
 
 class ObjectBlocks:
-    """Belongs to one event loop. `readers` and `writer` are the threads of the disk: a write never delays a read."""
+    """Belongs to one event loop.
+
+    `readers` and `writer` are the threads of the disk: a write never delays a read.
+    """
 
     def __init__(
         self,
@@ -97,7 +103,10 @@ class ObjectBlocks:
         return any(tier.may_have(_key(name, number)) for tier in self._tiers)
 
     def at_once(self, name: str, number: int, owner: Owner, *, counted: bool) -> tuple[memoryview, str] | None:
-        """(the block, memory or disk), if nothing has to be waited for. None is not counted as a request."""
+        """Return (the block, memory or disk), if nothing has to be waited for.
+
+        None is not counted as a request.
+        """
         key = _key(name, number)
         if key in self._memory:
             block = self._memory.get(key, counted=counted)
@@ -112,7 +121,7 @@ class ObjectBlocks:
         return None
 
     async def from_disk(self, name: str, numbers: Sequence[int], owner: Owner) -> tuple[memoryview | None, int]:
-        """The first of the blocks, if it is on the disk; otherwise how many of them, from the first, are not."""
+        """Return the first of the blocks, if it is on the disk; otherwise how many of them, from the first, are not."""
         # Not in a thread: a stat of a local file takes a few microseconds, and a thread hop 60 or more.
         for absent, number in enumerate(numbers):
             key = _key(name, number)
@@ -131,7 +140,7 @@ class ObjectBlocks:
         self._memory.put(_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
-        """Writes the block to the disk, with others that wait; dropped if too many bytes wait."""
+        """Write the block to the disk, with others that wait; dropped if too many bytes wait."""
         tier = self._pinned if owner.pinned and self._pinned is not None else self._disk
         if tier is None:
             return

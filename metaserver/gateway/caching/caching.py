@@ -55,7 +55,10 @@ _AT_ONCE_BYTES = 4 << 20
 
 
 class CachingBackend:
-    """A `Backend` in front of the store's `Backend`. Belongs to one event loop."""
+    """A `Backend` in front of the store's `Backend`.
+
+    Belongs to one event loop.
+    """
 
     def __init__(self, inner: Backend, tiers: CacheTiers, clock: Clock) -> None:
         self._inner = inner
@@ -125,9 +128,11 @@ class CachingBackend:
                 self._records.changed(location)
 
     def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
-        """Sends the answer as far as nothing has to be waited for: neither the store, nor the disk, nor the client.
+        """Send the answer as far as nothing has to be waited for: neither the store, nor the disk, nor the client.
+
         None, and nothing is sent, unless a record that is trusted and the first block are here, and the read has no
-        conditions. `transport` has no unsent bytes, and no buffer: what the kernel does not take stays in it."""
+        conditions. `transport` has no unsent bytes, and no buffer: what the kernel does not take stays in it.
+        """
         if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
             return None
         location = _location(read)
@@ -173,8 +178,9 @@ class CachingBackend:
     def _next_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: Unsent, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
-        """(the bytes from `start` on that may be given to the connection now, what they keep in memory until the client
-        has taken them); none, if the next block is not here."""
+        """Return (the bytes from `start` on that may be given to the connection now, what they keep in memory until
+        the client has taken them); none, if the next block is not here.
+        """
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
         if offer < block_bytes:
@@ -238,7 +244,7 @@ class CachingBackend:
         return record.size - start
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
-        """The answer from the cache; None if the store has to answer."""
+        """Return the answer from the cache; None if the store has to answer."""
         location, owner = _location(call), _owner(call)
         for _ in range(2):
             record = self._records.trusted(location)
@@ -302,8 +308,9 @@ class CachingBackend:
         return record
 
     def _opening_span(self, wanted: str | None) -> tuple[str, int]:
-        """(Range header, its greatest length) for a first read: whole blocks around the wanted part, as far as one
-        request reads."""
+        """Return (Range header, its greatest length) for a first read: whole blocks around the wanted part, as far
+        as one request reads.
+        """
         block_bytes, request_bytes = self._tiers.blocks.block_bytes, self._fetches.request_bytes
         matched = _RANGE.fullmatch(wanted or "bytes=0-")
         assert matched is not None, wanted  # by _is_plain
@@ -356,13 +363,16 @@ class CachingBackend:
         return response
 
     def _continues(self, record: ObjectRecord, start: int) -> bool:
-        """Whether a read continues the previous read within a block."""
+        """Return whether a read continues the previous read within a block."""
         before = self._sequences.get(record.location)
         return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0
 
     def _follow(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
-        """Notes a read. From the second read on that follows its predecessor, what may follow is read ahead: twice as
-        much each time, and again when half of it was read."""
+        """Note a read.
+
+        From the second read on that follows its predecessor, what may follow is read ahead: twice as much each time,
+        and again when half of it was read.
+        """
         ended, streak, ahead_until = self._sequences.get(record.location, (-1, 0, 0))
         follows = start == ended
         streak = min(streak + 1, 6) if follows else 0
@@ -389,8 +399,12 @@ def _response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) 
 
 
 def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
-    """Gives header and first bytes to the connection with one call and without a copy, which aiohttp's writer would
-    make and keep until the client has taken it. ConnectionResetError if the client is gone."""
+    """Give header and first bytes to the connection with one call and without a copy, which aiohttp's writer would
+    make and keep until the client has taken it.
+
+    Raises:
+        ConnectionResetError: If the client is gone.
+    """
     transport = request.transport
     if transport is None or transport.is_closing():
         raise ConnectionResetError("The client closed the connection")
@@ -399,7 +413,13 @@ def _start(request: web.BaseRequest, pieces: list[bytes | memoryview]) -> None:
 
 
 async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memoryview]) -> None:
-    """Sends what follows the first bytes. BrokenAnswer if it cannot be read. Returns when the client has taken all."""
+    """Send what follows the first bytes.
+
+    Returns when the client has taken all.
+
+    Raises:
+        BrokenAnswer: If it cannot be read.
+    """
     turn = 0
     try:
         await writer.drain()  # before the next piece is in memory, too
@@ -425,8 +445,11 @@ def _owner(read: S3Read) -> Owner:
 
 
 def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
-    """Status line and headers of an answer with the part (start, length), or the whole object. ValueError if a value
-    contains the end of a line."""
+    """Status line and headers of an answer with the part (start, length), or the whole object.
+
+    Raises:
+        ValueError: If a value contains the end of a line.
+    """
     start, length = part or (0, record.size)
     headers = {
         "content-type": "application/octet-stream",
@@ -452,7 +475,7 @@ def _date(now_s: int) -> str:
 
 
 def _is_plain(call: S3Read) -> bool:
-    """Whether a read has nothing that only the store can answer."""
+    """Return whether a read has nothing that only the store can answer."""
     if kind_of(call.address.key) is None or not call.address.query.keys() <= {"x-id"}:
         return False
     headers = call.headers
@@ -472,7 +495,7 @@ def _is_plain(call: S3Read) -> bool:
 
 
 def _written(call: S3Call) -> list[str]:
-    """The objects that a request may change."""
+    """Return the objects that a request may change."""
     bucket, key = call.address.bucket, call.address.key
     if "partNumber" in call.address.query or "uploads" in call.address.query:
         return []

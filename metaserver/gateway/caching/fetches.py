@@ -34,7 +34,10 @@ class RefusedRead(Exception):
 
 
 class Fetch:
-    """The blocks `first` to `last` of an object. `arrived` is the offset in the object up to which bytes are here."""
+    """The blocks `first` to `last` of an object.
+
+    `arrived` is the offset in the object up to which bytes are here.
+    """
 
     def __init__(self, record: ObjectRecord, first: int, last: int, memory: Buffers, owner: Owner) -> None:
         block_bytes = memory.size_bytes
@@ -66,7 +69,11 @@ class Fetch:
         return self._buffers[number].toreadonly()
 
     def add(self, data: memoryview) -> list[int]:
-        """The numbers of the blocks that are complete with `data`. ValueError for more bytes than the fetch has."""
+        """Return the numbers of the blocks that are complete with `data`.
+
+        Raises:
+            ValueError: For more bytes than the fetch has.
+        """
         if self.arrived + len(data) > self.end:
             raise ValueError("The store sent more bytes than were requested")
         complete = []
@@ -86,7 +93,7 @@ class Fetch:
         return complete
 
     def wake(self) -> None:
-        """Wakes the readers whose bytes have arrived; all when the fetch has ended."""
+        """Wake the readers whose bytes have arrived; all when the fetch has ended."""
         if self._waiting:
             still = [one for one in self._waiting if one[0] >= self.arrived and not self.done]
             woken = [one for one in self._waiting if one[0] < self.arrived or self.done]
@@ -96,7 +103,10 @@ class Fetch:
                     future.set_result(None)
 
     async def until(self, offset: int) -> None:
-        """Returns once a byte beyond `offset` has arrived. The fetch's error if it ends before."""
+        """Return once a byte beyond `offset` has arrived.
+
+        The fetch's error if it ends before.
+        """
         while self.arrived <= offset:
             if self.done:
                 raise self.error or RetryLater("The read of the object ended early, try again")
@@ -105,9 +115,10 @@ class Fetch:
             await future
 
     async def pieces(self, start: int, end: int) -> AsyncGenerator[memoryview]:
-        """The bytes of the object from `start` to `end`, both within the fetch, while they arrive: the first bytes at
-        once, and then whole blocks, because each piece costs an iteration of the event loop and a wake-up of the
-        client."""
+        """Yield the bytes of the object from `start` to `end`, both within the fetch, while they arrive: the first
+        bytes at once, and then whole blocks, because each piece costs an iteration of the event loop and a
+        wake-up of the client.
+        """
         is_first = True
         while start < end:
             number, offset = divmod(start, self._block_bytes)
@@ -120,7 +131,10 @@ class Fetch:
 
 
 class Fetches:
-    """All fetches of a worker. Belongs to one event loop."""
+    """All fetches of a worker.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self, store: Store, blocks: ObjectBlocks, *, budget_bytes: int, share_bytes: int, request_bytes: int
@@ -146,7 +160,7 @@ class Fetches:
         return self._budget.taken > self._budget.limit // 2
 
     def find(self, name: str, number: int) -> Fetch | None:
-        """The fetch that has or reads the block."""
+        """Return the fetch that has or reads the block."""
         return self._running.get((name, number))
 
     def hold(self, fetch: Fetch) -> None:
@@ -164,7 +178,10 @@ class Fetches:
         return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
 
     def start(self, record: ObjectRecord, first: int, last: int, owner: Owner) -> Fetch | None:
-        """Starts to read the blocks. None without budget."""
+        """Start to read the blocks.
+
+        None without budget.
+        """
         fetch = Fetch(record, first, last, self._memory, owner)
         if not self._take(fetch.size_bytes, owner):
             return None
@@ -240,7 +257,7 @@ class Fetches:
                 opened.cancel()
 
     async def _receive(self, fetch: Fetch, answer: StoreAnswer, skip: int) -> None:
-        """Takes the bytes of the answer after the first `skip`."""
+        """Take the bytes of the answer after the first `skip`."""
         async for piece in answer.pieces:
             data = memoryview(piece)[skip:] if skip else memoryview(piece)
             skip = max(0, skip - len(piece))
@@ -256,7 +273,7 @@ class Fetches:
         self._write(fetch)
 
     def _write(self, fetch: Fetch) -> None:
-        """Starts to write the complete blocks to the disk, unless readers still wait for the fetch."""
+        """Start to write the complete blocks to the disk, unless readers still wait for the fetch."""
         if (fetch.readers or not fetch.done) and not self.is_half_used:
             return
         numbers, fetch.unwritten = fetch.unwritten, []
@@ -322,7 +339,7 @@ class Fetches:
             self._budget.release(fetch.owner.holder, fetch.size_bytes)
 
     async def close(self) -> None:
-        """Ends the reads, and waits for the writes to the disk."""
+        """End the reads, and wait for the writes to the disk."""
         for task in self._reads:
             task.cancel()
         await asyncio.gather(*self._reads, return_exceptions=True)
@@ -332,7 +349,10 @@ class Fetches:
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def check_invariants(self) -> None:
-        """AssertionError if something is charged or listed that has ended. For tests; call it while nothing runs."""
+        """AssertionError if something is charged or listed that has ended.
+
+        For tests; call it while nothing runs.
+        """
         self._budget.check_invariants()
         assert not self._reads | self._writes, f"{len(self._reads | self._writes)} tasks run"
         assert not self._running, f"{len(self._running)} blocks are listed"

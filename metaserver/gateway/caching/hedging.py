@@ -24,7 +24,10 @@ _BURST = 10.0
 
 
 class _Attempt:
-    """A request, and its answer once it has begun. It belongs to the task that ends it, by `close`."""
+    """A request, and its answer once it has begun.
+
+    It belongs to the task that ends it, by `close`.
+    """
 
     def __init__(self, request: AbstractAsyncContextManager[StoreAnswer]) -> None:
         self._request = request
@@ -40,7 +43,11 @@ class _Attempt:
         )
 
     async def close(self, error: BaseException | None = None) -> bool:
-        """Ends the request, whether it has begun or not. `error`: what its reader raised; True if it is dealt with."""
+        """End the request, whether it has begun or not.
+
+        Args:
+            error: What its reader raised; True if it is dealt with.
+        """
         self.opening.cancel()
         await asyncio.wait((self.opening,))
         if self.opening.cancelled() or self.opening.exception() is not None:
@@ -52,7 +59,10 @@ class _Attempt:
 
 
 class HedgedStore:
-    """A `Store` over another. Belongs to one event loop. `percent` of all reads may be sent twice; 0: none."""
+    """A `Store` over another.
+
+    Belongs to one event loop. `percent` of all reads may be sent twice; 0: none.
+    """
 
     def __init__(self, store: Store, clock: Clock, *, percent: int) -> None:
         self._store = store
@@ -100,7 +110,7 @@ class HedgedStore:
 
 
 async def _first_usable(attempts: list[_Attempt]) -> _Attempt:
-    """The attempt whose answer began first and is no failure of the store; the first attempt if all failed."""
+    """Return the attempt whose answer began first and is no failure of the store; the first attempt if all failed."""
     waiting = {one.opening for one in attempts}
     while waiting:
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)

@@ -31,7 +31,10 @@ _PAUSE_S = 0.1
 
 
 class RangeReader:
-    """Belongs to one event loop. `served_bytes` counts by source: memory, disk, fetch, or direct without the cache."""
+    """Belongs to one event loop.
+
+    `served_bytes` counts by source: memory, disk, fetch, or direct without the cache.
+    """
 
     def __init__(self, store: Store, blocks: ObjectBlocks, fetches: Fetches) -> None:
         self._store = store
@@ -50,9 +53,14 @@ class RangeReader:
         counted: bool = True,
         started: bool = False,
     ) -> AsyncGenerator[memoryview]:
-        """The bytes from `start` to `end`, which is at most the object's size. ChangedObject, RefusedRead or RetryLater
-        may be raised at any piece. `counted` False: the first block is not counted as requested. `started`: the client
-        has bytes of the answer. `unsent` has what is kept while the reader works on a piece."""
+        """Yield the bytes from `start` to `end`, which is at most the object's size.
+
+        ChangedObject, RefusedRead or RetryLater may be raised at any piece. `counted` False: the first block is not
+        counted as requested. `unsent` has what is kept while the reader works on a piece.
+
+        Args:
+            started: The client has bytes of the answer.
+        """
         block_bytes, tries = self._blocks.block_bytes, _Tries(started)
         while start < end:
             number, offset = divmod(start, block_bytes)
@@ -100,8 +108,11 @@ class RangeReader:
     def read_at_once(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, *, counted: bool
     ) -> list[memoryview]:
-        """The first bytes from `start` to `end` that nothing has to be waited for; none, if the first block is not
-        here. `counted` as in `read`."""
+        """Return the first bytes from `start` to `end` that nothing has to be waited for; none, if the first block
+        is not here.
+
+        `counted` as in `read`.
+        """
         block_bytes, pieces = self._blocks.block_bytes, []
         while start < end:
             number, offset = divmod(start, block_bytes)
@@ -116,8 +127,10 @@ class RangeReader:
         return pieces
 
     def read_ahead(self, record: ObjectRecord, start: int, end: int, owner: Owner) -> None:
-        """Starts to read blocks before a client requests them, if much of the budget is free. The disk is not checked
-        thoroughly: this only saves time."""
+        """Start to read blocks before a client requests them, if much of the budget is free.
+
+        The disk is not checked thoroughly: this only saves time.
+        """
         if start < end and not self._fetches.is_half_used:
             first, last = start // self._blocks.block_bytes, (end - 1) // self._blocks.block_bytes
             self._start_next(record, first, last, owner)
@@ -125,7 +138,7 @@ class RangeReader:
     async def _load(
         self, record: ObjectRecord, number: int, last: int, owner: Owner
     ) -> tuple[memoryview | None, Fetch | None]:
-        """The block from the disk, or else the fetch that reads it; neither without budget."""
+        """Return the block from the disk, or else the fetch that reads it; neither without budget."""
         last = min(last, number + self._fetches.blocks_max() - 1)
         block, absent = await self._blocks.from_disk(record.name, range(number, last + 1), owner)
         if block is not None:
@@ -137,14 +150,17 @@ class RangeReader:
         return None, self._fetches.start(record, number, self._end_of_gap(record, number, number + absent - 1), owner)
 
     def _end_of_gap(self, record: ObjectRecord, number: int, last: int) -> int:
-        """The last of the blocks from `number` to `last` before one that is in memory or being read."""
+        """Return the last of the blocks from `number` to `last` before one that is in memory or being read."""
         for following in range(number + 1, last + 1):
             if self._blocks.has_in_memory(record.name, following) or self._fetches.find(record.name, following):
                 return following - 1
         return last
 
     async def _pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
-        """The bytes that the fetch has. The blocks after it are requested once its first bytes are here."""
+        """Yield the bytes that the fetch has.
+
+        The blocks after it are requested once its first bytes are here.
+        """
         block_bytes, is_first = self._blocks.block_bytes, True
         self._fetches.hold(fetch)
         try:
@@ -170,11 +186,16 @@ class RangeReader:
     async def _direct(
         self, record: ObjectRecord, start: int, end: int, unsent: Unsent, *, started: bool
     ) -> AsyncGenerator[memoryview]:
-        """From the store to the reader, without the cache. An answer of the store that ends early is continued by a
-        read of what is missing, of the same object (If-Match). `started`: as in `read`.
+        """From the store to the reader, without the cache.
 
-        While answers may keep little, a short part is read and the request to the store ends before the reader gets
-        it: a slow reader keeps neither the buffers of a connection to the store nor the connection."""
+        An answer of the store that ends early is continued by a read of what is missing, of the same object (If-Match).
+
+        While answers may keep little, a short part is read and the request to the store ends before the reader gets it:
+        a slow reader keeps neither the buffers of a connection to the store nor the connection.
+
+        Args:
+            started: As in `read`.
+        """
         tries = _Tries(started)
         while start < end:
             offer = unsent.offer
@@ -215,16 +236,20 @@ class RangeReader:
 
 
 def kept_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
-    """(a part of a block, the bytes that it keeps in memory): the whole block, or a copy of the part if only so much
-    may be kept."""
+    """Return (a part of a block, the bytes that it keeps in memory): the whole block, or a copy of the part if only
+    so much may be kept.
+    """
     if offer < len(block):
         return memoryview(bytes(block[start:end])), end - start
     return block[start:end], len(block)
 
 
 class _Tries:
-    """Of the reads from the store for one answer. `started`: its client has bytes already, so that only a repeated read
-    can complete the answer; before, the client may get the store's refusal."""
+    """Of the reads from the store for one answer.
+
+    `started`: its client has bytes already, so that only a repeated read can complete the answer; before, the client
+    may get the store's refusal.
+    """
 
     def __init__(self, started: bool) -> None:
         self.started = started
@@ -234,7 +259,10 @@ class _Tries:
         self.started, self._failed = True, 0
 
     async def failed(self, error: RetryLater | RefusedRead) -> None:
-        """Waits before the next try. Raises the error if there is none."""
+        """Wait before the next try.
+
+        Raises the error if there is none.
+        """
         self._failed += 1
         if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
             raise error

@@ -35,7 +35,10 @@ _UNCACHED = ("x-amz-server-side-encryption-customer-algorithm", "x-amz-object-lo
 
 
 class ObjectRecord(msgspec.Struct, frozen=True):
-    """`headers` are those of a read, without length, range and checksum. `name` names the content, for its blocks."""
+    """`headers` are those of a read, without length, range and checksum.
+
+    `name` names the content, for its blocks.
+    """
 
     location: str
     etag: str
@@ -55,8 +58,11 @@ class ObjectRecord(msgspec.Struct, frozen=True):
 
 
 def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) -> ObjectRecord | None:
-    """The record by an answer to HEAD or GET; None if the object cannot be cached: without a strong ETag, for example.
-    `version` was read before the request."""
+    """Return the record by an answer to HEAD or GET; None if the object cannot be cached: without a strong ETag, for
+    example.
+
+    `version` was read before the request.
+    """
     headers = answer.headers
     etag, modified = headers.get("etag", ""), headers.get("last-modified", "")
     if answer.status == 206:
@@ -77,7 +83,7 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
 
 
 def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
-    """(first byte, byte after the last, size) of an answer with status 206."""
+    """Return (first byte, byte after the last, size) of an answer with status 206."""
     return read_content_range(answer.headers.get("content-range", ""))
 
 
@@ -88,12 +94,14 @@ def read_content_range(text: str) -> tuple[int, int, int] | None:
 
 
 def is_same(one: ObjectRecord, headers: Mapping[str, str]) -> bool:
-    """Whether an answer for a part of an object is of the record's content."""
+    """Return whether an answer for a part of an object is of the record's content."""
     return headers.get("etag") == one.etag and headers.get("last-modified", one.modified) == one.modified
 
 
 class Records:
-    """Records in memory, and on disk for the time after a restart. Belongs to one event loop.
+    """Records in memory, and on disk for the time after a restart.
+
+    Belongs to one event loop.
 
     `holder_bytes`: of the memory, for each principal; else one that reads many objects would cost all others a request
     to the store for each of their cached objects.
@@ -121,7 +129,7 @@ class Records:
         return self._versions.of(location)
 
     def trusted(self, location: str) -> ObjectRecord | None:
-        """The record, if it needs no check."""
+        """Return the record, if it needs no check."""
         record = self._memory.get(location)
         return record if record is not None and self.is_trusted(record) else None
 
@@ -130,7 +138,10 @@ class Records:
         return 0 <= age_ms < self._recheck_ms and record.version == self._versions.of(record.location)
 
     async def find(self, location: str, holder: str) -> ObjectRecord | None:
-        """The record from memory or disk, which may need a check. From the disk it is kept for `holder`."""
+        """Return the record from memory or disk, which may need a check.
+
+        From the disk it is kept for `holder`.
+        """
         record = self._memory.get(location)
         if record is not None or self._disk is None:
             return record
@@ -151,7 +162,11 @@ class Records:
         self._memory.put(record.location, record, object_bytes(record), holder)
 
     async def store(self, record: ObjectRecord, holder: str, executor: Executor) -> None:
-        """Writes the record to the disk. `holder`: as for blocks (`Owner.tag`)."""
+        """Write the record to the disk.
+
+        Args:
+            holder: As for blocks (`Owner.tag`).
+        """
         if self._disk is not None:
             data, key = msgspec.msgpack.encode(record), _key(record.location)
             await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, key, data, holder)

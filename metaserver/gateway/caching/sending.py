@@ -26,7 +26,7 @@ class SendBudget:
         self._held: Counter[str] = Counter()
 
     def offer(self, holder: str) -> int:
-        """How many bytes an answer to `holder` may keep next; nothing is taken."""
+        """Return how many bytes an answer to `holder` may keep next; nothing is taken."""
         free = self._limit_bytes - self.taken_bytes
         if self._held:
             free = min(free, self._share_bytes - self._held.get(holder, 0))

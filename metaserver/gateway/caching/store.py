@@ -10,7 +10,10 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class StoreAnswer:
-    """`headers` have lower-case names. `pieces` is read once, and only for the answer to a GET."""
+    """`headers` have lower-case names.
+
+    `pieces` is read once, and only for the answer to a GET.
+    """
 
     status: int
     headers: Mapping[str, str]
@@ -21,4 +24,8 @@ class Store(Protocol):
     def request(
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AbstractAsyncContextManager[StoreAnswer]:
-        """GET or HEAD of an object. RetryLater if the store does not answer, or if its answer ends early."""
+        """GET or HEAD of an object.
+
+        Raises:
+            RetryLater: If the store does not answer, or if its answer ends early.
+        """

@@ -35,7 +35,10 @@ _SKETCH_KEYS_LEAST = 1024
 
 
 class CacheTiers:
-    """Belongs to one event loop. Opened by `open_tiers`."""
+    """Belongs to one event loop.
+
+    Opened by `open_tiers`.
+    """
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class CacheTiers:
         self._record_tasks: set[asyncio.Task[None]] = set()
 
     def write_record(self, record: ObjectRecord, owner: Owner) -> None:
-        """Writes the record to the disk, in the background."""
+        """Write the record to the disk, in the background."""
         task = asyncio.get_running_loop().create_task(self.records.store(record, owner.tag, self._writer))
         self._record_tasks.add(task)
         task.add_done_callback(self._record_tasks.discard)

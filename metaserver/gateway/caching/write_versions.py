@@ -49,7 +49,10 @@ def _slot(location: str) -> int:
 
 
 def _create(path: Path, clock: Clock) -> None:
-    """With random versions: records of an earlier file must not be trusted. One of several workers creates it."""
+    """With random versions: records of an earlier file must not be trusted.
+
+    One of several workers creates it.
+    """
     with path.with_name(path.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists() and path.stat().st_size == _BYTES:

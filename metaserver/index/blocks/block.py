@@ -49,7 +49,10 @@ K = TypeVar("K", bound=Kept)
 
 
 class Derived:
-    """One value of each type. Threads that compute a value at the same time get the value that was stored first."""
+    """One value of each type.
+
+    Threads that compute a value at the same time get the value that was stored first.
+    """
 
     __slots__ = ("_values",)
 
@@ -61,7 +64,7 @@ class Derived:
         return found
 
     def keep(self, value: K) -> K:
-        """The stored value, which may be another thread's."""
+        """Return the stored value, which may be another thread's."""
         kept: K = self._values.setdefault(type(value), value)
         return kept
 
@@ -72,13 +75,19 @@ class Derived:
 
 
 class BlockMemory:
-    """The memory of a block with what is derived from it. It outlives the block, so that the caller that has counted it
-    can subtract the same."""
+    """The memory of a block with what is derived from it.
+
+    It outlives the block, so that the caller that has counted it can subtract the same.
+    """
 
     __slots__ = ("_head_bytes", "_is_mapped", "_used_bytes", "on_growth", "size_bytes", "verified")
 
     def __init__(self, size_bytes: int, head_bytes: int) -> None:
-        """`size_bytes`: of all of it. `head_bytes`: of its first part, which is always used."""
+        """`size_bytes`: of all of it.
+
+        Args:
+            head_bytes: Of its first part, which is always used.
+        """
         self.size_bytes = size_bytes
         self._head_bytes = head_bytes
         self._used_bytes = 0
@@ -95,7 +104,10 @@ class BlockMemory:
             self.on_growth(size_bytes)
 
     def use(self, start: int, size_bytes: int) -> None:
-        """Records that the column at offset `start` is verified and used. Only then a mapped file takes its memory."""
+        """Record that the column at offset `start` is verified and used.
+
+        Only then a mapped file takes its memory.
+        """
         with _charging:
             if start in self.verified:
                 return
@@ -126,8 +138,9 @@ COUNTS = ("value_counts", "null_value_counts", "nan_value_counts", "column_sizes
 
 
 class ColumnEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One column with statistics. The last four fields state for how many rows a property holds: 0 none, 1 all, 2
-    some.
+    """One column with statistics.
+
+    The last four fields state for how many rows a property holds: 0 none, 1 all, 2 some.
     """
 
     column_id: int
@@ -186,7 +199,11 @@ class Block:
     )
 
     def __init__(self, memory: memoryview | bytes) -> None:
-        """Reads the output of `encode_block`. Corrupt for other bytes."""
+        """Read the output of `encode_block`.
+
+        Raises:
+            Corrupt: For other bytes.
+        """
         data = np.frombuffer(memory, dtype=np.uint8)
         if len(data) < HEAD.size or data[:4].tobytes() != MAGIC:
             raise Corrupt("A cached block does not start with its magic bytes")
@@ -219,7 +236,10 @@ class Block:
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
-        """Keeps a derived value of constant size as long as the block lives. The first of its type stays."""
+        """Keep a derived value of constant size as long as the block lives.
+
+        The first of its type stays.
+        """
         kept = self.derived.keep(value)
         if kept is value:
             self.memory.add(value.size_bytes)
@@ -263,9 +283,12 @@ class Block:
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
-        """Compares a column's arrays with their checksum, unless that was done before. To be called before a read.
+        """Compare a column's arrays with their checksum, unless that was done before.
 
-        CacheDamaged for a mapped file that was damaged: the file is not used again.
+        To be called before a read.
+
+        Raises:
+            CacheDamaged: For a mapped file that was damaged: the file is not used again.
         """
         if packed.start in self.memory.verified or not packed.size:
             return
@@ -278,7 +301,7 @@ class Block:
         self.memory.use(packed.start, packed.size)
 
     def is_valid(self) -> bool:
-        """Verifies all columns."""
+        """Verify all columns."""
         try:
             for packed in self._all_packed():
                 self.verify(packed)
@@ -314,11 +337,11 @@ class Block:
         return self._directory.texts.get(name)
 
     def long_column(self, name: str) -> PackedColumn | None:
-        """The packed column; None if no row has a value."""
+        """Return the packed column; None if no row has a value."""
         return self._column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
-        """int64[rows] of status, snapshot_id, sequence_number, …; MISSING for null."""
+        """Return int64[rows] of status, snapshot_id, sequence_number, …; MISSING for null."""
         column = self.long_column(name)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
@@ -355,7 +378,7 @@ class Block:
         return [None if size == MISSING else values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def list_columns(self, name: str) -> tuple[PackedColumn, PackedColumn] | None:
-        """The packed columns (sizes, one per row; concatenated values) of split_offsets or equality_ids.
+        """Return the packed columns (sizes, one per row; concatenated values) of split_offsets or equality_ids.
 
         None if no row has a value.
         """
@@ -369,7 +392,7 @@ class Block:
         return tuple([_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition])
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
-        """(type, packed values or None if all are null); None if the block's spec lacks the field."""
+        """Return (type, packed values or None if all are null); None if the block's spec lacks the field."""
         for entry in self._directory.partition:
             if entry.field_id == field_id:
                 return entry.kind, entry.values
@@ -379,17 +402,19 @@ class Block:
         return self._columns.get(column_id)
 
     def kind(self, column_id: int) -> str | None:
-        """The column's type in the manifest's schema."""
+        """Return the column's type in the manifest's schema."""
         entry = self._columns.get(column_id)
         return None if entry is None else entry.kind
 
     def count(self, name: str, column_id: int) -> Longs:
-        """int64[rows] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if absent."""
+        """Return int64[rows] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if
+        absent.
+        """
         column = self.count_column(name, column_id)
         return np.full(self.rows, MISSING, dtype=np.int64) if column is None else column.longs()
 
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
-        """The packed column; None if no row has a count."""
+        """Return the packed column; None if no row has a count."""
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
@@ -409,7 +434,7 @@ class Block:
 
 
 def longs_at(column: PackedColumn, rows: Longs) -> Longs:
-    """The values of `PackedColumn.longs` for some rows: int64[len(rows)]."""
+    """Return the values of `PackedColumn.longs` for some rows: int64[len(rows)]."""
     packed = column.packed
     if packed.width == 0:
         values = np.full(len(rows), packed.base, dtype=np.int64)
@@ -422,13 +447,13 @@ def longs_at(column: PackedColumn, rows: Longs) -> Longs:
 
 
 def doubles_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.float64]:
-    """The values of `PackedColumn.doubles` for some rows: float64[len(rows)]."""
+    """Return the values of `PackedColumn.doubles` for some rows: float64[len(rows)]."""
     packed = column.packed
     return column.array(packed.codes, f"<f{packed.width}", column.rows)[rows].astype(np.float64)
 
 
 def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
-    """The values of `PackedColumn.present` for some rows: bool[len(rows)]."""
+    """Return the values of `PackedColumn.present` for some rows: bool[len(rows)]."""
     if column.packed.presence == NONE:
         return np.ones(len(rows), dtype=np.bool_)
     bits = column.array(column.packed.presence, "<u1", (column.rows + 7) // 8)

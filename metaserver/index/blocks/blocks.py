@@ -29,7 +29,10 @@ _MANY = 8
 
 
 class Blocks:
-    """Loads blocks. Belongs to one event loop."""
+    """Loads blocks.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -42,8 +45,12 @@ class Blocks:
         under_way: int,
         limit_bytes: int,
     ) -> None:
-        """`stored`: the storage itself, without the caches that `objects` may have. `under_way`: manifests read or
-        decoded concurrently. `limit_bytes`: limit of a manifest or manifest list."""
+        """`stored`: the storage itself, without the caches that `objects` may have.
+
+        Args:
+            under_way: Manifests read or decoded concurrently.
+            limit_bytes: Limit of a manifest or manifest list.
+        """
         self._objects = objects
         self._stored = stored
         self._stack = stack
@@ -77,11 +84,11 @@ class Blocks:
         return bool(self._damaged)
 
     def damaged(self) -> set[Block]:
-        """Those of the damaged blocks that are still in use."""
+        """Return those of the damaged blocks that are still in use."""
         return {block for _, reference in list(self._damaged) if (block := reference()) is not None}
 
     async def remove_damaged(self) -> None:
-        """Removes damaged blocks from the caches, so that their manifests are decoded again."""
+        """Remove damaged blocks from the caches, so that their manifests are decoded again."""
         while self._damaged:
             key, reference = self._damaged.popleft()
             if self._alive.get(key) in (None, reference()):  # not yet replaced
@@ -89,7 +96,14 @@ class Blocks:
                 await self._stack.remove(key)
 
     async def manifest_list(self, location: str, known: DecodedList | None = None) -> DecodedList:
-        """A manifest list. `known`: that of a neighbouring snapshot. Corrupt if the file is missing or invalid."""
+        """Return a manifest list.
+
+        Args:
+            known: That of a neighbouring snapshot.
+
+        Raises:
+            Corrupt: If the file is missing or invalid.
+        """
 
         async def decode(objects: ObjectStore) -> DecodedList:
             data = await self._read(location, "manifest list", objects)
@@ -99,12 +113,14 @@ class Blocks:
         return await self._decoded(decode)
 
     def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
-        """The manifests whose blocks are not in memory."""
+        """Return the manifests whose blocks are not in memory."""
         return [manifest for manifest in manifests if _key(manifest) not in self._alive]
 
     async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
-        """The blocks in the order of the manifests. Corrupt, with its path, if a manifest is missing, damaged, or
-        contradicts the manifest list.
+        """Return the blocks in the order of the manifests.
+
+        Raises:
+            Corrupt: With its path, if a manifest is missing, damaged, or contradicts the manifest list.
         """
         keys = [_key(manifest) for manifest in manifests]
         known = {key: block for key in keys if (block := self._alive.get(key)) is not None}
@@ -140,7 +156,10 @@ class Blocks:
         return key, self._in_use(key, block)
 
     def _in_use(self, key: str, block: Block) -> Block:
-        """Counts the memory of a block that was opened. Returns the block that is in use already, if there is any."""
+        """Count the memory of a block that was opened.
+
+        Returns the block that is in use already, if there is any.
+        """
         known = self._alive.get(key)
         if known is not None:
             return known
@@ -156,7 +175,10 @@ class Blocks:
         return await self._decoded(partial(self._decode, manifest))
 
     async def _decoded(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
-        """The result of `decode`. What is damaged may be the fault of a cache: then it is read from the storage."""
+        """Return the result of `decode`.
+
+        What is damaged may be the fault of a cache: then it is read from the storage.
+        """
         try:
             return await decode(self._objects)
         except Corrupt:
@@ -190,7 +212,11 @@ def _release(changes: deque[int], memory: BlockMemory) -> None:
 
 
 def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
-    """The blocks. Corrupt if a manifest contradicts its manifest list."""
+    """Return the blocks.
+
+    Raises:
+        Corrupt: If a manifest contradicts its manifest list.
+    """
     for manifest, block in zip(manifests, blocks, strict=True):
         _check(manifest, block)
     return blocks

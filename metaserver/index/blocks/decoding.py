@@ -68,7 +68,11 @@ class Decoders:
         """Manifests that processes decoded."""
 
     async def decode(self, data: bytes, location: str) -> bytes | memoryview:
-        """The block's memory. Corrupt with the location."""
+        """Return the block's memory.
+
+        Raises:
+            Corrupt: With the location.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, data, location)
 
     @contextmanager
@@ -92,7 +96,7 @@ class Decoders:
                     self._executor.submit(self._end, process)
 
     def close(self) -> None:
-        """Ends the remaining processes; call it after the executor's shutdown."""
+        """End the remaining processes; call it after the executor's shutdown."""
         for process in list(self._processes):
             self._end(process)
 
@@ -113,7 +117,7 @@ class Decoders:
         return memory
 
     def _take(self) -> _Process | None:
-        """An idle process, or None; if more are allowed, one is started for later callers."""
+        """Return an idle process, or None; if more are allowed, one is started for later callers."""
         with self._lock:
             if not self._active_loads:
                 return None
@@ -147,7 +151,10 @@ class Decoders:
 
 
 class _Process:
-    """A decoding process with this side's ends of its pipes. For one thread at a time."""
+    """A decoding process with this side's ends of its pipes.
+
+    For one thread at a time.
+    """
 
     def __init__(self) -> None:
         """OSError if it cannot be started."""
@@ -167,8 +174,8 @@ class _Process:
         self._ready = False
 
     def is_ready(self) -> bool:
-        """Whether the process has started to read, without waiting; also True for one that has died, which the next use
-        reports.
+        """Return whether the process has started to read, without waiting; also True for one that has died, which
+        the next use reports.
         """
         if not self._ready:
             poll = select.poll()
@@ -180,7 +187,7 @@ class _Process:
         return self._ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
-        """The same as `decoded`. _ProcessLost if the process has ended or its answer is invalid."""
+        """Return the same as `decoded`. _ProcessLost if the process has ended or its answer is invalid."""
         name = location.encode()
         self._write(memoryview(_QUESTION.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
@@ -219,7 +226,7 @@ class _Process:
         return buffer
 
     def end(self) -> None:
-        """Waits until the process has ended, which takes a few milliseconds."""
+        """Wait until the process has ended, which takes a few milliseconds."""
         for pipe in self._pipes:
             pipe.close()
         try:
@@ -230,13 +237,18 @@ class _Process:
 
 
 def decoded(data: bytes | memoryview, location: str) -> bytes:
-    """The memory of a manifest's block. Corrupt with the location."""
+    """Return the memory of a manifest's block.
+
+    Raises:
+        Corrupt: With the location.
+    """
     return b"".join(encode_block(decode_manifest(data, location)))
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Decodes until the input ends. An error other than Corrupt ends the process: the caller then decodes itself, and
-    gets the same error.
+    """Decode until the input ends.
+
+    An error other than Corrupt ends the process: the caller then decodes itself, and gets the same error.
     """
     _write_answer(answers, _READY, b"")
     while head := questions.read(_QUESTION.size):
@@ -258,7 +270,10 @@ def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """The main function of a decoding process. It ignores a terminal's Ctrl-C, and ends when its input ends."""
+    """The main function of a decoding process.
+
+    It ignores a terminal's Ctrl-C, and ends when its input ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)

@@ -45,7 +45,11 @@ _ORDER_OF |= {"decimal": "numerals", "uuid": "unordered"}
 
 
 def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
-    """The block's memory, as pieces to concatenate. Corrupt if the manifest's header is invalid."""
+    """Return the block's memory, as pieces to concatenate.
+
+    Raises:
+        Corrupt: If the manifest's header is invalid.
+    """
     schema, spec = _schema_of(decoded), _spec_of(decoded)
     packer = Packer(decoded.heap, decoded.rows)
     longs = {name: packer.longs(values, absent_low=True) for name, values in decoded.longs.items()}
@@ -111,7 +115,7 @@ def _schema(text: str) -> Schema:
 
 
 def _normal(text: str) -> bytes:
-    """The schema's JSON with its tag: old writers omitted `type`."""
+    """Return the schema's JSON with its tag: old writers omitted `type`."""
     value = json.loads(text)
     if isinstance(value, dict):
         value.setdefault("type", "struct")
@@ -134,7 +138,7 @@ def _spec_of(decoded: DecodedManifest) -> PartitionSpec:
 def _add_partition(
     packer: Packer, values: PartitionFieldValues, schema: Schema, spec: PartitionSpec
 ) -> tuple[int, str, int]:
-    """(field id, type, job of the packer)."""
+    """Return (field id, type, job of the packer)."""
     field = next((field for field in spec.fields if field.field_id == values.field_id), None)
     kind = None
     if field is not None and len(field.sources) == 1:
@@ -148,7 +152,7 @@ def _add_partition(
 
 
 def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
-    """Whether the stored Avro type can represent values of the Iceberg type."""
+    """Return whether the stored Avro type can represent values of the Iceberg type."""
     form = form_of(kind)
     if values.doubles is not None:
         return form is Form.FLOATS
@@ -161,7 +165,7 @@ def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
 
 
 def _avro_kind(values: PartitionFieldValues) -> str:
-    """The Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that no schema has."""
+    """Return the Iceberg type of an Avro type (Iceberg spec, appendix A), for source columns that no schema has."""
     if values.type == "int" and values.logical == "date":
         return "date"
     return {"boolean": "boolean", "int": "int", "long": "long", "float": "float", "double": "double"}.get(
@@ -181,7 +185,7 @@ def _add_values(packer: Packer, values: PartitionFieldValues, kind: str) -> int:
 def _add_columns(
     packer: Packer, decoded: DecodedManifest, schema: Schema, record_count: int
 ) -> tuple[list[tuple[int, str, int]], bool]:
-    """(column id, type, number) of each column with statistics, and whether bounds were left out."""
+    """Return (column id, type, number) of each column with statistics, and whether bounds were left out."""
     counts = [decoded.counts.get(name, {}) for name in COUNTS]
     lower, upper = decoded.bounds.get("lower_bounds", {}), decoded.bounds.get("upper_bounds", {})
     columns, is_left_out = [], False
@@ -202,8 +206,11 @@ def _add_columns(
 def _usable_bounds(
     decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
 ) -> tuple[_Bounds | None, _Bounds | None] | None:
-    """The bounds of a column without those that prove nothing: texts that are not UTF-8, and lower bounds above upper
-    bounds. Engines wrote some (`iceberg/manifests/repaired_metrics.py`). None if all prove something."""
+    """Return the bounds of a column without those that prove nothing: texts that are not UTF-8, and lower bounds
+    above upper bounds.
+
+    Engines wrote some (`iceberg/manifests/repaired_metrics.py`). None if all prove something.
+    """
     order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
     found = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
     if found is None:
@@ -214,7 +221,7 @@ def _usable_bounds(
 
 
 def _kind_of(schema: Schema, column_id: int) -> str | None:
-    """None for a column that the schema lacks, or without readable statistics."""
+    """Return None for a column that the schema lacks, or without readable statistics."""
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)

@@ -41,8 +41,11 @@ class Sketches:
 
 
 def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
-    """(address, shift) of a sketch, which stays there as long as the block lives; (0, 0) if the codes are read faster.
-    The column must be verified, with codes of 4 or 8 bytes."""
+    """Return (address, shift) of a sketch, which stays there as long as the block lives; (0, 0) if the codes are
+    read faster.
+
+    The column must be verified, with codes of 4 or 8 bytes.
+    """
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
     if packed.start not in sketches.by_start:
         made = _made(block, packed)

@@ -14,7 +14,7 @@ _FEW = 3
 
 
 def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
-    """The values at `rows`, int64[n], as bytes; None if absent."""
+    """Return the values at `rows`, int64[n], as bytes; None if absent."""
     if column is None:
         return [None] * len(rows)
     packed = column.packed
@@ -31,8 +31,8 @@ def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
 
 
 def codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
-    """uint64[n]: the first `packed.width` bytes after the common prefix, big-endian; shorter values are padded with
-    zeros.
+    """Return uint64[n]: the first `packed.width` bytes after the common prefix, big-endian; shorter values are
+    padded with zeros.
     """
     return _uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
 

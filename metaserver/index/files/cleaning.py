@@ -36,8 +36,11 @@ log = structlog.get_logger()
 
 
 class Cleaner:
-    """Belongs to one event loop. `load` reads a metadata file; `claimed`: those of some folders that the
-    database records as the table's own. `folders`: those of index files below a table's location."""
+    """Belongs to one event loop.
+
+    `load` reads a metadata file; `claimed`: those of some folders that the database records as the table's own.
+    `folders`: those of index files below a table's location.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,10 @@ class Cleaner:
         """Time of the last listing, by location of the folder."""
 
     async def clean(self) -> int:
-        """Runs one round. Returns the number of files that were deleted, or superseded because their index is gone."""
+        """Run one round.
+
+        Returns the number of files that were deleted, or superseded because their index is gone.
+        """
         return await self._delete_unused() + await self._clean_tables()
 
     async def _delete_unused(self) -> int:

@@ -58,7 +58,10 @@ class IndexReader:
         return read_header(tail, size_bytes, location)
 
     async def _tail(self, location: str, size_bytes: int, length: int) -> bytes:
-        """The end of the file. Requests one byte more, which reveals a file that is longer than `size_bytes`."""
+        """Return the end of the file.
+
+        Requests one byte more, which reveals a file that is longer than `size_bytes`.
+        """
         start = max(0, size_bytes - max(length, TAIL_BYTES))
         tail = await self._objects.read_range(location, start, size_bytes - start + 1)
         if len(tail) != size_bytes - start:

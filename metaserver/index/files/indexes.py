@@ -58,7 +58,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenIndex:
-    """An open index file. `index` answers by the position of a data file in `files`."""
+    """An open index file.
+
+    `index` answers by the position of a data file in `files`.
+    """
 
     location: str
     files: FilesTable
@@ -67,7 +70,10 @@ class OpenIndex:
 
 
 class Indexes:
-    """Opens and caches index files. Belongs to one event loop."""
+    """Opens and caches index files.
+
+    Belongs to one event loop.
+    """
 
     def __init__(
         self,
@@ -80,8 +86,12 @@ class Indexes:
         limit_bytes: int,
         whole_bytes: int,
     ) -> None:
-        """`stored`: the storage itself, without the caches that `objects` may have. `limit_bytes`: larger index files
-        are not read. `whole_bytes`: larger index files may be read by range."""
+        """`stored`: the storage itself, without the caches that `objects` may have.
+
+        Args:
+            limit_bytes: Larger index files are not read.
+            whole_bytes: Larger index files may be read by range.
+        """
         self._objects = objects
         self._stored = stored
         self.registry = registry
@@ -101,11 +111,14 @@ class Indexes:
         self.quarantined = 0
 
     def in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """The open file if it is in memory."""
+        """Return the open file if it is in memory."""
         return self._stack.cached(_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
-        """Opens an index file; None if it cannot be used. Never raises."""
+        """Open an index file; None if it cannot be used.
+
+        Never raises.
+        """
         opened = self.in_memory(file)
         if opened is not None:
             return opened
@@ -131,11 +144,11 @@ class Indexes:
         return None
 
     def is_unsupported(self, file: RegisteredIndexFile) -> bool:
-        """Whether the file has a version that this program cannot read."""
+        """Return whether the file has a version that this program cannot read."""
         return self._retry_at.get(file.location) == math.inf
 
     def fetch(self, file: RegisteredIndexFile) -> asyncio.Task[OpenIndex | None]:
-        """Runs `open` as a task that all waiting callers share."""
+        """Run `open` as a task that all waiting callers share."""
         task = self._fetching.get(file.location)
         if task is None:
             task = self._fetching[file.location] = asyncio.create_task(self.open(file), name="index")
@@ -146,11 +159,14 @@ class Indexes:
         return file.location in self._fetching
 
     def supports_remote_reads(self, file: RegisteredIndexFile) -> bool:
-        """Whether the file is large enough to be read by range, and within the size limit."""
+        """Return whether the file is large enough to be read by range, and within the size limit."""
         return self._whole_bytes < file.size_bytes <= self._limit_bytes
 
     async def open_remote(self, file: RegisteredIndexFile) -> RemoteIndexFile | None:
-        """Opens an index file that supports remote reads; None if that fails. Never raises."""
+        """Open an index file that supports remote reads; None if that fails.
+
+        Never raises.
+        """
         remote = self._remote.get(file.location)
         if remote is not None:
             return remote
@@ -170,7 +186,7 @@ class Indexes:
     async def read_remotely(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> T | None:
-        """The result of `read` on an index file that is not in memory.
+        """Return the result of `read` on an index file that is not in memory.
 
         None if the file cannot be opened by range, if `read` returns None, or if it fails because of damage or storage.
         """
@@ -195,8 +211,10 @@ class Indexes:
     async def ready(
         self, file: RegisteredIndexFile, read: Callable[[RemoteIndexFile], Awaitable[T | None]]
     ) -> OpenIndex | T | None:
-        """The open file if it is in memory or small, otherwise the result of `read` by range, otherwise the file once
-        it is loaded; None if it cannot be used. Waits as long as needed.
+        """Return the open file if it is in memory or small, otherwise the result of `read` by range, otherwise the
+        file once it is loaded; None if it cannot be used.
+
+        Waits as long as needed.
         """
         opened = self.in_memory(file)
         if opened is not None or not self.supports_remote_reads(file):
@@ -213,7 +231,7 @@ class Indexes:
         return task.result()
 
     def schedule_verification(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Runs `verify_source` in a task for each of these files."""
+        """Run `verify_source` in a task for each of these files."""
         for file in files:
             if file.location not in self._verifying:
                 task = asyncio.create_task(self.verify_source([file], reason), name="verify-index-file")
@@ -224,7 +242,7 @@ class Indexes:
         del self._verifying[location]
 
     async def verify_source(self, files: Iterable[RegisteredIndexFile], reason: str) -> None:
-        """Verifies the stored index files, after a probe found damage, which may be in the cached copy only.
+        """Verify the stored index files, after a probe found damage, which may be in the cached copy only.
 
         A file whose stored object is damaged is quarantined. Never raises.
         """
@@ -289,7 +307,12 @@ def _check(header: IndexHeader, file: RegisteredIndexFile) -> None:
 
 
 def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
-    """Reads the whole file. Corrupt or ValueError if it is damaged."""
+    """Read the whole file.
+
+    Raises:
+        Corrupt: If it is damaged.
+        ValueError: If it is damaged.
+    """
     _opened(data, file).index.verify()
 
 
@@ -301,7 +324,11 @@ def _key(location: str) -> str:
 async def open_indexes(
     settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock, *, stored: ObjectStore | None = None
 ) -> AsyncIterator[Indexes]:
-    """`Indexes` with its memory tier and its folder on the local disk. `stored`: by default `objects`."""
+    """`Indexes` with its memory tier and its folder on the local disk.
+
+    Args:
+        stored: By default `objects`.
+    """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(
         MemoryCache(settings.index_memory_bytes, "indexes"),

@@ -19,7 +19,11 @@ async def read_index_file(
     snapshot_id: int | None,
     now_ms: int,
 ) -> RegisteredIndexFile:
-    """The file as a live registry entry. BadRequest unless it is a valid index file of the table, below `folder`."""
+    """Return the file as a live registry entry.
+
+    Raises:
+        BadRequest: Unless it is a valid index file of the table, below `folder`.
+    """
     root = parse_location(folder)
     parsed = parse_location(location, "The location of an index file")
     if not location.startswith(folder + "/") or parsed == root or not root.holds(parsed):

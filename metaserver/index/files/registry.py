@@ -24,7 +24,10 @@ _LIVE_BYTES = 8
 
 
 class IndexFiles:
-    """A table's index files at one index version. Immutable."""
+    """A table's index files at one index version.
+
+    Immutable.
+    """
 
     def __init__(self, version: int, files: Sequence[RegisteredIndexFile]) -> None:
         self.version = version
@@ -37,7 +40,7 @@ class IndexFiles:
         self._live = {definition: tuple(of_definition) for definition, of_definition in live.items()}
 
     def live(self, definition_id: str) -> tuple[RegisteredIndexFile, ...]:
-        """The files that plans may use, oldest first."""
+        """Return the files that plans may use, oldest first."""
         return self._live.get(definition_id, ())
 
     @property
@@ -56,7 +59,7 @@ class Registry:
         self._flights: SingleFlight[tuple[str, int], IndexFiles] = SingleFlight()
 
     async def files(self, entry: Entry) -> IndexFiles:
-        """The index files of the entry's table, at its index version or a newer version."""
+        """Return the index files of the entry's table, at its index version or a newer version."""
         if entry.index_version == 0:
             return IndexFiles(0, ())
         key = (entry.uuid, entry.index_version)
@@ -72,10 +75,15 @@ class Registry:
     async def replace(
         self, uuid: str, definition_id: str, *, add: Sequence[RegisteredIndexFile], remove: Sequence[str] = ()
     ) -> int:
-        """Adds live files and supersedes those in `remove`, in one transaction. Returns the table's new index version.
+        """Add live files and supersedes those in `remove`, in one transaction.
 
-        CommitConflict unless all of `remove` are live; NoSuchTable if no name refers to the table. A repetition with
-        the same `add` changes nothing, so a lost reply is resolved by a second request.
+        Returns the table's new index version.
+
+        A repetition with the same `add` changes nothing, so a lost reply is resolved by a second request.
+
+        Raises:
+            CommitConflict: Unless all of `remove` are live.
+            NoSuchTable: If no name refers to the table.
         """
         operation = ReplaceIndexFiles(uuid, definition_id, tuple(add), tuple(remove), self._clock.now_ms())
         try:
@@ -86,11 +94,19 @@ class Registry:
             return await self._change(operation)
 
     async def quarantine(self, uuid: str, location: str, reason: str) -> int:
-        """Excludes a file from plans. NotFound if it is not registered."""
+        """Exclude a file from plans.
+
+        Raises:
+            NotFound: If it is not registered.
+        """
         return await self._change(QuarantineIndexFile(uuid, location, reason, self._clock.now_ms()))
 
     async def forget(self, uuid: str, location: str) -> int:
-        """Removes the row of a deleted file. CommitConflict if the file is live."""
+        """Remove the row of a deleted file.
+
+        Raises:
+            CommitConflict: If the file is live.
+        """
         return await self._change(ForgetIndexFile(uuid, location, self._clock.now_ms()))
 
     async def _change(self, operation: Operation) -> int:

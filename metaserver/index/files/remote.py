@@ -33,7 +33,10 @@ _GUESS_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blob:
-    """The position of an index file's blob. A `BlobReader`."""
+    """The position of an index file's blob.
+
+    A `BlobReader`.
+    """
 
     objects: ObjectStore
     location: str
@@ -50,7 +53,7 @@ class _Blob:
         return data
 
     async def read_all(self, ranges: Sequence[Range]) -> list[bytes] | None:
-        """None if the ranges are too many or too large."""
+        """Return None if the ranges are too many or too large."""
         if len(ranges) > RANGES_MAX or sum(length for _, length in ranges) > BYTES_MAX:
             return None
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
@@ -100,13 +103,19 @@ class RemoteIndexFile:
         return self.blob
 
     async def probe(self, query: IndexQuery) -> Flags | None:
-        """The same answer as `query.of` for a local file; None if it would take too many reads. ValueError for
-        damage; errors of `read_range`."""
+        """Return the same answer as `query.of` for a local file; None if it would take too many reads.
+
+        Raises:
+            ValueError: For damage; errors of `read_range`.
+        """
         return await self.blob.probe(query)
 
 
 async def open_remote(objects: ObjectStore, file: RegisteredIndexFile) -> tuple[IndexHeader, RemoteIndexFile]:
-    """Takes three to five reads. Corrupt, UnknownVersion, ValueError; errors of `read_range`."""
+    """Take three to five reads.
+
+    Corrupt, UnknownVersion, ValueError; errors of `read_range`.
+    """
     location, size = file.location, file.size_bytes
     tail = await _end(objects, location, size, _GUESS_BYTES)
     needed = footer_size_bytes(tail, location)

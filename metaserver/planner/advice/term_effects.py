@@ -109,7 +109,7 @@ def _on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinitio
 
 
 def _serves(transform: str, part: Bound) -> bool:
-    """Whether an index on this transform or function of the column may serve the predicate."""
+    """Return whether an index on this transform or function of the column may serve the predicate."""
     if is_function(part.transform):  # an index on one of the functions has the keys of the other
         return is_function(transform)
     return transform == part.transform

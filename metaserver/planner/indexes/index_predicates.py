@@ -228,7 +228,7 @@ def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, 
 
 
 def _values_of_term(predicate: Bound, term: Term) -> Bound | None:
-    """A predicate that lists the term's values in matching rows; None if this predicate lists none."""
+    """Return a predicate that lists the term's values in matching rows; None if this predicate lists none."""
     if predicate.column_id != term.column_id or not _has_values_of(predicate, term):
         return None
     if term.transform in INDEXED_FUNCTIONS:

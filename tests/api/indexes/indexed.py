@@ -15,7 +15,7 @@ INDEXES = "/api/v1/tables/db/t/indexes"
 
 
 def index_bytes(build: dict[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """An index file of these data files, as the build wants it but for `other`."""
+    """Return an index file of these data files, as the build wants it but for `other`."""
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
     table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]

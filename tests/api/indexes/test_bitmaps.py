@@ -136,7 +136,7 @@ def compared(op: str, left: Any, right: Any) -> bool:
 
 
 async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """All files of all pages."""
+    """Return all files of all pages."""
     found, token = [], None
     while True:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
@@ -316,7 +316,7 @@ def little_memory() -> Iterator[None]:
 
 
 async def claiming(api: Api, rows: int, *, deleted: bool = False) -> str:
-    """The path of the only file of the table, whose manifest claims so many rows."""
+    """Return the path of the only file of the table, whose manifest claims so many rows."""
     stored = await Stored.create(api)
     file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await stored.commit([file])

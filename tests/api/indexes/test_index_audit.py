@@ -42,7 +42,7 @@ async def made(api: Api) -> Api:
 
 
 def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
-    """An index file that is sound through and through."""
+    """Return an index file that is sound through and through."""
     paths, sizes, records = zip(*((one.path, one.size, one.record_count) for one in files), strict=True)
     listed = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     entries = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
@@ -52,7 +52,7 @@ def real(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> b
 
 
 async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
-    """A build with an index file for each group registered, and where they are."""
+    """Return a build with an index file for each group registered, and where they are."""
     build = await begin(api)
     sent = [write(build, str(number), real(build, group)) for number, group in enumerate(groups)]
     assert (await register(api, build, *sent)).status == 200

@@ -51,7 +51,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
 
 
 def wanted(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
-    """All live rows, by plain comparison of their texts, as NaN is NaN here."""
+    """Return all live rows, by plain comparison of their texts, as NaN is NaN here."""
     by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
     for path, position, row in stored.live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
@@ -70,7 +70,7 @@ def as_json(key: Row) -> list[Any]:
 
 
 async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
-    """Some files, deletes of what kinds the version has, more files."""
+    """Return some files, deletes of what kinds the version has, more files."""
     stored = await Stored.create(api, **options)
     for _ in range(3):
         files = []

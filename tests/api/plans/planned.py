@@ -21,7 +21,7 @@ STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, su
 
 
 def file_of(path: str, low: int, high: int, *, rows: int = 100, text: tuple[str, str] = ("a", "z")) -> DataFile:
-    """A data file of `db.<table>`, whose `id` runs from `low` to `high` and whose `data` lies within `text`."""
+    """Return a data file of `db.<table>`, whose `id` runs from `low` to `high` and whose `data` lies within `text`."""
     metrics = {
         1: ColumnMetrics(rows, 0, None, to_bytes("long", low), to_bytes("long", high)),
         2: ColumnMetrics(rows, 0, None, to_bytes("string", text[0]), to_bytes("string", text[1])),
@@ -45,7 +45,7 @@ async def append(
     branch: str = "main",
     kinds: Mapping[int, str] = KINDS,
 ) -> None:
-    """Commits a snapshot to `branch` that holds `files`, spread over `manifests`, beside those of `parent`."""
+    """Commit a snapshot to `branch` that holds `files`, spread over `manifests`, beside those of `parent`."""
     loaded = (await api("GET", f"/v1/namespaces/db/tables/{table}")).json["metadata"]
     sequence = loaded["last-sequence-number"] + 1
     folder = Path(loaded["location"].removeprefix("file://")) / "metadata"
@@ -83,7 +83,7 @@ def numbers(answer: Answer) -> list[int]:
 
 
 async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
-    """The numbers of all files: what is in the answer and what its plan tasks bring."""
+    """Return the numbers of all files: what is in the answer and what its plan tasks bring."""
     found = numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)

@@ -140,8 +140,10 @@ async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_path: Path) -> None:
-    """Files, delete files and residuals of random filters on random tables, as the standard's route answers them. It
-    leaves out files whose residual is false, which pruning has kept."""
+    """Files, delete files and residuals of random filters on random tables, as the standard's route answers them.
+
+    It leaves out files whose residual is false, which pruning has kept.
+    """
     seen = 0
     for seed in range(300, 330):
         for case in cases(seed, tmp_path, 4):

@@ -42,7 +42,7 @@ async def explained(star: Star, query: str, **body: Any) -> dict[str, dict[str, 
 
 
 def files_with_rows(star: Star, wanted: set[int]) -> int:
-    """Files of the facts that hold a supplier of `wanted`: file n has each fifth from 100 n on."""
+    """Return files of the facts that hold a supplier of `wanted`: file n has each fifth from 100 n on."""
     return len({supplier // 100 for supplier in wanted if supplier % 5 == 0})
 
 

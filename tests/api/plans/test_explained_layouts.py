@@ -56,7 +56,7 @@ async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
 
 
 def kept_when_laid_out(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
-    """Files that hold a value within each range's bounds, if the rows are in the order of `keys`."""
+    """Return files that hold a value within each range's bounds, if the rows are in the order of `keys`."""
     order = np.argsort(keys, kind="stable")
     kept = np.ones(FILES, dtype=bool)
     for values, low, high in columns:
@@ -141,8 +141,11 @@ async def test_numbers_at_the_ends_of_their_type_are_estimated(api: Api) -> None
     ],
 )
 async def test_doubles_of_any_size_are_estimated(api: Api, low: float, high: float, below: float | None) -> None:
-    """Also where all are equal, and where their differences are too small for a double, or too large. `below`: of an
-    eighth of the values."""
+    """Also where all are equal, and where their differences are too small for a double, or too large.
+
+    Args:
+        below: Of an eighth of the values.
+    """
     field = {"id": 1, "name": "d", "type": "double", "required": False}
     await api.table(schema={"type": "struct", "schema-id": 0, "fields": [field]}, properties=TARGET)
     bounds = ColumnMetrics(ROWS, 0, 0, to_bytes("double", low), to_bytes("double", high))

@@ -53,8 +53,9 @@ class Lake:
         return Path((await self.metadata(namespace))["location"].removeprefix("file://"))
 
     async def table_of_another_catalog(self) -> tuple[Path, dict[str, Any]]:
-        """(the metadata file, its content) of a table `forged` in `mine` whose metadata file was not written by the
-        server, so that its name does not contain a digest."""
+        """Return (the metadata file, its content) of a table `forged` in `mine` whose metadata file was not written
+        by the server, so that its name does not contain a digest.
+        """
         body = {"name": "forged", "schema": SCHEMA}
         created = (await self("wendy", "POST", "/v1/namespaces/mine/tables", body)).json
         written = Path(created["metadata-location"].removeprefix("file://"))
@@ -162,7 +163,10 @@ async def test_a_confined_writer_commits_nothing_that_lies_in_another_table(lake
 
 
 async def test_a_commit_that_names_a_file_behind_a_link_is_refused(lake: Lake) -> None:
-    """Of the catalog's writer as of a confined one. A link that is made later leads nowhere, either."""
+    """Of the catalog's writer as of a confined one.
+
+    A link that is made later leads nowhere, either.
+    """
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     (mine / "data").mkdir(exist_ok=True)
     (mine / "link").symlink_to(theirs)

@@ -20,7 +20,7 @@ lake = test_foreign_files.lake
 
 
 def _written(path: Path) -> DataFile:
-    """A file with the text SECRET, and no bounds."""
+    """Return a file with the text SECRET, and no bounds."""
     fields = [
         pa.field(name, kind, metadata={"PARQUET:field_id": str(number)})
         for number, (name, kind) in enumerate((("id", pa.int64()), ("data", pa.string())), 1)
@@ -33,7 +33,7 @@ def _written(path: Path) -> DataFile:
 
 
 async def _ask(lake: Lake, value: str, **body: Any) -> Answer:
-    """Whether a row with this text was added since the table was empty."""
+    """Return whether a row with this text was added since the table was empty."""
     mine = await lake.folder("mine")
     added = {"spec-id": 0, "content": "data", "file-path": f"file://{mine}/data/x{value}.parquet", "partition": []}
     added |= {"file-format": "parquet", "file-size-in-bytes": 100, "record-count": 1}

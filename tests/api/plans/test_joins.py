@@ -33,8 +33,9 @@ REGIONS = ("AFRICA", "AMERICA", "ASIA", "EUROPE")
 
 
 class Star:
-    """`db.fact` of 20 files, file n of which has the suppliers from 100 n on; `db.supplier` of 2,000 suppliers, every
-    fourth of one region, and `db.nation` of 25, which suppliers are of in turn."""
+    """`db.fact` of 20 files, file n of which has the suppliers from 100 n on; `db.supplier` of 2,000 suppliers,
+    every fourth of one region, and `db.nation` of 25, which suppliers are of in turn.
+    """
 
     fact: StarTable
     supplier: StarTable

@@ -164,7 +164,7 @@ LISTED = {"type": "in", "term": "id", "values": [n * 7919 % 10_007 for n in rang
 
 
 async def fetched(api: Api, answer: Answer, headers: dict[str, str], residual_bytes: int) -> list[Any]:
-    """The tasks of an answer, and of its plan tasks and theirs; each answer within its bytes of residuals."""
+    """Return the tasks of an answer, and of its plan tasks and theirs; each answer within its bytes of residuals."""
     assert answer.status == 200, answer.raw
     found = answer.json["file-scan-tasks"]
     assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes

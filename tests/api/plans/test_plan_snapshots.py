@@ -24,7 +24,7 @@ async def made(late: Late, predicate: str = "id = 5", headers: dict[str, str] = 
 
 
 async def shown(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
-    """The snapshots that loadTable answers with."""
+    """Return the snapshots that loadTable answers with."""
     answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
     return {one["snapshot-id"]: one for one in answer.json["metadata"]["snapshots"]}

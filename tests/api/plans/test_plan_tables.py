@@ -75,7 +75,7 @@ async def served(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
 
 
 def plans(tmp_path: Path) -> list[Path]:
-    """Files of plan tables, below the warehouse."""
+    """Return files of plan tables, below the warehouse."""
     return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]
 
 

@@ -29,7 +29,7 @@ def version(text: str = TEXT, **more: Any) -> dict[str, Any]:
 
 
 async def asked(api: Api, name: str = "v", at: int = AT, **more: Any) -> dict[str, Any]:
-    """What a request says of the view as it is, and of a plan of `t`."""
+    """Return what a request says of the view as it is, and of a plan of `t`."""
     loaded = (await api("GET", f"{VIEWS}/{name}")).json
     plan = (await api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     table = {"start": at, "end": at + 1, "plan": ["db", plan], "alias": True}
@@ -167,7 +167,7 @@ OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
 async def over_view(api: Api, name: str) -> dict[str, Any]:
-    """What a request says of the view `w`, over a plan view of `v`."""
+    """Return what a request says of the view `w`, over a plan view of `v`."""
     await api.view("w", **{"view-version": version(OUTER)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
     at = OUTER.index("db.")

@@ -294,7 +294,10 @@ async def test_a_partition_column_of_a_wider_type_is_not_refused(api: Api) -> No
 
 
 async def test_a_limit_is_met_with_the_first_files_that_surely_hold_its_rows(planned: Api) -> None:
-    """Each file has 100 rows. Where rows are filtered, none is sure."""
+    """Each file has 100 rows.
+
+    Where rows are filtered, none is sure.
+    """
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
     assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
     assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
@@ -319,7 +322,7 @@ async def test_a_large_answer_is_packed_for_clients_that_unpack(tmp_path: Path) 
 
 
 async def _raw(api: Api, path: str, body: Any, headers: dict[str, str]) -> Response:
-    """The answer as it came, not unpacked."""
+    """Return the answer as it came, not unpacked."""
     http = aiohttp.ClientSession(auto_decompress=False)
     async with http, http.post(api.server.url + path, json=body, headers=headers) as answer:
         return Response(answer.status, answer.headers, await answer.read())

@@ -44,7 +44,7 @@ async def paged(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 async def index(api: Api, chosen: range) -> Path:
-    """Builds and registers an index file of these data files."""
+    """Build and register an index file of these data files."""
     build = await begin(api)
     term = Term(1, "id", "identity", "long", "long")
     files = [tens(FILES)[number] for number in chosen]

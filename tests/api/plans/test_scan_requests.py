@@ -34,7 +34,10 @@ ODD: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 
 @pytest.fixture
 async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
-    """`db.t`, whose index proves that no row has an odd id. An answer of more than two files comes in pages of four."""
+    """`db.t`, whose index proves that no row has an odd id.
+
+    An answer of more than two files comes in pages of four.
+    """
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4, index_wait_s=20.0) as server:
         api = Api(server)
         await api.table()

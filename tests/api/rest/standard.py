@@ -37,7 +37,7 @@ def document() -> dict[str, Any]:
 
 @cache
 def operations() -> tuple[Operation, ...]:
-    """All of the specification."""
+    """Return all of the specification."""
     found = []
     for template, methods in document()["paths"].items():
         for method, operation in methods.items():

@@ -43,7 +43,10 @@ Row = tuple[Any, ...]
 
 
 class Stored(LiveTable):
-    """`db.t`. `partitioned`: by identity of `part`, one value a file."""
+    """`db.t`.
+
+    `partitioned`: by identity of `part`, one value a file.
+    """
 
     @staticmethod
     async def create(api: Api, *, version: int = 2, partitioned: bool = False) -> Stored:
@@ -85,7 +88,7 @@ class Stored(LiveTable):
         )  # fmt: skip
 
     def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
-        """A Puffin file with a deletion vector for each data file."""
+        """Return a Puffin file with a deletion vector for each data file."""
         path = self.path("-dv.puffin")
         data, found = b"PFA1", []
         for name, rows in positions.items():
@@ -117,7 +120,7 @@ class Stored(LiveTable):
     async def index(
         self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile], *, parts: int = 1
     ) -> None:
-        """Defines it where it is not, and builds it for these files, in so many index files."""
+        """Define it where it is not, and build it for these files, in so many index files."""
         await define(self.api, name, kind=kind, columns=list(columns))
         build = await begin(self.api, name)
         loaded = await self.api("GET", "/v1/namespaces/db/tables/t")
@@ -140,7 +143,7 @@ class Stored(LiveTable):
     # What a reader sees
 
     def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
-        """(path, position, row) of every row that no delete took."""
+        """Return (path, position, row) of every row that no delete took."""
         found = []
         for file in snapshot.data:
             rows = rows_of(file)
@@ -176,7 +179,7 @@ def write(path: Path, columns: dict[int, tuple[str, pa.Array]], group_rows: int 
 
 
 def vector_bytes(rows: Iterable[int]) -> bytes:
-    """A blob `deletion-vector-v1` of the Puffin specification."""
+    """Return a blob `deletion-vector-v1` of the Puffin specification."""
     body = b"\xd1\xd3\x39\x64" + pyroaring.BitMap64(rows).serialize()
     return len(body).to_bytes(4, "big") + body + zlib.crc32(body).to_bytes(4, "big")
 

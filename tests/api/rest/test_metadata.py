@@ -41,7 +41,7 @@ async def register(api: Api, lake: Lake, name: str) -> str:
 
 
 async def listed(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
-    """All items, page by page."""
+    """Return all items, page by page."""
     found: list[dict[str, Any]] = []
     more = f"&limit={limit}" if limit else ""
     token = ""
@@ -62,7 +62,7 @@ def table_of(answer: Answer) -> pa.Table:
 
 
 def known(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
-    """What a listing says of a file, but for its partition."""
+    """Return what a listing says of a file, but for its partition."""
     return {
         "content": CONTENTS[file.content],
         "file-path": file.path,

@@ -26,7 +26,10 @@ GRANTS = (
 
 
 class House:
-    """A server with logins. `house("rita", "GET", …)` asks as rita."""
+    """A server with logins.
+
+    `house("rita", "GET", …)` asks as rita.
+    """
 
     def __init__(self, api: Api, secrets: dict[str, str]) -> None:
         self.api = api
@@ -224,7 +227,7 @@ async def test_a_new_name_in_sight_is_on_the_timeline(house: House) -> None:
 
 
 async def _stream_of(house: House, who: str, path: str) -> bytes:
-    """What an event stream has sent once it has told of the rename."""
+    """Return what an event stream has sent once it has told of the rename."""
     headers = {"Authorization": f"Bearer {house.secret_of(who)}", "Accept": "text/event-stream"}
     server, body = house.api.server, b""
     async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
@@ -234,7 +237,7 @@ async def _stream_of(house: House, who: str, path: str) -> bytes:
 
 
 async def _until(ask: Callable[[], Any]) -> int:
-    """The status once it is no longer 403: grants may be cached for a moment."""
+    """Return the status once it is no longer 403: grants may be cached for a moment."""
     for _ in range(1000):
         status = (await ask()).status
         if status != 403:

@@ -248,8 +248,10 @@ class _PlansOfThread(MemoryCache[int, int | None]):
 
 
 async def test_a_report_names_columns_of_its_table_alone(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Invented ids were stored, and one beyond 64 bits lost what was counted for all tables. A long filter is read in a
-    thread."""
+    """Invented ids were stored, and one beyond 64 bits lost what was counted for all tables.
+
+    A long filter is read in a thread.
+    """
     threads: list[int] = []
     kept = column_reads.read_of_report
 

@@ -52,7 +52,7 @@ class Site:
 
 
 def workers() -> list[psutil.Process]:
-    """Those of statements that run now: the children of the parent of workers."""
+    """Return those of statements that run now: the children of the parent of workers."""
     parents = [one for one in psutil.Process().children() if STATEMENT_WORKER in _arguments(one)]
     return [child for one in parents for child in one.children() if _runs(child)]
 
@@ -73,7 +73,10 @@ def _arguments(process: psutil.Process) -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With a table, written without logins, and then with tokens. All tests only read it."""
+    """With a table, written without logins, and then with tokens.
+
+    All tests only read it.
+    """
     folder = tmp_path_factory.mktemp("sql")
     asyncio.run(_fill(folder))
     return folder

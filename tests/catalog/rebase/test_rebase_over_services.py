@@ -201,8 +201,10 @@ async def test_no_commit_is_refused_because_of_rewritten_manifests_or_files(tmp_
 
 
 async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> None:
-    """Expirations of Iceberg delete the files that a snapshot of the history removed, without a look at the head. And
-    what was prepared on the new file must not find a history that does not say that the file is gone."""
+    """Expirations of Iceberg delete the files that a snapshot of the history removed, without a look at the head.
+
+    And what was prepared on the new file must not find a history that does not say that the file is gone.
+    """
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         before = await table.load()
@@ -228,8 +230,10 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
 
 
 async def test_undone_replacements_stay_for_expirations_that_began_before(tmp_path: Path) -> None:
-    """Such an expiration has the replacement in the history that it read. Iceberg's incremental clean-up would delete
-    the files that the replacement had removed, and that are back."""
+    """Such an expiration has the replacement in the history that it read.
+
+    Iceberg's incremental clean-up would delete the files that the replacement had removed, and that are back.
+    """
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         late = Appender(await table.load()).commit({}, ["a"])

@@ -139,7 +139,7 @@ class Comparisons:
         return self.rng.choice([text, text, text.lower()])
 
     def spelled(self, name: str) -> str:
-        """An identifier, in whatever case."""
+        """Return an identifier, in whatever case."""
         if self.chance(0.2):
             name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
         if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.chance(0.7):
@@ -197,7 +197,7 @@ class Comparisons:
         return f"{self.reference(one, both)} = {self.reference(other, both)}"
 
     def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
-        """The day, month or year of a column of one side is a column of the other."""
+        """Return the day, month or year of a column of one side is a column of the other."""
         found = []
         for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
             if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
@@ -211,7 +211,7 @@ class Comparisons:
         return found
 
     def across(self, scope: Scope) -> str:
-        """Columns of two tables are equal."""
+        """Return columns of two tables are equal."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
         return self.equality(*sides, scope)

@@ -22,7 +22,10 @@ def columns_of(names: tuple[str | None, str | None, str]) -> dict[str, str] | No
 
 
 def found(statement: str, *, parameters: Sequence[str] = (), **more: Any) -> tuple[Scan, ...]:
-    """The scans of the statement. Its tree is read twice before, as the proxy does, and must stay as it is."""
+    """Return the scans of the statement.
+
+    Its tree is read twice before, as the proxy does, and must stay as it is.
+    """
     scans = find_scans(statement, columns_of=columns_of, parameters=parameters, **more)
     try:
         query = parse_query(statement, parameters)

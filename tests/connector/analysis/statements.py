@@ -58,7 +58,7 @@ class Statements(Comparisons):
         return self.with_query([], depth, [])[0]
 
     def with_query(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
-        """The text, and its columns' names and types."""
+        """Return the text, and its columns' names and types."""
         known, clauses, words = list(named), [], "WITH"
         if depth > 1 and self.chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
@@ -86,7 +86,7 @@ class Statements(Comparisons):
         return self.select(named, depth, outer)
 
     def ordered(self, columns: int) -> str:
-        """A limit that everybody sees alike: rows are ordered by all that is seen of them."""
+        """Return a limit that everybody sees alike: rows are ordered by all that is seen of them."""
         keys = ", ".join(f"{number} {self.rng.choice(['ASC', 'DESC'])} NULLS LAST" for number in range(1, columns + 1))
         offset = f" OFFSET {self.rng.randint(0, 2)}" if self.chance(0.3) else ""
         limit = f" LIMIT {self.rng.randint(1, 5)}"
@@ -159,7 +159,7 @@ class Statements(Comparisons):
         return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
 
     def qualified(self, scope: Scope) -> str:
-        """What follows WHERE besides."""
+        """Return what follows WHERE besides."""
         return ""
 
     def window(self, scope: Scope) -> str:
@@ -201,7 +201,7 @@ class Statements(Comparisons):
         return text, columns
 
     def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
-        """One group of all rows; in most cases each aggregate counts only the rows that its FILTER leaves."""
+        """Return one group of all rows; in most cases each aggregate counts only the rows that its FILTER leaves."""
         able = [one for one in scope if self.can_name(one, scope)]
         items = []
         for number in range(self.rng.randint(1, 2)):
@@ -223,7 +223,9 @@ class Statements(Comparisons):
         ]
 
     def latest(self) -> tuple[str, list[tuple[str, str]]]:
-        """The first rows of each key, or the numbers of all: by all columns, so that it is the same row always."""
+        """Return the first rows of each key, or the numbers of all: by all columns, so that it is the same row
+        always.
+        """
         table = self.rng.choice(self.tables)
         names = [quoted(one) for one in table.columns]
         keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
@@ -239,7 +241,7 @@ class Statements(Comparisons):
         return text, columns
 
     def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
-        """Values of a column, and those of another column in rows where the first has one of these."""
+        """Return values of a column, and those of another column in rows where the first has one of these."""
         hidden = {one.name.lower() for one in named} | {name.lower()}
         able = [one for one in self.tables if one.name.lower() not in hidden and "long" in one.columns.values()]
         if not able:
@@ -299,7 +301,7 @@ class Statements(Comparisons):
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
 
     def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
-        """Rows of a table that equal the outer row in a column: also joined, in groups, or the first of them."""
+        """Return rows of a table that equal the outer row in a column: also joined, in groups, or the first of them."""
         found = self.correlated_pair(scope, named)
         if found is None:
             return None
@@ -327,7 +329,7 @@ class Statements(Comparisons):
         return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
 
     def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
-        """A query of one row, over a table's rows that equal the outer row in a column."""
+        """Return a query of one row, over a table's rows that equal the outer row in a column."""
         found = self.correlated_pair(scope, named)
         if found is None:
             return None
@@ -337,7 +339,7 @@ class Statements(Comparisons):
         return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
 
     def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
-        """A table, a column of it, and a column of the outer row that it can be equal to."""
+        """Return a table, a column of it, and a column of the outer row that it can be equal to."""
         hidden = {one.name.lower() for one in named}
         pairs = [
             (table, name, column)

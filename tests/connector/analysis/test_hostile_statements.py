@@ -51,7 +51,10 @@ def test_a_condition_reaches_a_name_that_is_used_twice() -> None:
 
 
 def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each column is equal to all others. Without a bound, the conditions that follow grow with the square."""
+    """Each column is equal to all others.
+
+    Without a bound, the conditions that follow grow with the square.
+    """
     moved, of_semi_join = Counter[str](), conditions.SemiJoin.moved
 
     def counted(semi_join: conditions.SemiJoin, to: Any) -> Any:

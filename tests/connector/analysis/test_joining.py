@@ -33,7 +33,7 @@ RED = "\"color\" = 'red'"
 
 
 def used(wanted: PlanTableRequest) -> dict[str, Any]:
-    """All joins are, at the snapshots that were named."""
+    """Return all joins are, at the snapshots that were named."""
 
     def told(joins: tuple[JoinRequest, ...]) -> list[JoinOutcome]:
         return [each for one in joins for each in (JoinOutcome(one.snapshot_id, 77, True), *told(one.joins))]

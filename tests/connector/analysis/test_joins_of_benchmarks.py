@@ -34,7 +34,7 @@ FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 
 
 def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
-    """What limits each place of the table."""
+    """Return what limits each place of the table."""
     chosen, _ = planned(sql, tables)
     return [shown(each) for place, each in chosen.items() if place.table == (table,)]
 
@@ -42,7 +42,7 @@ def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[s
 def planned(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
-    """The joins of each scan, and of each table why it has no others."""
+    """Return the joins of each scan, and of each table why it has no others."""
     known = {
         (None, None, name): KnownTable("1", {one: _KINDS.get(one, "long") for one in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()

@@ -37,7 +37,7 @@ def months_from(moment: datetime, count: int) -> datetime:
 
 
 def drawn(rng: random.Random, now: datetime) -> tuple[str, list[datetime]]:
-    """An expression, and its value in the zone of `now` as an instant in UTC and as a time without a zone."""
+    """Return an expression, and its value in the zone of `now` as an instant in UTC and as a time without a zone."""
     text, value = rng.choice(["now()", "current_timestamp", "localtimestamp", "current_date"]), now
     if text == "current_date":
         value = start_of(now, "day")

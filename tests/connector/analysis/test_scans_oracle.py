@@ -64,7 +64,7 @@ class Told:
 def pruned(
     rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
-    """The statement over plan tables, the names of these, and how many rows the joins alone have left out."""
+    """Return the statement over plan tables, the names of these, and how many rows the joins alone have left out."""
     replacements, names, left_out = [], [], 0
     loose, joined = rng.random() < 0.3, rng.random() < 0.8
     for number, scan in enumerate(found):
@@ -101,7 +101,7 @@ def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ..
 def joins_sql(
     rng: random.Random, joins: tuple[Join, ...], path: tuple[int, ...], partner: Callable[[Join], str]
 ) -> Iterator[str]:
-    """Some of the joins to scans that are not on the path, and some of the disjunctions of alternatives."""
+    """Yield some of the joins to scans that are not on the path, and some of the disjunctions of alternatives."""
     if len(path) > 3:
         return
     for number in dict.fromkeys(join.any_of for join in joins):
@@ -193,7 +193,7 @@ def check_same(
     expected: Counter[str],
     seed: str,
 ) -> int:
-    """How many rows the joins alone have left out."""
+    """Return how many rows the joins alone have left out."""
     new, names, left_out = pruned(rng, connection, text, found)
     asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
     shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
@@ -246,7 +246,7 @@ def test_on_sees_the_sources_of_its_join_and_else_those_of_an_outer_query() -> N
 
 
 def test_lateral_sees_the_left_side_of_its_join() -> None:
-    """Whether it also sees what stands before a comma depends on the engine."""
+    """Return whether it also sees what stands before a comma depends on the engine."""
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 
     def joins(sources: str) -> int:

@@ -133,7 +133,10 @@ class Stars:
         return [("days", self.rng.choice(KEYS)), ("one", "f.k1 = one.k"), ("two", "two.k = f.k2")]
 
     def in_branches(self, on: str, names: Sequence[str]) -> str:
-        """Now and then the join is in each branch of OR, and rarely in all but one. Then another one may be in that."""
+        """Now and then the join is in each branch of OR, and rarely in all but one.
+
+        Then another one may be in that.
+        """
         if self.chance(0.4):
             return on
         one, _, other = on.partition(" = ")

@@ -21,7 +21,7 @@ COLUMNS = {"k": "long", "x": "int", "twice": "long"}
 
 
 def tried(names: str, columns: Iterable[str] = COLUMNS) -> str:
-    """What stands before a statement over plan views: the views that it names, never read."""
+    """Return what stands before a statement over plan views: the views that it names, never read."""
     listed = ", ".join(f'"{one}"' for one in columns)
     each = [f'"~{number}" AS (SELECT {listed} FROM {one} WHERE FALSE)' for number, one in enumerate(names.split())]
     return f"WITH {', '.join(each)} "

@@ -34,7 +34,10 @@ ROWS_MAX = 60
 
 
 class TellingViews:
-    """Of tables what is known, of views what the adapter would take for their columns. A view reads those before it."""
+    """Of tables what is known, of views what the adapter would take for their columns.
+
+    A view reads those before it.
+    """
 
     def __init__(self, told: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
         self._told = told
@@ -54,7 +57,7 @@ class TellingViews:
 def make_views(
     statements: Statements, connection: duckdb.DuckDBPyConnection
 ) -> tuple[dict[str, Stored], dict[str, str]]:
-    """Each over tables, and over those before it."""
+    """Return each over tables, and over those before it."""
     views, texts, tables = {}, {}, statements.tables
     while len(views) < VIEWS:
         name = f"v{len(views)}"
@@ -74,7 +77,7 @@ def make_views(
 
 
 def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
-    """The scans of tables, joined to one another."""
+    """Return the scans of tables, joined to one another."""
     numbers = {number: left for left, number in enumerate(n for n, one in enumerate(found) if one.table not in views)}
     return tuple(
         replace(
@@ -110,7 +113,7 @@ class Cutting:
         return new, names
 
     def cut_view(self, scan: Scan, name: str, depth: int) -> bool:
-        """Stores the rows of the plan view under `name`, where there is anything to leave out."""
+        """Store the rows of the plan view under `name`, where there is anything to leave out."""
         self.left -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
         stated = plan_view_query(text, scan.table, predicate)

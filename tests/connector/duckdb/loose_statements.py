@@ -69,7 +69,7 @@ class LooseStatements(Statements):
         return super().comparison(column, scope)
 
     def listed(self, column: Column, scope: Scope) -> str:
-        """Lists and rows, also with nulls and with values of other types."""
+        """List and rows, also with nulls and with values of other types."""
         name, negated = self.reference(column, scope), self.rng.choice(["", "", "NOT "])
         other = self.one_of(scope, scope) or column
         values = ", ".join(self.any_value(column.kind) for _ in range(2))
@@ -94,7 +94,7 @@ class LooseStatements(Statements):
         return self.rng.choice(LOOSE[kind]) if self.chance(0.1) else self.value(kind)
 
     def unnested(self, taken: set[str]) -> tuple[str, Scope]:
-        """Lists of literals, with names of their own or without."""
+        """List of literals, with names of their own or without."""
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))

@@ -58,8 +58,10 @@ TRANSFORMS: dict[str, list[Transform[Any, Any]]] = {
 
 
 class PlannedStatements(LooseStatements):
-    """Their tables lie in a schema of the catalog, each INSERT in a file of its own. DuckDB does not always find a
-    table whose name is spelled in another case."""
+    """Their tables lie in a schema of the catalog, each INSERT in a file of its own.
+
+    DuckDB does not always find a table whose name is spelled in another case.
+    """
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)
@@ -72,7 +74,7 @@ class PlannedStatements(LooseStatements):
         return self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.chance(0.25) else super().value(kind)
 
     def transform(self, name: str) -> tuple[str, Transform[Any, Any]] | None:
-        """A column of a table, and a transform by which it is partitioned."""
+        """Return a column of a table, and a transform by which it is partitioned."""
         (table,) = (one for one in self.tables if one.name == name)
         columns = [(column, kind) for column, kind in table.columns.items() if kind in TRANSFORMS and column != "added"]
         if not columns or self.chance(0.3):
@@ -185,8 +187,11 @@ FIELDS = {"id": "i", "info.zone": "i", "info.tag": "t", "info.more.n": "i", "inf
 
 
 def make_structs(con: duckdb.DuckDBPyConnection, rng: random.Random) -> None:
-    """Each INSERT is a file of its own; structs and their fields are null now and then. A column may have the name of
-    a field, and a table that of a struct, with fields of other types. Two columns have exchanged their names."""
+    """Each INSERT is a file of its own; structs and their fields are null now and then.
+
+    A column may have the name of a field, and a table that of a struct, with fields of other types. Two columns have
+    exchanged their names.
+    """
     more = "STRUCT(n BIGINT, other VARCHAR)"
     con.execute(
         f"CREATE TABLE facts (id BIGINT, info STRUCT(zone INTEGER, tag VARCHAR, day DATE, more {more}), zone INTEGER)"

@@ -56,7 +56,7 @@ def states(client: IndexClient, name: str) -> dict[str, str]:
 
 
 def swap_blobs(one: Path, other: Path) -> None:
-    """Writes into each the index of the other's data files: sound in itself, and wrong."""
+    """Write into each the index of the other's data files: sound in itself, and wrong."""
     opened = [open_index_file(path.read_bytes(), str(path)) for path in (one, other)]
     for path, mine, blob in ((one, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
         said = mine.header

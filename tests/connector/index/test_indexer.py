@@ -157,7 +157,7 @@ class Clocked:
 
 
 def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
-    """One bit in the middle of one of its live index files; its location."""
+    """Return one bit in the middle of one of its live index files; its location."""
     live = [one for one in client.index(name, index).json["index-files"] if one["state"] == "live"]
     location: str = live[number]["location"]
     path = Path(location.removeprefix("file://"))

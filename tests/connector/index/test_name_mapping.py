@@ -65,7 +65,9 @@ def some_rows(rng: random.Random, count: int) -> pa.Table:
 
 
 def imported(folder: Path, number: int, rows: pa.Table, names: dict[str, str], rng: random.Random) -> str:
-    """The URI of a file without ids whose columns have the given names, in any order; some have INT96 timestamps."""
+    """Return the URI of a file without ids whose columns have the given names, in any order; some have INT96
+    timestamps.
+    """
     order = rng.sample(COLUMNS, len(COLUMNS))
     written = rows.select(order).rename_columns([names[column] for column in order])
     path = folder / f"{number}.parquet"
@@ -74,7 +76,10 @@ def imported(folder: Path, number: int, rows: pa.Table, names: dict[str, str], r
 
 
 def add_file(table: Table, location: str, rows: int) -> None:
-    """Without column bounds, which a later mapping may contradict. PyIceberg's `add_files` wants the table's names."""
+    """Without column bounds, which a later mapping may contradict.
+
+    PyIceberg's `add_files` wants the table's names.
+    """
     size_bytes = Path(urlsplit(location).path).stat().st_size
     file = DataFile.from_args(
         content=DataFileContent.DATA,
@@ -107,7 +112,7 @@ def literal(value: Any) -> str:
 
 
 def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, Any]:
-    """A filter, and whether a row matches it."""
+    """Return a filter, and whether a row matches it."""
     column = rng.choice(["id", "name", "name", "note", "at"])
     values = [row[column] for row in rows if row[column] is not None] or [5 if column == "id" else "Ann"]
     value = rng.choice(values)
@@ -186,7 +191,7 @@ def test_every_mapping_gives_the_rows_that_the_files_hold_under_it(
 
 
 def renamed(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
-    """What readers see of a row of an imported file, under the mapping of now."""
+    """Return what readers see of a row of an imported file, under the mapping of now."""
     held = {names[column]: value for column, value in row.items()}
     return {column: next((held[name] for name in mapped[column] if name in held), None) for column in COLUMNS}
 

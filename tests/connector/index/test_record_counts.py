@@ -42,7 +42,7 @@ KEYS_A_LOOKUP = 1_000_000
 
 
 def keys_of(numbers: npt.NDArray[Any]) -> Longs:
-    """int64[n], distinct and as good as random: splitmix64, which is one to one."""
+    """Return int64[n], distinct and as good as random: splitmix64, which is one to one."""
     word = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -55,8 +55,10 @@ def rows(numbers: Longs, value: int) -> pa.Table:
 
 @dataclass
 class Grown:
-    """A table and what is in it: `live` bool[keys ever given], by number of the key. `sampled` keys are looked up after
-    each step."""
+    """A table and what is in it: `live` bool[keys ever given], by number of the key.
+
+    `sampled` keys are looked up after each step.
+    """
 
     client: IndexClient
     mode: str

@@ -41,8 +41,10 @@ DAY_MS = 24 * HOUR_MS
 
 
 class MachineClock(SystemClock):
-    """The clock of a machine: `pass_time` is time that passes, `jump` sets the clock. Of both, `written_ms` knows what
-    the clock showed when a file was written."""
+    """The clock of a machine: `pass_time` is time that passes, `jump` sets the clock.
+
+    Of both, `written_ms` knows what the clock showed when a file was written.
+    """
 
     def __init__(self) -> None:
         self._passed_ms = 0
@@ -92,7 +94,7 @@ def look(machine: Served) -> None:
 
 
 def write(location: str, number: int) -> Path:
-    """A file that its writer has not committed yet."""
+    """Return a file that its writer has not committed yet."""
     path = path_of(location) / "data" / f"live-{number}.parquet"
     table = rows([1000 + number])
     fields = [field.with_metadata({"PARQUET:field_id": str(id_)}) for id_, field in enumerate(table.schema, 1)]
@@ -215,7 +217,10 @@ def test_nothing_is_removed_while_the_clocks_of_server_and_storage_differ(served
 
 
 def test_a_commit_of_removed_files_is_refused(served: Served, client: IndexClient) -> None:
-    """By an engine, and as a change. Files that exist are committed."""
+    """By an engine, and as a change.
+
+    Files that exist are committed.
+    """
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))

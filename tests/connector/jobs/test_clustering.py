@@ -89,7 +89,7 @@ def create(
 
 
 def layers(client: IndexClient) -> Counter[str]:
-    """The number of files of each layer; of loose files by an empty name."""
+    """Return the number of files of each layer; of loose files by an empty name."""
     return Counter((layer_of(path) or ("", ""))[1] for path in client.files("db.t")["file_path"].to_pylist())
 
 
@@ -117,8 +117,11 @@ def test_random_histories_with_clusterings_between_and_within(
     within_max: int,
     names: int,
 ) -> None:
-    """The oracle is a dictionary. Writers also commit between the plan of a clustering and its commit: after half of
-    all batches, `within_max` times. The table becomes partitioned by name: each of `names` adds batches."""
+    """The oracle is a dictionary.
+
+    Writers also commit between the plan of a clustering and its commit: after half of all batches, `within_max` times.
+    The table becomes partitioned by name: each of `names` adds batches.
+    """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, dict[str, Any]] = {}
     rewrite = clustering._rewrite

@@ -68,7 +68,7 @@ def test_mistakes_in_policies_are_told(text: str) -> None:
 
 
 def until(unit: str, at: datetime) -> datetime:
-    """The end of the partition of a time: all times in it are before."""
+    """Return the end of the partition of a time: all times in it are before."""
     start = at.replace(minute=0, second=0, microsecond=0)
     if unit == "hour":
         return start + timedelta(hours=1)

@@ -27,8 +27,11 @@ COLORS = ("red", "green", "blue", "black", "white", "grey")
 
 
 def rows(draw: np.random.Generator, number: int) -> pa.Table:
-    """Of one file. `color` has six values, `code` two hundred of which some are frequent, `amount` is skewed, `id` is
-    unique, and `day` follows the order of the files."""
+    """Of one file.
+
+    `color` has six values, `code` two hundred of which some are frequent, `amount` is skewed, `id` is unique, and `day`
+    follows the order of the files.
+    """
     weights = 1.0 / np.arange(1, 201)
     return pa.table(
         {
@@ -43,7 +46,10 @@ def rows(draw: np.random.Generator, number: int) -> pa.Table:
 
 
 def make(client: IndexClient, draw: np.random.Generator) -> pa.Table:
-    """The table `db.t`, whose target size is that of its files. Returns its rows."""
+    """Return the table `db.t`, whose target size is that of its files.
+
+    Returns its rows.
+    """
     parts = [rows(draw, number) for number in range(FILES)]
     with catalog_at(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")

@@ -95,7 +95,7 @@ def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, A
 
 
 def store_as_required(path: str, names: list[str]) -> None:
-    """Writes the file again with these columns required where none of their values is null, as Spark writes them."""
+    """Write the file again with these columns required where none of their values is null, as Spark writes them."""
     path = path.removeprefix("file://")
     with pq.ParquetFile(path) as file:
         table = file.read()

@@ -44,7 +44,7 @@ NO_MERGE = {"commit_manifest-merge_enabled": "false"}
 
 
 def entries(table: Table) -> Counter[tuple[Any, ...]]:
-    """What must stay of each live entry of the current snapshot."""
+    """Return what must stay of each live entry of the current snapshot."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
     found: Counter[tuple[Any, ...]] = Counter()
@@ -154,8 +154,9 @@ def test_a_plan_of_a_partition_reads_few_manifests(client: IndexClient, served: 
 def test_writers_in_between_keep_their_changes_and_never_fail(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the writing of the manifests and their commit: an append leaves the rewrite valid; a change that removes
-    a file replaces one of the manifests, so that the rewrite reads them again, at most three times."""
+    """Between the writing of the manifests and their commit: an append leaves the rewrite valid; a change that
+    removes a file replaces one of the manifests, so that the rewrite reads them again, at most three times.
+    """
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
@@ -291,7 +292,7 @@ async def _repair_nothing(*_: object) -> None:
 
 
 def lower_bounds(table: Table) -> list[bytes]:
-    """Those of the column 2 of the live files."""
+    """Return those of the column 2 of the live files."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
     manifests = snapshot.manifests(table.io)

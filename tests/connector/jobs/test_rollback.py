@@ -45,7 +45,9 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_random_histories_around_a_job_and_its_rollback(client: IndexClient, served: Served, version: int) -> None:
-    """Whether the rollback is possible or refused, the rows are those of the model, and each row keeps its id."""
+    """Return whether the rollback is possible or refused, the rows are those of the model, and each row keeps its
+    id.
+    """
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
     with catalog_at(served.url) as catalog:
@@ -209,7 +211,9 @@ def test_rewritten_manifests_are_undone_below_later_commits_or_not_at_all(
 
 
 def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
-    """The files that the current snapshot has, and those that any snapshot says were removed: path and offset."""
+    """Return the files that the current snapshot has, and those that any snapshot says were removed: path and
+    offset.
+    """
     head = table.current_snapshot()
     assert head is not None
     found: tuple[set[Any], set[Any]] = set(), set()

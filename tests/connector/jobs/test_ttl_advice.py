@@ -33,7 +33,10 @@ COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 
 def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kind: str = "date") -> date:
-    """Rows of these ages in days. Returns today."""
+    """Return rows of these ages in days.
+
+    Returns today.
+    """
     arrow, today = create(served, kind, transform), lasting_today()
     rows = []
     for number, age_d in enumerate(ages_d):
@@ -45,7 +48,7 @@ def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kin
 
 
 def counted_before(client: IndexClient, served: Served, *columns: int, days: int = 40, age_d: int = ALL_AGES) -> None:
-    """Reads of these columns some days ago."""
+    """Read of these columns some days ago."""
     entry = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry
     today = served.server.components.catalog.column_usage.today
     reads = tuple((column, age_d, 1) for column in (*columns, -2))

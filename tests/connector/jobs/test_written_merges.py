@@ -32,7 +32,7 @@ def stored(folder: Path, ending: str = ".parquet") -> set[str]:
 
 
 def written_by(client: IndexClient, mode: str, given: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
-    """(the destination, the files of a task for each table)."""
+    """Return (the destination, the files of a task for each table)."""
     into = open_destination(client, "db.t", mode, where=where)
     return into, [write_batches(into.target, table.to_batches()) for table in given]
 

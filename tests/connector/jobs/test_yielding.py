@@ -106,8 +106,9 @@ def test_files_are_settled_by_their_age_once_rows_were_changed(client: IndexClie
 def test_the_files_of_a_rewrite_without_a_conflict_are_committed(
     client: IndexClient, served: Served, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Writers change random rows of random partitions while a compaction is under way: the partitions of which enough
-    is left are committed, the new files of the others are deleted, and the rows are those of the writers."""
+    """Writers change random rows of random partitions while a compaction is under way: the partitions of which
+    enough is left are committed, the new files of the others are deleted, and the rows are those of the writers.
+    """
     rng = random.Random(f"{first_seed()} {version}")
     parts = 0
     with catalog_at(served.url) as catalog:
@@ -151,8 +152,9 @@ def test_the_files_of_a_rewrite_without_a_conflict_are_committed(
 def test_deletes_and_overwrites_of_an_engine_that_a_compaction_overtook_are_committed(
     client: IndexClient, served: Served
 ) -> None:
-    """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits: it need not repeat, and no row
-    is lost or comes back."""
+    """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits: it need not repeat, and no
+    row is lost or comes back.
+    """
     rng = random.Random(first_seed())
     undone = 0
     with catalog_at(served.url) as catalog:

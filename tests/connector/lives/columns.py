@@ -93,7 +93,7 @@ class Column:
     # Values
 
     def of(self, row: dict[int, Any]) -> Any:
-        """The value in a row or struct, which lacks columns that are younger."""
+        """Return the value in a row or struct, which lacks columns that are younger."""
         return row.get(self.id, self.initial)
 
     def array(self, values: Sequence[Any]) -> pa.Array:
@@ -121,7 +121,7 @@ class Column:
         return typed.array(self.kind, values)
 
     def plain(self, column: pa.Array) -> list[Any]:
-        """The values of an array again."""
+        """Return the values of an array again."""
         valid = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
@@ -194,7 +194,7 @@ def kinds(version: int) -> list[str]:
 
 
 def draw_value(rng: random.Random, kind: str) -> Any:
-    """An edge of the type, or one of few values, so that rows meet."""
+    """Return an edge of the type, or one of few values, so that rows meet."""
     if kind not in typed.SAMPLES:  # promoted
         return rng.randint(-500, 500)
     if rng.random() < 0.5:
@@ -216,5 +216,5 @@ def draw_value(rng: random.Random, kind: str) -> Any:
 
 
 def key_of(value: Any) -> Any:
-    """The same for values that are one key: both zeros are, and NaN is one."""
+    """Return the same for values that are one key: both zeros are, and NaN is one."""
     return ("NaN" if value != value else value + 0.0) if isinstance(value, float) else value

@@ -178,7 +178,7 @@ class Life:
     # Steps
 
     def step(self) -> str:
-        """Makes one, and returns what it was."""
+        """Make one, and return what it was."""
         steps: dict[Callable[[], str], int] = {
             **{self._append: 3, self._upsert: 6, self._unlocated: 1, self._delete: 2, self._delete_matching: 2},
             **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
@@ -199,7 +199,7 @@ class Life:
         return str(list(new.values()))
 
     def _batch(self) -> list[Row]:
-        """Rows of which some have stored keys."""
+        """Return rows of which some have stored keys."""
         rows = [self._row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:

@@ -61,7 +61,7 @@ def _joined(word: str, one: Test, other: Test) -> Test:
 
 
 def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
-    """Columns and fields of structs."""
+    """Return columns and fields of structs."""
     found: list[tuple[str, Column, Callable[[Row], Any]]] = []
     for column in columns:
         if column.kind not in NESTED:

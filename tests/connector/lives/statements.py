@@ -27,14 +27,17 @@ class DrawnStatement:
 
 
 def can_be_written(column: Column) -> bool:
-    """Whether statements compare and set the column. There are no literals of the type real."""
+    """Return whether statements compare and set the column.
+
+    There are no literals of the type real.
+    """
     return column.kind in _KINDS or column.kind.startswith("decimal(")
 
 
 def draw_change(
     rng: random.Random, table: str, columns: Sequence[Column], settable: Sequence[Column], rows: Sequence[Row]
 ) -> DrawnStatement | None:
-    """An UPDATE or a DELETE; None if no column can be compared."""
+    """Return an UPDATE or a DELETE; None if no column can be compared."""
     compared = [column for column in columns if can_be_written(column)]
     if not compared:
         return None
@@ -60,7 +63,7 @@ def quoted(name: str) -> str:
 
 
 def literal(kind: str, value: Any) -> str:
-    """The value in Trino's SQL."""
+    """Return the value in Trino's SQL."""
     if value is None:
         return "NULL"
     if kind.startswith("decimal("):
@@ -105,7 +108,7 @@ def _on_value(column: Column, test: Callable[[Any], bool]) -> Callable[[Row], bo
 
 
 def draw_known(rng: random.Random, column: Column, *, nulls: bool = True) -> Any:
-    """A value that a literal can state."""
+    """Return a value that a literal can state."""
     if nulls and rng.random() < 0.1:
         return None
     while True:

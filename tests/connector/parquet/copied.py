@@ -18,7 +18,7 @@ from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey
 
 
 def with_ids(schema: pa.Schema) -> pa.Schema:
-    """The schema with a field id on every node, as in files of Iceberg tables; the ids follow the names."""
+    """Return the schema with a field id on every node, as in files of Iceberg tables; the ids follow the names."""
     return pa.schema([_with_id(field, 1 + number * 100) for number, field in enumerate(schema)])
 
 
@@ -34,7 +34,7 @@ def _with_id(field: pa.Field, number: int) -> pa.Field:
 
 
 def skeleton(path: Path, schema: pa.Schema) -> SourceFile:
-    """A file without rows."""
+    """Return a file without rows."""
     with pq.ParquetWriter(path, schema, store_schema=False, store_decimal_as_integer=True):
         pass
     return SourceFile(str(path), Storage())
@@ -49,8 +49,12 @@ def merge(
     keys: FileKeys | None = None,
     encryption: FileEncryption | None = None,
 ) -> None:
-    """Copies all row groups of the files into one with the columns of `schema`. Unreadable, and ValueError for files
-    whose chunks cannot be copied; `out` does not exist then."""
+    """Copy all row groups of the files into one with the columns of `schema`.
+
+    Raises:
+        Unreadable: For files whose chunks cannot be copied; `out` does not exist then.
+        ValueError: For files whose chunks cannot be copied; `out` does not exist then.
+    """
     with ExitStack() as opened:
         target = opened.enter_context(skeleton(out.with_suffix(".skeleton"), schema))
         assembler = FileAssembler(open_sink(str(out), storage or Storage()), target.footer, encryption)
@@ -70,8 +74,10 @@ def merge(
 
 
 def concatenate(paths: Sequence[Path], out: Path) -> None:
-    """Copies all row groups of files of one schema, which is that of the new file, too: no field ids are needed.
-    Unreadable; `out` does not exist then."""
+    """Copy all row groups of files of one schema, which is that of the new file, too: no field ids are needed.
+
+    Unreadable; `out` does not exist then.
+    """
     with ExitStack() as opened:
         sources = [opened.enter_context(SourceFile(str(path), Storage())) for path in paths]
         columns = range(len(sources[0].leaves))

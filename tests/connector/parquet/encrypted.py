@@ -43,7 +43,7 @@ class ConfiguredKms(PyArrowKms):
 
 
 def key_file(folder: Path, *namespaces: str) -> str:
-    """The path of a key file that names these namespaces for all master keys of the service."""
+    """Return the path of a key file that names these namespaces for all master keys of the service."""
     path = folder / "keys.json"
     path.write_text(json.dumps({"namespaces": dict.fromkeys(MASTER_KEYS, namespaces)}))
     return str(path)

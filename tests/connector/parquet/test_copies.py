@@ -77,7 +77,11 @@ def random_rows(rng: random.Random, schema: pa.Schema, rows: int) -> pa.Table:
 
 
 def write(rng: random.Random, path: Path, rows: pa.Table, encryption: Any = None) -> None:
-    """By a random writer's settings. `encryption`: of pyarrow's writer, which then writes no Bloom filters."""
+    """By a random writer's settings.
+
+    Args:
+        encryption: Of pyarrow's writer, which then writes no Bloom filters.
+    """
     names = [column.path for column in leaf_columns(rows.schema)]
     flat = [field.name for field in rows.schema if field.type in (pa.int64(), pa.string())]
     encodings = {name: "DELTA_BINARY_PACKED" for name in ("long", "int") if name in rows.schema.names}

@@ -44,8 +44,10 @@ SIMPLE = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
 
 
 class GivenKeys:
-    """Keys that a caller has. `columns`: by the path of the column; others have the footer's key. Its repr has no
-    key."""
+    """Keys that a caller has.
+
+    `columns`: by the path of the column; others have the footer's key. Its repr has no key.
+    """
 
     def __init__(
         self, footer: bytes, columns: Mapping[str, bytes] | None = None, *, aad_prefix: bytes | None = None
@@ -85,8 +87,9 @@ def scheme(path: Path, target: pa.Schema) -> EncryptionScheme:
 
 @pytest.mark.parametrize("number", quick(range(12), 4))
 def test_a_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number: int) -> None:
-    """Encrypted with new keys, with other master keys, or no longer; from encrypted files and others; columns are left
-    out."""
+    """Encrypted with new keys, with other master keys, or no longer; from encrypted files and others; columns are
+    left out.
+    """
     seed = first_seed() + number
     rng = random.Random(seed)
     names = rng.sample(list(KINDS), rng.randint(1, 6))

@@ -48,7 +48,7 @@ READERS: Mapping[str, Reader] = {
 
 
 def texts(table: pa.Table) -> list[str]:
-    """The rows, to be compared in whatever order an engine gives them."""
+    """Return the rows, to be compared in whatever order an engine gives them."""
     return sorted(map(repr, table.to_pylist()))
 
 

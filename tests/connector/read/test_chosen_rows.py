@@ -86,7 +86,7 @@ def test_chosen_rows_are_those_of_a_scan(client: IndexClient, monkeypatch: pytes
 
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The columns that are read as codes, once for each row group."""
+    """Return the columns that are read as codes, once for each row group."""
     real: Callable[..., list[str]] = coded_strings.coded_columns
     found: list[list[str]] = []
 

@@ -24,7 +24,7 @@ CODECS = ("none", "snappy", "zstd", "gzip", "lz4")
 
 
 def table(rng: np.random.Generator, rows: int) -> pa.Table:
-    """Columns of many kinds, some with nulls, of few values and of many."""
+    """Return columns of many kinds, some with nulls, of few values and of many."""
 
     def with_nulls(values: pa.Array) -> pa.Array:
         return pa.compute.if_else(pa.array(rng.random(rows) < 0.2), pa.scalar(None, values.type), values)
@@ -72,7 +72,7 @@ def some_rows(rng: np.random.Generator, rows: int) -> Any:
 
 
 def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, said: str) -> int:
-    """How often pages were read; each time they gave the rows that are there."""
+    """Return how often pages were read; each time they gave the rows that are there."""
     pages, file = opened(data)
     first = read = 0
     for number in range(file.metadata.num_row_groups):
@@ -152,7 +152,7 @@ def test_rows_on_all_pages_and_files_without_a_page_index_are_read_whole() -> No
 
 
 def offsets_of(data: bytes) -> tuple[int, int]:
-    """Where the offset index of the first column of the first row group is, and its bytes."""
+    """Return where the offset index of the first column of the first row group is, and its bytes."""
     _, file = opened(data)
     out = io.BytesIO()
     file.metadata.write_metadata_file(out)

@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 
 def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
-    """(row id, sequence number) by `id`."""
+    """Return (row id, sequence number) by `id`."""
     found = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
     assert len({one["id"] for one in found}) == len(found)
     return {one["id"]: (one["_row_id"], one["_last_updated_sequence_number"]) for one in found}
@@ -36,7 +36,10 @@ def sequence(client: SeamarkClient) -> int:
 
 
 class Model:
-    """Rows as a dict has them. Ids of new rows are the table's to choose, once: they are taken over then."""
+    """Rows as a dict has them.
+
+    Ids of new rows are the table's to choose, once: they are taken over then.
+    """
 
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}

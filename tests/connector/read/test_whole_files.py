@@ -15,7 +15,7 @@ from tests.connector.write.test_upserts import create, held, rows
 
 
 def tasks(client: IndexClient) -> list[tuple[int, int]]:
-    """(records, delete files) of each data file."""
+    """Return (records, delete files) of each data file."""
     return sorted((one.records, len(one.deletes)) for one in plan(client, open_table(client, "db.t", CURRENT)))
 
 

@@ -132,7 +132,10 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
 
 
 def array(kind: str, given: Sequence[Any]) -> pa.Array:
-    """An Arrow column of values and nulls. Decimals may have any precision and scale."""
+    """Return an Arrow column of values and nulls.
+
+    Decimals may have any precision and scale.
+    """
     if kind not in _ARROW and kind.startswith("decimal("):
         precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
         return _decimals(int(precision), int(scale))(given)
@@ -140,7 +143,7 @@ def array(kind: str, given: Sequence[Any]) -> pa.Array:
 
 
 def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    """The values of an Arrow column again."""
+    """Return the values of an Arrow column again."""
     if isinstance(column, pa.ChunkedArray):
         return [value for chunk in column.chunks for value in plain(kind, chunk)]
     if isinstance(column, pa.ExtensionArray):

@@ -12,7 +12,7 @@ from seamark.connector.sql.session import SqlResult
 
 
 def comparable(value: Any) -> Any:
-    """Sums of doubles depend on the order; zeros of both signs are equal, and either stands for a group."""
+    """Sum of doubles depend on the order; zeros of both signs are equal, and either stands for a group."""
     match value:
         case float():
             return "NaN" if math.isnan(value) else float(f"{value:.6g}") + 0.0

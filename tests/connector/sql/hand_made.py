@@ -120,7 +120,10 @@ def _row_of_c(n: int) -> dict[str, Any]:
 
 
 def files_of(table: str) -> list[pa.Table]:
-    """The rows of each data file. Rows of a file have near values; `e` is empty."""
+    """Return the rows of each data file.
+
+    Rows of a file have near values; `e` is empty.
+    """
     rows = {
         "a": [_row_of_a(n) for n in range(24)],
         "b": [_row_of_b(n) for n in range(15)],
@@ -141,7 +144,7 @@ def open_plain() -> duckdb.DuckDBPyConnection:
 
 
 def plain_database() -> duckdb.DuckDBPyConnection:
-    """The tables, as `open_plain` has them."""
+    """Return the tables, as `open_plain` has them."""
     plain = open_plain()
     plain.execute("CREATE SCHEMA db")
     plain.execute("SET schema = 'db'")

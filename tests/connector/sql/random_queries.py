@@ -68,7 +68,10 @@ def random_rows(rng: random.Random, rows: int) -> pa.Table:
 
 
 class RandomQueries:
-    """Draws queries. Their rows have one order only where `ordered` says so."""
+    """Draws queries.
+
+    Their rows have one order only where `ordered` says so.
+    """
 
     def __init__(self, rng: random.Random, schema: str) -> None:
         self._rng = rng

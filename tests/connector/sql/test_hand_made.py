@@ -96,7 +96,10 @@ def test_a_translated_statement_has_the_rows_of_the_statement(plain: duckdb.Duck
 
 @pytest.mark.parametrize("lakes", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_random_statements_have_the_same_rows_as_translated(lakes: int) -> None:
-    """Those of the analysis of Trino's statements. In plain DuckDB they mean the same, but for what it names itself."""
+    """Those of the analysis of Trino's statements.
+
+    In plain DuckDB they mean the same, but for what it names itself.
+    """
     told, seed = Counter[str](), first_seed()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")

@@ -29,7 +29,7 @@ COLUMNS = {
 
 
 def filter_of(predicate: str | None) -> Expression | None:
-    """The filter of a plan request for this condition on one table."""
+    """Return the filter of a plan request for this condition on one table."""
     return None if predicate is None else find_scans(f"SELECT * FROM t WHERE {predicate}")[0].filter
 
 
@@ -41,8 +41,13 @@ ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 @dataclass
 class Seamark:
-    """Gives the n-th plan the id 100 + n. `plan` may say otherwise, or raise. `tables`: what is known of them, if more
-    than the columns."""
+    """Gives the n-th plan the id 100 + n.
+
+    `plan` may say otherwise, or raise.
+
+    Attributes:
+        tables: What is known of them, if more than the columns.
+    """
 
     plan: Callable[[PlanTableRequest], Any] = lambda wanted: {}
     wait_s: float = 0.0

@@ -64,7 +64,10 @@ def rules_of(*tables: dict[str, Any], **properties: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
-    """`play` has the pages of each statement; the first answers the POST. A page may be asked for again and again."""
+    """`play` has the pages of each statement; the first answers the POST.
+
+    A page may be asked for again and again.
+    """
     scripts: dict[int, list[Page]] = {}
     numbers = itertools.count()
 

@@ -21,7 +21,10 @@ CATALOG = "lake"
 
 @dataclass
 class Fake:
-    """A server that a test plays. `seen` has each request's method, target, headers and body."""
+    """A server that a test plays.
+
+    `seen` has each request's method, target, headers and body.
+    """
 
     url: str = ""
     seen: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
@@ -60,8 +63,9 @@ async def listening(handle: Handler) -> AsyncIterator[str]:
 
 
 def nowhere() -> str:
-    """An address at which nobody listens, now or later: a port that was free may be taken meanwhile, and who connects
-    to one of those that connections get may even meet himself."""
+    """Return an address at which nobody listens, now or later: a port that was free may be taken meanwhile, and who
+    connects to one of those that connections get may even meet himself.
+    """
     return "http://127.0.0.1:1"
 
 

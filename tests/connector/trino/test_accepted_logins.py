@@ -20,7 +20,7 @@ TRINO = Coordinator("http://trino", "")
 
 
 async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
-    """The header that says what was done."""
+    """Return the header that says what was done."""
     given = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
     _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=given)
     return str(answer["X-Seamark-Plan"])
@@ -160,7 +160,7 @@ async def test_no_answer_tells_the_version_of_the_software() -> None:
 
 
 async def _raw(rig: Rig, method: str) -> tuple[int, dict[str, str], bytes]:
-    """The answer to a request for `*`, which is no path."""
+    """Return the answer to a request for `*`, which is no path."""
     host, port = rig.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"{method} * HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())

@@ -35,7 +35,7 @@ ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
 def playing(*pages: Page) -> Any:
-    """The rewritten statement has these pages; any other has rows."""
+    """Return the rewritten statement has these pages; any other has rows."""
     return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
 
@@ -303,7 +303,10 @@ async def test_what_is_read_is_explained_to_nobody_who_is_subject_to_a_rule() ->
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
 async def test_what_a_plan_found_is_told_to_those_who_may_read_the_table(state: str) -> None:
-    """How many files may hold a value tells of the rows. Until Trino has planned, nobody knows who may hear it."""
+    """How many files may hold a value tells of the rows.
+
+    Until Trino has planned, nobody knows who may hear it.
+    """
     slow = {"stats": {"state": state}, "wait": 1.5}
     async with staged(playing(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())

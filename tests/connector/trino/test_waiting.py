@@ -53,7 +53,7 @@ def test_no_more_is_remembered_than_there_is_room_for() -> None:
 
 
 async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
-    """The plans that were renewed until there were rows, where each page of one stage takes ten seconds."""
+    """Return the plans that were renewed until there were rows, where each page of one stage takes ten seconds."""
     now_s = time.monotonic()
     async with (
         AsyncExitStack() as stack,

@@ -48,7 +48,7 @@ def rows(*ids: int, land: str | None = "de") -> pa.Table:
 
 
 def seen(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
-    """Ids by land, as PyIceberg reads them."""
+    """Return ids by land, as PyIceberg reads them."""
     found: dict[str | None, list[int]] = {}
     with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)

@@ -56,7 +56,7 @@ class Writers:
     _lock: Lock = field(default_factory=Lock)
 
     def run(self, made: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
-        """One writer: step after step until it is told to stop; how many."""
+        """Return one writer: step after step until it is told to stop; how many."""
         client, count = IndexClient(self.url), 0
         try:
             while not self.stop.is_set():
@@ -113,7 +113,7 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
 
 
 def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
-    """Appends of keys that nobody else has."""
+    """Append of keys that nobody else has."""
     rng, fresh = random.Random(seed), itertools.count(10_000)
 
     def made(number: int) -> Step:

@@ -186,7 +186,10 @@ def test_a_table_of_version_1_is_refused(client: IndexClient, served: Served) ->
 def test_random_histories_with_compactions_between_and_within(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
-    """The oracle is a dictionary. Writers also commit between the plan of a compaction and its commit."""
+    """The oracle is a dictionary.
+
+    Writers also commit between the plan of a compaction and its commit.
+    """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, str] = {}
     write = compaction.rewrite_rows
@@ -238,8 +241,10 @@ def test_random_histories_with_compactions_between_and_within(
 def test_rows_that_are_deleted_meanwhile_are_deleted_in_the_new_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
-    """Writers also commit before each repeated commit of the compaction. The oracle is a dictionary; rows that no
-    writer touches keep their row ids."""
+    """Writers also commit before each repeated commit of the compaction.
+
+    The oracle is a dictionary; rows that no writer touches keep their row ids.
+    """
     rng = random.Random(f"{seed} {version}")
     model: dict[int, str] = {}
     touched: set[int] = set()

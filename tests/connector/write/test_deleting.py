@@ -52,7 +52,7 @@ def path_of(file: dict[str, Any]) -> Path:
 
 
 def rows_of(file: dict[str, Any], path: str) -> list[int]:
-    """What a delete file says of a data file, as the server reads it."""
+    """Return what a delete file says of a data file, as the server reads it."""
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")

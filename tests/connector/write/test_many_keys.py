@@ -42,7 +42,10 @@ def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
 def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_taken(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One path of a MiB in the place of thousands of usual length. Each answer has a dictionary of its own."""
+    """One path of a MiB in the place of thousands of usual length.
+
+    Each answer has a dictionary of its own.
+    """
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "de")))
     count, path = 2100, "p" * (1 << 20)

@@ -59,7 +59,7 @@ def random_rows(seed: int, count: int, nulls: float = 0.2) -> pa.Table:
 def write_data_file(
     rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
 ) -> dict[str, Any]:
-    """One data file, of no partition; its ContentFile."""
+    """Return one data file, of no partition; its ContentFile."""
     made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
     if to.ordering is not None:
         made = to.ordering.sorted(made)

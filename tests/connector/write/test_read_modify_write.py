@@ -22,7 +22,7 @@ from tests.seeds import quick
 
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
-    """The snapshot and the counter of a key."""
+    """Return the snapshot and the counter of a key."""
     found = scan(client, "db.t", ["ts"], where=f"id = {key}")
     values = found.to_arrow()["ts"].to_pylist()
     return found.snapshot_id, values[0] if values else None

@@ -145,7 +145,10 @@ def test_files_are_read_and_written_that_hold_the_keys_and_no_others(
 def test_100_updates_of_100_000_rows_in_400_files_touch_the_files_that_hold_their_keys(
     client: IndexClient, mode: str, indexed: bool
 ) -> None:
-    """The first case of the project. Keys come in runs, 250 to a file; or every 400th, where only an index knows."""
+    """The first case of the project.
+
+    Keys come in runs, 250 to a file; or every 400th, where only an index knows.
+    """
     create(client, spec=[("identity", 2)], properties=BY_ID if indexed else {})
     ids = range(100_000)
     lands = [f"{key % 400 if indexed else key // 250:03d}" for key in ids]

@@ -31,8 +31,10 @@ LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
 
 @dataclass(frozen=True)
 class Step:
-    """`kind` is append, upsert, partial, unlocated, keys or where. Each has a producer of its own, so that it makes a
-    snapshot, if an empty one, and may come again at any time."""
+    """`kind` is append, upsert, partial, unlocated, keys or where.
+
+    Each has a producer of its own, so that it makes a snapshot, if an empty one, and may come again at any time.
+    """
 
     number: int
     kind: str
@@ -186,7 +188,10 @@ class Shape:
 
     @property
     def by_key(self) -> bool:
-        """Whether equality deletes by the key meet every file. Not of version 2: PyIceberg judges it without them."""
+        """Whether equality deletes by the key meet every file.
+
+        Not of version 2: PyIceberg judges it without them.
+        """
         return self.version == 3 and not any(name == "identity" for name, _ in self.specs)
 
     def __str__(self) -> str:

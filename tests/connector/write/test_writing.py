@@ -40,7 +40,7 @@ INDEXED = {
 
 
 def rows(count: int, seed: int = 1) -> pa.Table:
-    """The ids are unique, so that rows are told apart."""
+    """Return the ids are unique, so that rows are told apart."""
     rng = random.Random(seed)
     return pa.table(
         {

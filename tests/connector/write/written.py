@@ -119,14 +119,14 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
 def read_by_pyiceberg(
     metadata: TableMetadata, files: Iterable[Mapping[str, Any]], where: BooleanExpression | None = None
 ) -> pa.Table:
-    """All columns of these files."""
+    """Return all columns of these files."""
     theirs = their_metadata(metadata)
     scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
     return scan.to_table([FileScanTask(their_file(one)) for one in files])  # which goes through them twice
 
 
 def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
-    """Rows of `EVERY_TYPE`, of values of each kind; nested values are made of a number each."""
+    """Return rows of `EVERY_TYPE`, of values of each kind; nested values are made of a number each."""
     arrays = {f"c{place} {kind}": typed.array(kind, columns[kind]) for place, kind in enumerate(typed.SAMPLES)}
     arrays["st"] = pa.array(
         [[None, {"a": 1, "b.c": None}, {"a": -1, "b.c": "x" * 20}][one % 3] for one in nested],
@@ -153,6 +153,6 @@ def conformed(rows: pa.Table, target: WriteTarget) -> pa.Table:
 
 
 def by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
-    """A `CountMap` or `ValueMap` as a dict; bounds as bytes."""
+    """Return a `CountMap` or `ValueMap` as a dict; bounds as bytes."""
     values = (bytes.fromhex(one) if isinstance(one, str) else one for one in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

@@ -60,7 +60,7 @@ class Lake:
         self.served.stop()
 
     def expire(self, *, by_procedure: bool) -> None:
-        """Removes all snapshots but the current one, by Iceberg's library or by Spark's procedure."""
+        """Remove all snapshots but the current one, by Iceberg's library or by Spark's procedure."""
         if by_procedure:
             self.spark.sql(
                 f"CALL {self.catalog}.system.expire_snapshots(table => 'db.t', "

@@ -63,7 +63,7 @@ def no_broadcast(spark: SparkSession) -> Iterator[None]:
 
 
 def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
-    """(its rows, in order; the exchanges of the plan that gave them)."""
+    """Return (its rows, in order; the exchanges of the plan that gave them)."""
     found = sorted(tuple(row) for row in frame.collect())
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert "Scan" in plan

@@ -56,7 +56,7 @@ def rows(frame: DataFrame) -> list[str]:
 
 
 def scanned(frame: DataFrame) -> tuple[list[Any], int]:
-    """The rows, and how many the scan has given to the filter."""
+    """Return the rows, and how many the scan has given to the filter."""
     found = frame.collect()
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
     return found, int(leaves.head().metrics().apply("numOutputRows").value())

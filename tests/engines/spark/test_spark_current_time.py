@@ -76,8 +76,10 @@ def condition(rng: random.Random) -> str:
 
 
 def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
-    """The files of the plan of each condition, and of the table. Spark judges all conditions in one query that reads
-    all rows: each as a column."""
+    """Return the files of the plan of each condition, and of the table.
+
+    Spark judges all conditions in one query that reads all rows: each as a column.
+    """
     judged = ", ".join(f"({where}) AS w{number}" for number, where in enumerate(conditions))
     judging = f"SELECT id, {judged} FROM {rig.db}.t ORDER BY id"
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]

@@ -42,7 +42,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
 
 
 def told(spark: SparkSession, ask: Callable[[Any], Any]) -> Any:
-    """What a task says. `ask` is a function within a function, which Spark sends along."""
+    """Return what a task says.
+
+    `ask` is a function within a function, which Spark sends along.
+    """
     return spark.sparkContext.parallelize([0], 1).map(ask).collect()[0]
 
 

@@ -42,7 +42,7 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def refused(write: Any, *arguments: Any) -> str:
-    """The refusal, which is one sentence."""
+    """Return the refusal, which is one sentence."""
     with pytest.raises(AnalysisException) as caught:
         write(*arguments)
     text = str(caught.value)

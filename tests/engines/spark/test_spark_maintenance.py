@@ -61,8 +61,9 @@ def test_remove_orphan_files_leaves_index_files_and_plan_files(spark: SparkSessi
 @pytest.mark.slow
 @pytest.mark.parametrize("names", ["a", "abc"])
 def test_an_expiration_removes_only_what_icebergs_own_would(spark: SparkSession, tmp_path: Path, names: str) -> None:
-    """Spark then finds no more than the snapshot before each, whose age it counts from its own commit; and Spark reads
-    every snapshot that is left."""
+    """Spark then finds no more than the snapshot before each, whose age it counts from its own commit; and Spark
+    reads every snapshot that is left.
+    """
     rng, removed = random.Random(7), 0
     with SparkTables.served(spark, tmp_path) as tables:
         catalog = tables.db.partition(".")[0]

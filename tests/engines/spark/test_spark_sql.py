@@ -400,7 +400,10 @@ def test_a_key_of_grouping_sets_is_null_outside_of_its_sets(rig: Rig) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["false", "true"])
 def test_a_value_that_wraps_around_or_changes_its_letters_is_found(rig: Rig, ansi: str) -> None:
-    """What the rules of the other engines do not know. Each row is in a file of its own."""
+    """What the rules of the other engines do not know.
+
+    Each row is in a file of its own.
+    """
     with settings(rig.spark, {"spark.sql.ansi.enabled": ansi}):
         rig.run("DROP TABLE IF EXISTS {db}.odd")
         rig.run("CREATE TABLE {db}.odd (n int, m bigint, d date, c string) USING iceberg")
@@ -490,7 +493,7 @@ def test_random_queries_give_sparks_own_rows_from_fewer_files(
 
 
 def past_of(rig: Rig) -> list[str]:
-    """What names the facts at earlier times: snapshots, a time, a tag."""
+    """Return what names the facts at earlier times: snapshots, a time, a tag."""
     columns = "snapshot_id, unix_millis(committed_at)"
     found = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     numbers = [row[0] for row in found]

@@ -216,8 +216,10 @@ rows of its source are one stored row's."""
 def play(
     rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
-    """How many statements were located, run by Iceberg, and failed; and how many were run on the keys alone. Those of
-    `first` are run before the random ones."""
+    """Return how many statements were located, run by Iceberg, and failed; and how many were run on the keys alone.
+
+    Those of `first` are run before the random ones.
+    """
     name = f"{version}_{mode[:2]}_{list(LAYOUTS).index(layout)}_{seed}"
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
@@ -245,7 +247,7 @@ def play(
 
 @contextmanager
 def counting_keys(told: Counter[str]) -> Iterator[None]:
-    """Counts the statements of each kind that are run without a condition or join of Spark's."""
+    """Count the statements of each kind that are run without a condition or join of Spark's."""
     real = _LocatedStatement._changes_of_all
 
     def counted(statement: _LocatedStatement, *given: Any) -> Changes | None:
@@ -402,8 +404,10 @@ def test_a_statement_on_a_wrong_catalog_gets_a_hint(rig: Rig) -> None:
 
 
 def test_the_sql_command_merges_updates_and_deletes_on_this_spark(rig: Rig) -> None:
-    """`seamark sql`, whose `local[2]` is the session of this process. The same statements change a second table by
-    Iceberg's own."""
+    """`seamark sql`, whose `local[2]` is the session of this process.
+
+    The same statements change a second table by Iceberg's own.
+    """
     for whose in (OURS, THEIRS):
         rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
         rig.sql(f"INSERT INTO {{db}}.{whose}_cli SELECT id, concat('n', id), id FROM range(10)")

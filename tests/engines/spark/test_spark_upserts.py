@@ -137,7 +137,7 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
 
 
 def executed(frame: DataFrame) -> str:
-    """The plan that was run."""
+    """Return the plan that was run."""
     plan: str = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     return plan.partition("== Initial Plan ==")[0]
 

@@ -107,8 +107,10 @@ def test_a_job_that_fails_leaves_nothing(rig: Rig) -> None:
 def test_of_a_task_that_is_run_twice_one_result_counts(
     rig: Rig, row_mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Task after task in this process: the first attempt is a speculative one whose result nobody takes. What becomes
-    of such as are killed, `tests/faults/test_spark_tasks.py` shows."""
+    """Task after task in this process: the first attempt is a speculative one whose result nobody takes.
+
+    What becomes of such as are killed, `tests/faults/test_spark_tasks.py` shows.
+    """
     table = f"again_{row_mode[:4]}"
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(60), ("de", 0, 0))

@@ -39,7 +39,10 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(root: Path, size: str = "24m") -> Iterator[SmallDisk]:
-    """Mounted at `root`. Skips the test where this user may not mount."""
+    """Mounted at `root`.
+
+    Skips the test where this user may not mount.
+    """
     root.mkdir()
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={size}", "seamark-test", str(root)], capture_output=True, text=True

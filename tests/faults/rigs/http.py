@@ -12,7 +12,7 @@ from tests.catalog.rig import SCHEMA, append
 
 
 def new_key() -> str:
-    """An idempotency key: a UUID of version 7."""
+    """Return an idempotency key: a UUID of version 7."""
     return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
 
 
@@ -28,7 +28,11 @@ class Client:
         self.headers: dict[str, str] = {}
 
     def call(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> tuple[int, Any]:
-        """Status and decoded body; the answer's headers are in `headers`. Lost when no answer came."""
+        """Status and decoded body; the answer's headers are in `headers`.
+
+        Raises:
+            Lost: When no answer came.
+        """
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
         try:
@@ -73,7 +77,7 @@ class Client:
         return ids
 
     def files(self, name: str = "t") -> list[str]:
-        """The metadata files that must be there: the pointer's, and those of its log."""
+        """Return the metadata files that must be there: the pointer's, and those of its log."""
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
         assert status == 200, body
         log = [entry["metadata-file"] for entry in body["metadata"].get("metadata-log", [])]

@@ -27,7 +27,7 @@ class Event:
 
 
 def violations(chain: list[int], events: list[Event], initial: int | None = None) -> list[str]:
-    """What in the history no order of the chain explains; empty for a linearisable one.
+    """Return what in the history no order of the chain explains; empty for a linearisable one.
 
     `chain` is the table's history, oldest first, `initial` the head before it.
     """
@@ -59,7 +59,7 @@ def violations(chain: list[int], events: list[Event], initial: int | None = None
 
 
 def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
-    """One that ended before another began must come before it."""
+    """Return one that ended before another began must come before it."""
     found = []
     latest_began, who = float("-inf"), 0
     for value in chain:
@@ -76,7 +76,9 @@ def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> li
 def _window(
     head: int | None, chain: list[int], place: dict[int, int], appends: dict[int | None, Event]
 ) -> tuple[float, float]:
-    """The longest time in which `head` can have been current: from its append's beginning to its successor's end."""
+    """Return the longest time in which `head` can have been current: from its append's beginning to its successor's
+    end.
+    """
     index = place.get(head, -1)
     opens = appends[head].began if head in appends else float("-inf")
     successor = appends.get(chain[index + 1]) if index + 1 < len(chain) else None

@@ -24,7 +24,9 @@ Fate = Callable[[str, str], str | None]
 
 
 def seeded(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
-    """One of FATES with probability `rate` for what `applies` to (method, path); prints the seed for the report."""
+    """Return one of FATES with probability `rate` for what `applies` to (method, path); prints the seed for the
+    report.
+    """
     print(f"lossy proxy: seed {seed}, rate {rate}")
     source = random.Random(seed)
 
@@ -35,7 +37,10 @@ def seeded(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fa
 
 
 class LossyProxy:
-    """`base_url` for clients. `seen` are (fate, method, path, status of the server or None), in order."""
+    """`base_url` for clients.
+
+    `seen` are (fate, method, path, status of the server or None), in order.
+    """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
@@ -44,7 +49,7 @@ class LossyProxy:
         self.base_url = ""
 
     def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """The server's answer, read to its end; its body is in `.data`."""
+        """Return the server's answer, read to its end; its body is in `.data`."""
         connection = http.client.HTTPConnection(self.upstream, timeout=60)
         try:
             connection.request(method, path, body or None, headers)

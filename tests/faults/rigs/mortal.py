@@ -16,7 +16,10 @@ _REPO = Path(__file__).parents[3]
 
 
 class Mortal:
-    """A server over `home`. `env` are `SEAMARK_…` variables; SQLite and a local warehouse without them."""
+    """A server over `home`.
+
+    `env` are `SEAMARK_…` variables; SQLite and a local warehouse without them.
+    """
 
     def __init__(self, home: Path, env: Mapping[str, str] | None = None) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -28,7 +31,7 @@ class Mortal:
         self._process = ManagedProcess(argv, log=home / "dying.log", env=settings, cwd=home, forked=True)
 
     def start(self) -> Client:
-        """Starts it, or starts it again, unarmed."""
+        """Start it, or start it again, unarmed."""
         self._process.stop()
         (self.home / FUSE).unlink(missing_ok=True)
         self._process.start(lambda: http_ok(f"{self.base_url}/readyz"), timeout_s=60)

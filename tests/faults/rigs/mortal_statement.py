@@ -33,7 +33,7 @@ EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 
 
 def killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
-    """None if the process was killed."""
+    """Return None if the process was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     given = None if env is None else {**os.environ, **env}
     done = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=given)

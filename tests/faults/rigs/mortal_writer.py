@@ -28,7 +28,7 @@ Model = dict[int, list[int]]
 
 
 def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
-    """(what it does, how, to which ids)."""
+    """Return (what it does, how, to which ids)."""
     source = random.Random(seed * 100_003 + number)
     what = source.choices(("append", "upsert", "delete"), (2, 4, 1))[0]
     return what, source.choice(("merge-on-read", "copy-on-write")), source.sample(range(KEYS), source.randrange(1, 40))

@@ -21,7 +21,10 @@ from tests.faults.rigs.linear import Event, violations
 
 @dataclass
 class Notes:
-    """What clients saw. `unexplained` are answers that no fault excuses."""
+    """What clients saw.
+
+    `unexplained` are answers that no fault excuses.
+    """
 
     events: list[Event] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -54,7 +57,10 @@ def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
 def append_until(
     stop: threading.Event, base_urls: Sequence[str], number: int, name: str, notes: Notes, source: random.Random
 ) -> None:
-    """One client. After a failure it takes another replica and waits a moment, as engines do."""
+    """One client.
+
+    After a failure it takes another replica and waits a moment, as engines do.
+    """
     clients = [Client(url, timeout_s=90) for url in base_urls]
     attempt = 0
     while not stop.is_set():
@@ -112,7 +118,7 @@ def writing(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) ->
 
 
 def progress(notes: Notes, more: int, timeout_s: float) -> bool:
-    """Waits until `more` further commits are acknowledged."""
+    """Wait until `more` further commits are acknowledged."""
     goal, deadline = notes.acknowledged() + more, time.monotonic() + timeout_s
     while notes.acknowledged() < goal and not notes.unexplained:
         if time.monotonic() > deadline:

@@ -91,7 +91,7 @@ def values_of(kind: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def predicates(draw: st.DrawFn, columns: Mapping[int, str], terms: bool = True, values: Values = VALUES) -> Bound:
-    """A predicate on one of the columns, or on a transform of it."""
+    """Return a predicate on one of the columns, or on a transform of it."""
     column = draw(st.sampled_from(sorted(columns)))
     kind = columns[column]
     transform = draw(st.sampled_from(["identity", *(TRANSFORMS.get(kind, []) if terms else [])]))
@@ -142,8 +142,9 @@ def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
 
 
 def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old: bool) -> tuple[Value | None, ...]:
-    """What a writer stores for the row; `old`: Java's up to 0.10, whose times before 1970 were rounded up, and when a
-    long was an int."""
+    """Return what a writer stores for the row; `old`: Java's up to 0.10, whose times before 1970 were rounded up,
+    and when a long was an int.
+    """
     values: list[Value | None] = []
     for field in spec.fields:
         (source,) = field.sources
@@ -163,7 +164,7 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
 
 
 def by_field(spec: PartitionSpec, partition: tuple[Value | None, ...]) -> dict[int, Value | None]:
-    """The values of `partition_of` by field id."""
+    """Return the values of `partition_of` by field id."""
     return {field.field_id or 0: value for field, value in zip(spec.fields, partition, strict=True)}
 
 
@@ -180,7 +181,7 @@ def pythons_order(_: str, value: Any) -> Any:
 
 
 def matches(expression: Expression, row: Row, order: Order) -> bool:
-    """Whether the row matches; its keys are the ids of the predicates' columns."""
+    """Return whether the row matches; its keys are the ids of the predicates' columns."""
     if isinstance(expression, Always):
         return expression.value
     if isinstance(expression, And):
@@ -192,7 +193,7 @@ def matches(expression: Expression, row: Row, order: Order) -> bool:
 
 
 def holds(predicate: Bound, value: Any, order: Order) -> bool:
-    """Whether the term's value matches the predicate."""
+    """Return whether the term's value matches the predicate."""
     op, kind = predicate.op, predicate.result
     if value is None:
         return op in _MATCH_NULL

@@ -252,7 +252,7 @@ def exact(number: float) -> Exact:
 
 
 def rounded(number: float) -> Exact:
-    """What a double is to a float column; one that rounds to no finite float is itself."""
+    """Return what a double is to a float column; one that rounds to no finite float is itself."""
     single = ctypes.c_float(number).value
     return exact(single) if math.isfinite(single) else exact(number)
 
@@ -391,7 +391,9 @@ def sent_json(sent: Sent) -> Any:
 
 
 def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = False) -> bool:
-    """What Iceberg says: a negation is of the predicates, so that null stays outside of a comparison either way."""
+    """Return what Iceberg says: a negation is of the predicates, so that null stays outside of a comparison either
+    way.
+    """
     match sent:
         case (bool(constant),):
             return constant != negated
@@ -421,7 +423,7 @@ def meant(sent: Sent, row: Mapping[str, tuple[Any, Exact]], *, negated: bool = F
 
 
 def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
-    """A bound filter on one row of bound values; NaN above all, as `meant` has it."""
+    """Return a bound filter on one row of bound values; NaN above all, as `meant` has it."""
     match expression:
         case Always(value):
             return value

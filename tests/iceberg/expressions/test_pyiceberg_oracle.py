@@ -93,7 +93,7 @@ def statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 @st.composite
 def next_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
-    """Updates that are valid on `m`, and each of which PyIceberg implements."""
+    """Update that are valid on `m`, and each of which PyIceberg implements."""
     name = draw(st.text("abc", min_size=1, max_size=2))
     choices: list[Any] = [
         lambda: evolve_schema(draw, m),

@@ -58,7 +58,10 @@ ROWS = 80
 
 @dataclass(frozen=True)
 class Sql:
-    """One predicate in our spelling and in DuckDB's. `used` False: not all of it can be expressed."""
+    """One predicate in our spelling and in DuckDB's.
+
+    `used` False: not all of it can be expressed.
+    """
 
     ours: str
     duck: str
@@ -135,7 +138,7 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 
 def literal(rng: random.Random, name: str) -> Sql:
-    """A literal that suits a column; `used` False where it is rounded or engines convert it."""
+    """Return a literal that suits a column; `used` False where it is rounded or engines convert it."""
     given = value(rng, name)
     if given is None:
         return same("NULL")
@@ -176,7 +179,7 @@ def quoted(text: str) -> str:
 
 
 def column(rng: random.Random) -> tuple[str, Sql]:
-    """(whose literals suit it, its name)."""
+    """Return (whose literals suit it, its name)."""
     shape = rng.random()
     if shape < 0.05:
         return "a", Sql("`two words`", '"Two Words"')
@@ -269,7 +272,7 @@ def like(rng: random.Random) -> Sql:
 
 
 def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
-    """(numbers of the rows it keeps for a client that has NaN above all numbers, what was not used)."""
+    """Return (numbers of the rows it keeps for a client that has NaN above all numbers, what was not used)."""
     read = parse_sql(text, BOUND_TO)
     bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
     said = expression_json(bound)
@@ -278,7 +281,7 @@ def kept(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:
 
 
 def judged(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
-    """Whether all of the predicate was used."""
+    """Return whether all of the predicate was used."""
     sql = predicate(random.Random(seed))
     found = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
     ours, unused = kept(sql.ours, rows)
@@ -310,7 +313,7 @@ def test_an_expression_keeps_what_duckdb_keeps_over_many_predicates(
 
 
 def said(text: str) -> Any:
-    """The expression as JSON, of a predicate that is used as a whole."""
+    """Return the expression as JSON, of a predicate that is used as a whole."""
     read = parse_sql(text, BOUND_TO)
     assert read.unused == (), text
     return expression_json(bind(read.expression, BOUND_TO, (), case_sensitive=True))

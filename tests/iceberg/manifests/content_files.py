@@ -53,7 +53,7 @@ class Case:
         return f"Case({self.seed}, {self.version}): {self.kinds} {self.fields} {self.properties}"
 
     def json(self, **more: Any) -> dict[str, Any]:
-        """The table's metadata."""
+        """Return the table's metadata."""
         columns = [{"id": i, "name": f"c{i}", "required": False, "type": kind} for i, kind in self.kinds.items()]
         schema = {"type": "struct", "schema-id": 0, "fields": columns}
         fields = [
@@ -150,7 +150,7 @@ class Case:
         return {name: by_column or None for name, by_column in made.items()}
 
     def entry(self, content: int = 0) -> ManifestEntry:
-        """One as a commit would write it: what was added says its numbers or leaves them to be inherited."""
+        """Return one as a commit would write it: what was added says its numbers or leaves them to be inherited."""
         rng, file = self.rng, self.file(content)
         status = rng.choice([ADDED, ADDED, EXISTING, DELETED])
         if self.version == 1:
@@ -170,7 +170,7 @@ class Case:
         return [self.entry(content) for _ in range(self.rng.choice([0, 1, 3, 12]))]
 
     def widen(self) -> TableMetadata:
-        """The table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old ones."""
+        """Return the table with wider types (spec: "Schema Evolution"); the rest of the case keeps the old ones."""
         wide = {column: widened(self.rng, kind) or kind for column, kind in self.kinds.items()}
         if self.version > 2:
             wide |= {column: "timestamp" for column, kind in self.kinds.items() if kind == "date"}
@@ -210,7 +210,9 @@ def live(entries: list[ManifestEntry]) -> list[ManifestEntry]:
 def inherited(
     entries: list[ManifestEntry], version: int, content: int, snapshot: int, sequence: int, first_row_id: int | None
 ) -> list[ManifestEntry]:
-    """The live entries as readers are to see them (spec: "Sequence Number Inheritance", "First Row ID Inheritance")."""
+    """Return the live entries as readers are to see them (spec: "Sequence Number Inheritance", "First Row ID
+    Inheritance").
+    """
     found = []
     for entry in live(entries):
         file, numbers = entry.file, (entry.sequence_number, entry.file_sequence_number)
@@ -246,7 +248,9 @@ def same(left: ManifestEntry, right: ManifestEntry) -> bool:
 
 
 def summary_of(kind: str, values: list[Any]) -> dict[str, Any] | None:
-    """A partition field's summary by the specification; None where uuids are in no order that all readers share."""
+    """Return a partition field's summary by the specification; None where uuids are in no order that all readers
+    share.
+    """
     present = [value for value in values if value is not None]
     numbers = [value for value in present if value == value]
     made: dict[str, Any] = {"null": len(present) < len(values), "nan": len(numbers) < len(present)}
@@ -265,8 +269,9 @@ UNREADABLE_BY_JAVA = ("fixed", "a_x20b")
 
 
 def encode_content_file(file: ContentFile, metadata: TableMetadata) -> dict[str, object]:
-    """The REST standard's JSON, as `decode_content_file` reads it; null fields are absent. The file's spec is the
-    table's.
+    """Return the REST standard's JSON, as `decode_content_file` reads it; null fields are absent.
+
+    The file's spec is the table's.
     """
     spec = metadata.spec(file.spec_id)
     if spec is None:

@@ -48,7 +48,10 @@ def in_one_block(length: int) -> list[int]:
 
 
 def encode(schema: Any, value: Any, split: Split = in_one_block) -> bytes:
-    """`value` in Avro's binary encoding. Unions take the first branch that fits; tuples are (branch, value)."""
+    """`value` in Avro's binary encoding.
+
+    Unions take the first branch that fits; tuples are (branch, value).
+    """
     kind = schema if isinstance(schema, str) else "union" if isinstance(schema, list) else schema["type"]
     match kind:
         case "union":
@@ -118,7 +121,7 @@ def container(
     metadata: dict[str, str] | None = None,
     sync: bytes = SYNC,
 ) -> bytes:
-    """An object file of rows that are encoded already."""
+    """Return an object file of rows that are encoded already."""
     entries = {"avro.schema": json.dumps(schema), "avro.codec": codec, **(metadata or {})}
     out = b"Obj\x01" + varint(len(entries))
     out += b"".join(framed(key.encode()) + framed(value.encode()) for key, value in entries.items()) + varint(0) + sync
@@ -153,7 +156,10 @@ def optional(schema: Any, *, null_last: bool = False) -> list[Any]:
 
 
 def map_schema(key_id: int, value_id: int, value: str, form: str = "plain") -> dict[str, Any]:
-    """A map by column id. No writer is known that departs from the plain form, but a reader may not depend on it."""
+    """Return a map by column id.
+
+    No writer is known that departs from the plain form, but a reader may not depend on it.
+    """
     key_field = {"name": "key", "type": "int", "field-id": key_id}
     value_field = {"name": "value", "type": value, "field-id": value_id}
     fields = {
@@ -176,7 +182,10 @@ def manifest_schema(
     prefix: str = "",
     map_form: str = "plain",
 ) -> dict[str, Any]:
-    """A manifest entry's Avro schema. `prefix` goes before all names, as ids make names meaningless."""
+    """Return a manifest entry's Avro schema.
+
+    `prefix` goes before all names, as ids make names meaningless.
+    """
 
     def field(name: str, field_id: int, schema: Any) -> dict[str, Any]:
         return {"name": prefix + name, "type": schema} | ({"field-id": field_id} if ids else {})
@@ -217,7 +226,7 @@ def manifest_schema(
 
 
 def read_by_fastavro(data: bytes, prefix: str = "") -> list[dict[str, Any]]:
-    """The live entries as fastavro reads them, each in the form of `flat`."""
+    """Return the live entries as fastavro reads them, each in the form of `flat`."""
     reader = fastavro.reader(io.BytesIO(data))
     schema = json.loads(reader.metadata["avro.schema"])
     file_schema = next(f["type"] for f in schema["fields"] if f["name"] == f"{prefix}data_file")
@@ -248,7 +257,7 @@ MICROSECOND = datetime.timedelta(microseconds=1)
 
 
 def raw(value: Any) -> Any:
-    """What lies in the file below a logical type that fastavro has made something of; floats as their bits."""
+    """Return what lies in the file below a logical type that fastavro has made something of; floats as their bits."""
     match value:
         case datetime.datetime():
             return (value.replace(tzinfo=datetime.UTC) - EPOCH) // MICROSECOND
@@ -272,7 +281,7 @@ DECIMAL_SCALE = 2
 
 
 def flat(manifest: DecodedManifest) -> list[dict[str, Any]]:
-    """The entries of a decoded manifest, row by row, as plain values."""
+    """Return the entries of a decoded manifest, row by row, as plain values."""
     rows: list[dict[str, Any]] = [{name: {} for name in MAPS} for _ in range(manifest.rows)]
     for name, column in manifest.longs.items():
         for row, value in zip(rows, column.tolist(), strict=True):

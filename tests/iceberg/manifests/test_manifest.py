@@ -81,7 +81,7 @@ def any_value(chance: random.Random, schema: Any, name: str = "") -> Any:
 
 
 def any_type(chance: random.Random, numbers: itertools.count[int], depth: int = 0) -> Any:
-    """A schema of any shape, for fields that a later format might bring."""
+    """Return a schema of any shape, for fields that a later format might bring."""
     name = f"t{next(numbers)}"
     kind = chance.choice(["primitive", "fixed", "enum", "array", "map", "record", "union"])
     if depth == 3 or kind == "primitive":
@@ -163,7 +163,7 @@ def is_record(schema: Any) -> bool:
 
 
 def entry(schema: dict[str, Any], **changed: Any) -> dict[str, Any]:
-    """A plain row of a schema of `manifest_schema`: null where that is allowed, else a small value."""
+    """Return a plain row of a schema of `manifest_schema`: null where that is allowed, else a small value."""
     row: dict[str, Any] = {}
     for field in schema["fields"]:
         name, kind = field["name"], field["type"]

@@ -39,7 +39,7 @@ def whole(codec: str = "null") -> bytes:
 
 
 def survives(data: bytes, decode: Any = decode_manifest) -> bool:
-    """Whether it decodes; anything but Corrupt with the file's name fails the test."""
+    """Return whether it decodes; anything but Corrupt with the file's name fails the test."""
     refused = None
     try:
         decoded = decode(data, "the-file")
@@ -118,7 +118,7 @@ def test_a_damaged_list_is_corrupt_or_decodes() -> None:
 
 
 def body(*, count: int = 1, data: bytes, schema: Any = SCHEMA) -> bytes:
-    """A file of one uncompressed block, made of any bytes."""
+    """Return a file of one uncompressed block, made of any bytes."""
     return files.container(schema, []) + files.varint(count) + files.framed(data) + files.SYNC
 
 
@@ -178,7 +178,7 @@ def test_counts_of_lists_and_maps_are_held_against_the_bytes() -> None:
 
 
 def unknown(*kinds: Any) -> dict[str, Any]:
-    """The schema of a plain manifest, with fields of these types before all others."""
+    """Return the schema of a plain manifest, with fields of these types before all others."""
     schema = files.manifest_schema(2, [])
     schema["fields"][:0] = [{"name": f"unknown{i}", "type": kind} for i, kind in enumerate(kinds)]
     return schema

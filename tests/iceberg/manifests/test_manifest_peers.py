@@ -91,7 +91,7 @@ def compare_with_pyiceberg(case: Case, theirs: Any, entry: ManifestEntry) -> Non
 
 
 def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
-    """The manifests of each table's current snapshot, and their live files, as Iceberg Java reads them."""
+    """Return the manifests of each table's current snapshot, and their live files, as Iceberg Java reads them."""
     beside = ("slf4j-api-*.jar", "snappy-java-*.jar", "zstd-jni-*.jar")
     jars = [*(CACHE / "jars").glob("iceberg-spark-runtime-*.jar")]
     jars += [jar for name in beside for jar in Path(pyspark.__file__).parent.glob(f"jars/{name}")]
@@ -103,7 +103,9 @@ def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
 
 
 def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list[list[ManifestEntry]], str]:
-    """One snapshot with a manifest of each kind of files, written below `folder`: what it is to say, and its URI."""
+    """Return one snapshot with a manifest of each kind of files, written below `folder`: what it is to say, and its
+    URI.
+    """
     folder.mkdir()
     described, entries = [], []
     for content in contents(case.version):
@@ -127,7 +129,7 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
 
 
 def said_by_java(case: Case, entry: ManifestEntry) -> dict[str, Any]:
-    """The entry as the peer prints it."""
+    """Return the entry as the peer prints it."""
     file = entry.file
     said: dict[str, Any] = {
         name: getattr(file, name)

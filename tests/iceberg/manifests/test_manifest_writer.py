@@ -173,7 +173,7 @@ LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
 
 
 def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
-    """The file as the planner's tests have it."""
+    """Return the file as the planner's tests have it."""
     by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
     names = ("values", "nulls", "nans", "lower", "upper")
     metrics = {
@@ -231,7 +231,7 @@ def test_partition_values_come_in_the_type_that_their_column_was_promoted_to(see
 
 
 def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: Any) -> Case:
-    """A case of one column of type long and another of type uuid, by default unpartitioned."""
+    """Return a case of one column of type long and another of type uuid, by default unpartitioned."""
     case = Case(0, version)
     case.kinds, case.fields, case.properties = {1: "long", 2: "uuid"}, [], {}
     case.fields = [(1000 + i, *field) for i, field in enumerate(fields or [])]  # type: ignore[misc]

@@ -46,7 +46,7 @@ def duckdb_mappings() -> Mappings:
 
 
 def _texts() -> Iterator[str]:
-    """All code points but NUL, which DuckDB ends texts at, and surrogates, which UTF-8 has not."""
+    """Return all code points but NUL, which DuckDB ends texts at, and surrogates, which UTF-8 has not."""
     return (chr(point) for point in range(1, 0x110000) if not 0xD800 <= point <= 0xDFFF)
 
 

@@ -14,7 +14,7 @@ UNASSIGNED = "\u0378\U0010ffff\ua7dd"
 
 @cache
 def cased() -> str:
-    """All characters for which Python has another case."""
+    """Return all characters for which Python has another case."""
     points = (chr(point) for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF)
     return "".join(one for one in points if one != one.lower() or one != one.upper())
 
@@ -30,7 +30,7 @@ def random_text(rng: random.Random) -> str:
 
 
 def with_other_case(rng: random.Random, text: str) -> str:
-    """A text that some engine may make of `text`, or of what differs from it in case."""
+    """Return a text that some engine may make of `text`, or of what differs from it in case."""
     changes = [str.lower, str.upper, str.casefold, str.swapcase, str.title]
     changed = rng.choice(changes)(text)
     if rng.random() < 0.3:

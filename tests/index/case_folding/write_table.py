@@ -74,7 +74,7 @@ class Equations:
 
 
 def _rank(point: int) -> tuple[bool, bool, int]:
-    """The least represents its class: a letter of ASCII, otherwise a small letter."""
+    """Return the least represents its class: a letter of ASCII, otherwise a small letter."""
     text = chr(point)
     return not (text.isascii() and text.islower()), unicodedata.category(text) != "Ll", point
 
@@ -115,7 +115,7 @@ def _constant(name: str, text: str, what: str) -> str:
 
 
 def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:
-    """Runs of code points with one change, each 1 or 2 after the one before."""
+    """Run of code points with one change, each 1 or 2 after the one before."""
     run: list[int] = []
     step, change = 0, 0
     for point, by in moves:

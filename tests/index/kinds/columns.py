@@ -96,7 +96,9 @@ def kind_of(kind: Kind) -> str:
 
 
 def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] | None = None) -> list[Any]:
-    """Values of one file, in a shape that columns have: constant, of few values, all anew, sorted; with nulls."""
+    """Return values of one file, in a shape that columns have: constant, of few values, all anew, sorted; with
+    nulls.
+    """
     pool = pool or [kind.draw(rng) for _ in range(rng.choice([1, 2, 3, 5, 12, 100]))]
     values = [rng.choice(pool) if rng.random() < 0.9 else kind.draw(rng) for _ in range(rows)]
     if rng.random() < 0.3:
@@ -109,7 +111,7 @@ def draw_column(rng: random.Random, kind: Kind, rows: int, pool: Sequence[Any] |
 
 
 def order(value: Any) -> Any:
-    """What Iceberg orders a value by: numbers with -0.0 before 0.0, text by its UTF-8."""
+    """Return what Iceberg orders a value by: numbers with -0.0 before 0.0, text by its UTF-8."""
     if isinstance(value, float):
         return (value, math.copysign(1, value) if value == 0 else 0)
     return value.encode() if isinstance(value, str) else value
@@ -149,7 +151,7 @@ class Predicate:
 
 
 def joined(ranges: Sequence[Range]) -> list[Range]:
-    """The same values in ranges that ascend and are disjoint."""
+    """Return the same values in ranges that ascend and are disjoint."""
     found: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one[0] is not None, order(one[0]) if one[0] is not None else 0, one[2])):
         if not found:

@@ -255,7 +255,10 @@ def test_a_section_is_all_that_the_rows_of_a_file_need() -> None:
 
 
 def test_the_format_is_the_one_documented() -> None:
-    """A hash over blobs of every kind. It changes with the format alone, and then so do version and documents."""
+    """A hash over blobs of every kind.
+
+    It changes with the format alone, and then so do version and documents.
+    """
     digest = hashlib.sha256()
     for kind in KINDS:
         rng = random.Random(kind.name)

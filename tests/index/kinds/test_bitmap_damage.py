@@ -185,7 +185,7 @@ def test_lists_of_more_files_than_there_are_keys_are_refused() -> None:
 
 
 def _runs(containers: int) -> bytes:
-    """A roaring bitmap of all rows of so many containers: 14 bytes each for 65,536 rows."""
+    """Return a roaring bitmap of all rows of so many containers: 14 bytes each for 65,536 rows."""
     flags = np.packbits(np.ones(containers, dtype=np.uint8), bitorder="little").tobytes()
     keys = np.array([(key, 65535) for key in range(containers)], dtype="<u2").tobytes()
     head = np.array([12347 | (containers - 1) << 16], dtype="<u4").tobytes() + flags + keys

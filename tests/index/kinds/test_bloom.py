@@ -51,7 +51,7 @@ def cut(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
 
 
 def cold(blob: bytes, hashes: Any) -> Any:
-    """An answer from the header and the bytes that a cold probe asks for."""
+    """Return an answer from the header and the bytes that a cold probe asks for."""
     header = blob[: header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
     return bloom.probe_bytes(hashes, cut(blob, bloom.byte_ranges(hashes)))
@@ -156,7 +156,7 @@ def test_a_filter_wastes_no_more_than_a_quarter(fpp: float) -> None:
 
 
 def bits_in(blob: bytes) -> list[set[int]]:
-    """What the format's page says, read in plain Python: the bits that are set in each file's filter."""
+    """Return what the format's page says, read in plain Python: the bits that are set in each file's filter."""
     head, _, files, groups = struct.unpack_from("<4I", blob)
     entries = [struct.unpack_from("<4Q", blob, 16 + 32 * i) for i in range(groups)]
     numbers = blob[16 + 32 * groups :][:files]
@@ -217,7 +217,7 @@ GOLDEN = (13_112, "3f6589d64df3fa3b")
 
 
 def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
-    """The filters that are kept, and the parts that they are kept of."""
+    """Yield the filters that are kept, and the parts that they are kept of."""
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
@@ -312,7 +312,7 @@ def sound() -> tuple[bytes, list[Any], Any]:
 
 
 def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
-    """How many probes said that something is wrong."""
+    """Return how many probes said that something is wrong."""
     try:
         bloom = Bloom(damaged)
     except ValueError:

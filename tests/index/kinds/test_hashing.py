@@ -67,7 +67,7 @@ def test_strings_hash_as_their_bytes_and_as_the_key_of_the_literal(texts: list[s
 
 
 def row_bytes(kinds: list[str], row: tuple[Any, ...]) -> bytes:
-    """A composite key as the design says, spelt out."""
+    """Return a composite key as the design says, spelt out."""
     spelt = b""
     for kind, value in zip(kinds, row, strict=True):
         if value is None:

@@ -68,7 +68,7 @@ def arrow_of(kind: str, values: list[Any]) -> pa.Array:
 
 
 def expected(kind: str, value: Any) -> Key:
-    """The key by the words of the design document, in plain Python."""
+    """Return the key by the words of the design document, in plain Python."""
     if kind == "boolean":
         return 1 if value else 0
     if kind in ("float", "double"):
@@ -121,7 +121,7 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
 
 
 def layouts(array: pa.Array) -> dict[str, Any]:
-    """The same rows in other ways."""
+    """Return the same rows in other ways."""
     doubled = pa.concat_arrays([array, array])
     half = len(array) // 2
     found = {

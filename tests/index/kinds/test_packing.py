@@ -54,7 +54,7 @@ VALUES: dict[str, st.SearchStrategy[Value]] = {
 
 
 def spans_of(kind: str, values: list[Value | None], heap: bytearray) -> Spans:
-    """The values' single-value binaries, put at the end of `heap`."""
+    """Return the values' single-value binaries, put at the end of `heap`."""
     starts, lengths = [], []
     for value in values:
         data = None if value is None else encode(kind, value)

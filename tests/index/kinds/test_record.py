@@ -47,7 +47,7 @@ DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 
 
 def same(value: Any) -> Any:
-    """A value as a dict tells it from others: NaN is one value, the zeros are two."""
+    """Return a value as a dict tells it from others: NaN is one value, the zeros are two."""
     return repr(value) if isinstance(value, float) else value
 
 
@@ -109,7 +109,7 @@ def matches(found: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
 
 
 def cold(record: Record, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
-    """The lookup of somebody who has the directory and reads pages by range."""
+    """Return the lookup of somebody who has the directory and reads pages by range."""
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
     fences = Fences(tail, len(blob))
@@ -172,7 +172,7 @@ def test_what_is_no_key_has_no_hash() -> None:
 
 @pytest.mark.parametrize("seed", quick(range(30), 10))
 def test_equal_hashes_and_extreme_ones_are_told_apart_where_they_can_be(seed: int) -> None:
-    """Hashes from a few values, so that halves are equal for pages on end; positions say what was put in."""
+    """Hash from a few values, so that halves are equal for pages on end; positions say what was put in."""
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
     known: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -347,7 +347,7 @@ def test_a_damaged_page_hurts_only_those_who_need_it_and_no_merge_keeps_it() -> 
 
 
 def resealed(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
-    """The blob with a page changed by somebody who knows how checksums are made."""
+    """Return the blob with a page changed by somebody who knows how checksums are made."""
     changed = bytearray(blob)
     held = changed[page * PAGE : (page + 1) * PAGE]
     change(held)
@@ -409,7 +409,10 @@ def test_a_reader_of_the_documented_format_finds_every_entry() -> None:
 
 
 def test_the_bytes_of_a_blob_never_change() -> None:
-    """Index files outlive the server that wrote them. If this fails, the format needs a new version, not this test."""
+    """Index files outlive the server that wrote them.
+
+    If this fails, the format needs a new version, not this test.
+    """
     text = [f"key {number % 300}" if number % 7 else None for number in range(1000)]
     columns = [keys_of(pa.array(range(1000), pa.int64()), "long"), keys_of(pa.array(text), "string")]
     more = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]

@@ -36,7 +36,7 @@ async def planner(tmp_path: Path) -> AsyncIterator[Planner]:
 
 
 def ids_of(files: Sequence[ContentFile]) -> Words:
-    """One by one, by the function that builders call."""
+    """Return one by one, by the function that builders call."""
     found = [file_ids([file.path], [file.size], [file.record_count]) for file in files]
     return np.concatenate([np.empty((0, 2), dtype=np.uint64), *found])
 

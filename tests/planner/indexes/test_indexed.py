@@ -145,7 +145,7 @@ def asked(filter: Any, **properties: str) -> IndexProjection | None:
 
 
 def said(projected: IndexProjection | None) -> list[tuple[str, str, tuple[Any, ...]]]:
-    """(index, operation, values) of each predicate on a term."""
+    """Return (index, operation, values) of each predicate on a term."""
     assert projected is not None
     found = [
         (projected.by_field[one.column_id].name, one.op.value, one.values)
@@ -368,7 +368,7 @@ async def test_a_plan_goes_on_without_an_index_that_our_own_fault_keeps_from_bei
 
 
 async def far_away(rig: Rig, path: Path, **given: Any) -> tuple[Planning, Watched]:
-    """A planner whose reads of this whole index file wait, and which asks bloom indexes of any size by range."""
+    """Return a planner whose reads of this whole index file wait, and which asks bloom indexes of any size by range."""
     stores: list[Watched] = []
 
     def watched(inner: ObjectStore) -> ObjectStore:

@@ -138,7 +138,7 @@ async def evolved(
 
 
 def then(table: EvolvedTable) -> IndexDefinition:
-    """The definition as it was under schema 0."""
+    """Return the definition as it was under schema 0."""
     return as_of(table.definitions["i"], table.metadata, table.metadata.schemas[0])
 
 

@@ -116,7 +116,7 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
 
 
 def _pointed(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
-    """The case with a filter of which indexes know something."""
+    """Return the case with a filter of which indexes know something."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
     tree = pointed_filter(rng, indexed, schema)
     return replace(case, filter=written(tree, rng.choice(FORMS)), java_filter=written(tree, "java"))
@@ -146,7 +146,7 @@ async def _planned(
 async def _planned_from_afar(
     folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake]
 ) -> Plans:
-    """The plans of a server to which no index file comes whole, but ranges of it."""
+    """Return the plans of a server to which no index file comes whole, but ranges of it."""
     far = {file.location for one in lakes.values() for file in await one.live()}
 
     class Afar(Watched):
@@ -164,7 +164,7 @@ async def _planned_from_afar(
 async def _planned_damaged(
     folder: Path, registry: Registry, drawn: Sequence[Case], lakes: dict[int, IndexedLake], seen: Counter[str]
 ) -> Plans:
-    """The plans of a server that finds half of the index files broken."""
+    """Return the plans of a server that finds half of the index files broken."""
     for seed, one in lakes.items():
         rng = random.Random(f"damage of {seed}")
         for file in await one.live():
@@ -204,7 +204,7 @@ async def test_plans_with_indexes_hold_all_that_matches_over_thousands_of_cases(
 
 
 def exact_properties(lake: Lake) -> dict[str, str]:
-    """A bitmap on each column of the current schema of which every file's values are known."""
+    """Return a bitmap on each column of the current schema of which every file's values are known."""
     files = data_files(lake)
     return {
         f"seamark.index.b{column.id}": json.dumps(
@@ -216,7 +216,7 @@ def exact_properties(lake: Lake) -> dict[str, str]:
 
 
 def conditions(rng: random.Random, lake: Lake, count: int) -> Iterator[list[Any]]:
-    """One condition on a column, or two on different ones, as JSON: a predicate, or one with either zero."""
+    """Yield one condition on a column, or two on different ones, as JSON: a predicate, or one with either zero."""
     covered = {name.rpartition("b")[2] for name in exact_properties(lake)}
     while count:
         drawn = [_condition(rng, lake, covered) for _ in range(rng.choice([1, 2]))]

@@ -31,7 +31,7 @@ PLANS_MIN = 10
 
 
 def filters(rng: random.Random) -> tuple[Any, set[int]]:
-    """A filter, and the files with a row that matches: file n holds the even numbers from 10 n to 10 n + 8."""
+    """Return a filter, and the files with a row that matches: file n holds the even numbers from 10 n to 10 n + 8."""
     values = sorted({rng.randrange(10 * FILES) for _ in range(rng.choice([1, 2, 5]))})
     if len(values) == 1:
         filter: Any = {"type": "eq", "term": "id", "value": values[0]}
@@ -46,7 +46,7 @@ def filters(rng: random.Random) -> tuple[Any, set[int]]:
 
 
 async def plans(planning: Planning, table: IndexedTable, rng: random.Random, ended: asyncio.Event) -> int:
-    """How many were made, more than PLANS_MIN; AssertionError for one that lacks a file."""
+    """Return how many were made, more than PLANS_MIN; AssertionError for one that lacks a file."""
     count = 0
     while not ended.is_set() or count <= PLANS_MIN:
         filter, wanted = filters(rng)

@@ -47,7 +47,7 @@ FILTERS = [
 
 
 def as_iceberg(value: float) -> tuple[float, float]:
-    """A key in the order of its sort: -0.0 lies below 0.0."""
+    """Return a key in the order of its sort: -0.0 lies below 0.0."""
     return value, math.copysign(1.0, value)
 
 

@@ -19,7 +19,10 @@ from tests.services.java_planner import PlanRequest
 
 @dataclass(frozen=True)
 class Case:
-    """One scan of one lake. `filter` is what our planner gets, `java_filter` the same in the form that Java reads."""
+    """One scan of one lake.
+
+    `filter` is what our planner gets, `java_filter` the same in the form that Java reads.
+    """
 
     lake: Lake
     number: int
@@ -52,7 +55,7 @@ class Case:
         return PlanRequest(location, json.dumps(self.java_filter), self.snapshot_id, names, self.case_sensitive)
 
     def unfiltered_request(self) -> PlanRequest:
-        """The whole snapshot."""
+        """Return the whole snapshot."""
         return PlanRequest(self.lake.metadata_location, "true", self.snapshot.id)
 
     @property

@@ -73,5 +73,5 @@ def specs() -> list[PartitionSpec]:
 
 
 def rows_of(view: TableView) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Every row of the view, in order."""
+    """Return every row of the view, in order."""
     return np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])

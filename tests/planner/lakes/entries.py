@@ -18,7 +18,7 @@ Record = dict[str, Any]
 
 
 def avro(path: str) -> tuple[list[Record], Record]:
-    """Records and the schema's fields by their ids."""
+    """Record and the schema's fields by their ids."""
     # As the numbers and bytes that they are: a timestamp may be beyond what Python's have.
     plain = mock.patch.dict(fastavro.read.LOGICAL_READERS, clear=True)
     with plain, Path(path.removeprefix("file://")).open("rb") as file:
@@ -62,7 +62,7 @@ MAPS = {
 
 
 def entries(path: str) -> Iterator[Record]:
-    """Live entries of a manifest, as they are written; maps without a key are none."""
+    """Yield live entries of a manifest, as they are written; maps without a key are none."""
     records, schema = avro(path)
     file_schema = record_type(next(field["type"] for field in schema["fields"] if field["field-id"] == 2))
     tuple_schema = record_type(next(field["type"] for field in file_schema["fields"] if field["field-id"] == 102))
@@ -82,7 +82,7 @@ def entries(path: str) -> Iterator[Record]:
 
 
 def listed(path: str) -> list[Record]:
-    """A manifest list's rows, by the names that the specification has now."""
+    """Return a manifest list's rows, by the names that the specification has now."""
     records, schema = avro(path)
     names = {501: "length", 502: "spec_id", 517: "content", 515: "sequence", 503: "snapshot_id", 520: "first_row_id"}
     names |= {500: "path", 504: "added", 505: "existing", 506: "deleted", 512: "added_rows", 513: "existing_rows"}
@@ -93,7 +93,7 @@ def listed(path: str) -> list[Record]:
 
 
 def whole(manifests: Sequence[Record], version: int) -> dict[str, Record]:
-    """Live data files by path, with all that they inherit."""
+    """Return live data files by path, with all that they inherit."""
     found = {}
     for manifest in manifests:
         if manifest["content"]:

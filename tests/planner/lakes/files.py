@@ -48,7 +48,7 @@ class FileMaker:
     def data(
         self, schema: Schema, spec_id: int, fields: Spec, kinds: dict[int, str], *, like: DataFile | None = None
     ) -> DataFile:
-        """A data file of one partition: that of `like`, else of a row drawn first."""
+        """Return a data file of one partition: that of `like`, else of a row drawn first."""
         rng = self._rng
         columns = schema.columns()
         draw = self._draw(schema)
@@ -100,7 +100,7 @@ class FileMaker:
         return draw
 
     def _hold(self, draw: _Draw, first: Row, fields: Spec, kinds: dict[int, str], columns: dict[int, Column]) -> None:
-        """Narrows `draw` to rows of the first row's partition."""
+        """Narrow `draw` to rows of the first row's partition."""
         for source in {part.source for part in fields}:
             value = first.get(source)
             parents = columns[source].parents
@@ -149,7 +149,9 @@ class FileMaker:
     def equality(
         self, schema: Schema, specs: dict[int, Spec], live: list[DataFile], kinds: dict[int, str]
     ) -> list[DeleteFile]:
-        """An equality delete file in the partition of a live file, or global; none where no column is fit for keys."""
+        """Return an equality delete file in the partition of a live file, or global; none where no column is fit for
+        keys.
+        """
         rng = self._rng
         # equality on floats is not asked for: NaN and the zeros are no keys
         fit = [column for column in schema.leaves().values() if column.kind not in FLOATS]
@@ -186,7 +188,7 @@ class FileMaker:
         return self._rng.choice(self._pools[column.id])
 
     def positions(self, files: list[DataFile]) -> list[DeleteFile]:
-        """A position delete file: of one data file, or of several of one partition."""
+        """Return a position delete file: of one data file, or of several of one partition."""
         rng = self._rng
         chosen = rng.choice(files)
         targets = [chosen]

@@ -34,7 +34,7 @@ MAIN = "main"
 
 
 def random_lake(seed: int, folder: Path) -> Lake:
-    """The table of a seed, written below `folder`; the same seed gives the same table."""
+    """Return the table of a seed, written below `folder`; the same seed gives the same table."""
     return _History(seed, folder).lake()
 
 
@@ -389,7 +389,7 @@ class _History:
 def _summary(
     rng: random.Random, part: PartitionField, at: int, files: list[ContentFile], kinds: dict[int, str]
 ) -> dict[str, Any]:
-    """A manifest list's field summary over all of a manifest's entries."""
+    """Return a manifest list's field summary over all of a manifest's entries."""
     kind = partitioning.result_kind(part.transform, kinds[part.source])
     values = [file.partition[at] for file in files]
     nans = [value for value in values if value != value]

@@ -54,7 +54,7 @@ CALENDAR = ("year", "month", "day", "hour")
 
 
 def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
-    """A column of an Iceberg type, as a Parquet reader returns it; values are in the form of `kinds.py`."""
+    """Return a column of an Iceberg type, as a Parquet reader returns it; values are in the form of `kinds.py`."""
     name = base(kind)
     if name == "decimal":
         precision, scale = decimal_parts(kind)
@@ -114,7 +114,9 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
 
 
 def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
-    """A filter on indexed columns, in the names of `schema`, most of it equalities; `predicates.written` makes JSON."""
+    """Return a filter on indexed columns, in the names of `schema`, most of it equalities; `predicates.written`
+    makes JSON.
+    """
     shape = rng.random()
     if depth < 2 and shape < 0.5:
         left, right = (pointed_filter(rng, indexed, schema, depth + 1) for _ in range(2))
@@ -139,7 +141,10 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
 
 
 def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
-    """The table with these properties, on disk too. All of them define something."""
+    """Return the table with these properties, on disk too.
+
+    All of them define something.
+    """
     lake.metadata["properties"] = properties
     path = Path(lake.metadata_location.removeprefix("file://"))
     path.write_text(json.dumps(lake.metadata), encoding="utf-8")
@@ -155,7 +160,7 @@ def data_files(lake: Lake) -> list[DataFile]:
 
 
 def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) -> Keys | None:
-    """The term's keys in one file; None where they are in doubt, so that nothing is indexed."""
+    """Return the term's keys in one file; None where they are in doubt, so that nothing is indexed."""
     column = lake.all_columns[term.column_id]
     if column.id not in file.written:
         if column.default is not None:
@@ -170,14 +175,14 @@ def keys_of_file(lake: Lake, file: DataFile, term: Term, *, as_written: bool) ->
 
 
 def built(definition: IndexDefinition, columns: list[Keys]) -> Any:
-    """One data file's part of an index."""
+    """Return one data file's part of an index."""
     if definition.kind == "bloom":
         return bloom.build(columns[0], definition.parameters["fpp"])
     return bitmap.build(columns[0]) if definition.kind == "bitmap" else record.build(columns)
 
 
 def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) -> IndexDefinition:
-    """The definition as it was when this schema was the table's: of narrower types, maybe, of another id."""
+    """Return the definition as it was when this schema was the table's: of narrower types, maybe, of another id."""
     older = [one for one in metadata.schemas if one.id <= schema.id]
     terms = tuple(resolve_id(term.transform, term.column_id, schema, older) for term in definition.terms)
     return IndexDefinition(definition.name, definition.kind, terms, definition.parameters, definition.state)
@@ -185,7 +190,10 @@ def as_of(definition: IndexDefinition, metadata: TableMetadata, schema: Schema) 
 
 @dataclass
 class IndexedLake:
-    """A lake that is registered, with index files. `described` are paths of data files by definition id."""
+    """A lake that is registered, with index files.
+
+    `described` are paths of data files by definition id.
+    """
 
     lake: Lake
     metadata: TableMetadata
@@ -216,7 +224,7 @@ class IndexedLake:
     async def add(
         self, definition: IndexDefinition, files: Iterable[tuple[ListedFile, Any]], *, remove: Sequence[str] = ()
     ) -> str:
-        """Writes and registers an index file of what was built of these data files."""
+        """Write and register an index file of what was built of these data files."""
         listed = list(files)
         self.written += 1
         path = self.folder / f"{self.written:04d}.puffin"
@@ -257,7 +265,7 @@ class IndexedLake:
         await self.registry.replace(self.metadata.table_uuid, definition.id, add=[one], remove=remove)
 
     async def merge(self, definition: IndexDefinition, locations: Sequence[str]) -> None:
-        """Registers one index file in the place of several; theirs may go from storage or stay."""
+        """Register one index file in the place of several; theirs may go from storage or stay."""
         self.written += 1
         folder = self.folder.as_uri()
         merged = merge_index_files(locations, folder, Storage())
@@ -267,7 +275,7 @@ class IndexedLake:
     def entries(
         self, definition: IndexDefinition, files: Iterable[DataFile], *, as_written: bool = False
     ) -> Iterator[tuple[ListedFile, Any]]:
-        """What is built of these files, but for those that cannot be."""
+        """Yield what is built of these files, but for those that cannot be."""
         for file in files:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
             there = [column for column in columns if column is not None]
@@ -309,7 +317,7 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
 async def _index_part(
     rng: random.Random, indexed: IndexedLake, definition: IndexDefinition, files: Sequence[DataFile]
 ) -> tuple[IndexDefinition, str] | None:
-    """The definition as it was then, and where the index file is."""
+    """Return the definition as it was then, and where the index file is."""
     metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
     known: set[int] = set()
@@ -330,7 +338,7 @@ async def _index_part(
 def _of_other_content(
     rng: random.Random, definition: IndexDefinition, entries: Sequence[tuple[ListedFile, Any]]
 ) -> list[tuple[ListedFile, Any]]:
-    """Entries of files that lay at the same paths before: another size or row count, and no row in common."""
+    """Return entries of files that lay at the same paths before: another size or row count, and no row in common."""
     found = []
     for one, _ in entries:
         if rng.random() < 0.1:
@@ -373,7 +381,10 @@ async def open_planning(
     wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner,
     **given: Any,
 ) -> AsyncIterator[Planning]:
-    """A planner with indexes, which waits for index files as long as it takes. `given` are settings."""
+    """A planner with indexes, which waits for index files as long as it takes.
+
+    `given` are settings.
+    """
     settings = Settings(
         **{
             "home": folder / "home",
@@ -398,8 +409,11 @@ async def create_namespace(store: PointerStore) -> None:
 
 
 class IndexedTable:
-    """A `tables.Table` with indexes on `id`. File n holds the even numbers from 10 n to 10 n + 8, each in two rows, so
-    that an index leaves a file out for an odd number, and statistics do not."""
+    """A `tables.Table` with indexes on `id`.
+
+    File n holds the even numbers from 10 n to 10 n + 8, each in two rows, so that an index leaves a file out for an odd
+    number, and statistics do not.
+    """
 
     def __init__(self, table: Table, store: PointerStore, registry: Registry, properties: dict[str, str]) -> None:
         self.table = table
@@ -433,7 +447,7 @@ class IndexedTable:
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
     async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
-        """Writes and registers an index file of the data files of these numbers; `what` is a definition or its name."""
+        """Write and register an index file of the data files of these numbers; `what` is a definition or its name."""
         definition = self.definitions[what] if isinstance(what, str) else what
         entries = []
         for number in numbers:

@@ -60,7 +60,10 @@ class Task:
 
 
 async def our_plan(planner: Planner, case: Case, entry: Entry | None = None) -> dict[str, Task]:
-    """Tasks by file path. With the table's `entry` its indexes are used."""
+    """Tasks by file path.
+
+    With the table's `entry` its indexes are used.
+    """
     location = case.lake.metadata_location
     metadata = decode_table(Path(location.removeprefix("file://")).read_bytes(), location)
     request = ScanRequest(
@@ -101,7 +104,11 @@ def _delete_name(block: Block, row: int) -> str:
 
 
 def _answered(scan: ScanPlan) -> dict[str, Task]:
-    """The plan read back out of its JSON. NotAcceptable where JSON cannot say it."""
+    """Return the plan read back out of its JSON.
+
+    Raises:
+        NotAcceptable: Where JSON cannot say it.
+    """
     answer = ScanTaskWriter(scan)
     tasks = json.loads(b"[" + b"".join(answer.tasks(scan.entry_ids)) + b"]")
     deletes = []
@@ -117,8 +124,10 @@ def _answered(scan: ScanPlan) -> dict[str, Task]:
 
 
 def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned) -> Counter[str]:
-    """Counts of what was seen; AssertionError with the seed where a rule is broken. `java` and `unfiltered` are Java's
-    plans with the case's filter, and without one."""
+    """Count of what was seen; AssertionError with the seed where a rule is broken.
+
+    `java` and `unfiltered` are Java's plans with the case's filter, and without one.
+    """
     seen: Counter[str] = Counter(["case", "refused by java" if java.error else "planned by java"])
     live = {file.path: file for file in case.snapshot.data_files}
     assert set(ours) <= set(live), f"files that are not live: {set(ours) - set(live)}\n{case}"
@@ -175,12 +184,12 @@ def judge_deletes(
 
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
-    """Whether a delete file removes a row that the filter lets through."""
+    """Return whether a delete file removes a row that the filter lets through."""
     return any(wanted[position] for position in case.lake.removed(delete, file) if position < len(wanted))
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:
-    """Whether a column of floats has NaN in the file, as far as the file's metrics tell."""
+    """Return whether a column of floats has NaN in the file, as far as the file's metrics tell."""
     floats = [column.id for column in case.lake.all_columns.values() if column.kind in FLOATS]
     return any(file.metrics[one].nans != 0 if one in file.metrics else True for one in floats)
 
@@ -196,7 +205,10 @@ def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
 
 
 def _may_be_misrounded(case: Case, file: DataFile) -> bool:
-    """Java up to 0.10 wrote times before 1970 one too high. Its readers forget that for predicates on the transform."""
+    """Java up to 0.10 wrote times before 1970 one too high.
+
+    Its readers forget that for predicates on the transform.
+    """
     named = {case.names[name].id for name in transformed_in(case.filter)}
     parts = zip(case.lake.specs[file.spec_id], file.partition, strict=True)
     return any(
@@ -206,7 +218,7 @@ def _may_be_misrounded(case: Case, file: DataFile) -> bool:
 
 
 def _beyond_java(case: Case, delete: DeleteFile) -> bool:
-    """Whether Java may leave out an equality delete file that we cannot, or must not.
+    """Return whether Java may leave out an equality delete file that we cannot, or must not.
 
     It compares bounds of uuids in an order of its own; it has statistics of columns that were dropped, which a manifest
     written since has too, but not in its schema; it takes a required column of an optional struct to hold no null; and

@@ -28,7 +28,7 @@ BYTES = ("uuid", "fixed", "binary")
 
 
 def base(kind: str) -> str:
-    """The type's name without its parameters."""
+    """Return the type's name without its parameters."""
     return kind.partition("(")[0].partition("[")[0]
 
 
@@ -53,7 +53,7 @@ def random_kind(rng: random.Random, version: int) -> str:
 
 
 def widened(rng: random.Random, kind: str) -> str | None:
-    """A type that the spec lets this one be promoted to."""
+    """Return a type that the spec lets this one be promoted to."""
     if base(kind) == "decimal":
         precision, scale = decimal_parts(kind)
         return f"decimal({rng.randint(precision + 1, 38)}, {scale})" if precision < 38 else None
@@ -68,12 +68,12 @@ def pool(rng: random.Random, kind: str, size: int) -> list[Value]:
 
 
 def order(kind: str, value: Any) -> Any:
-    """A sort key in the type's order; floats in total order, where -0.0 comes before 0.0."""
+    """Return a sort key in the type's order; floats in total order, where -0.0 comes before 0.0."""
     return (value, math.copysign(1.0, value)) if kind in FLOATS else value
 
 
 def javas_uuid_order(value: bytes) -> tuple[int, int]:
-    """A sort key in the order that Java has uuids in: by halves, each a signed number."""
+    """Return a sort key in the order that Java has uuids in: by halves, each a signed number."""
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
@@ -137,7 +137,7 @@ def _draw_float(rng: random.Random, kind: str) -> float:
 
 
 def to_float32(value: float) -> float:
-    """The nearest 32-bit float; beyond its range an infinity."""
+    """Return the nearest 32-bit float; beyond its range an infinity."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", value))[0])
     except OverflowError:
@@ -202,7 +202,7 @@ def avro_type(kind: str, name: str) -> Any:
 
 
 def decimal_size(precision: int) -> int:
-    """Bytes that hold every unscaled value of a precision: the least that do."""
+    """Return bytes that hold every unscaled value of a precision: the least that do."""
     greatest: int = 10**precision - 1
     return (greatest.bit_length() + 8) // 8
 
@@ -224,7 +224,7 @@ def default_json(kind: str, value: Any) -> Any:
 
 
 def decimal_text(kind: str, unscaled: int) -> str:
-    """An unscaled value as plain decimal digits, with exactly the type's scale."""
+    """Return an unscaled value as plain decimal digits, with exactly the type's scale."""
     scale = decimal_parts(kind)[1]
     digits = str(abs(unscaled)).rjust(scale + 1, "0")
     whole, fraction = digits[: len(digits) - scale], digits[len(digits) - scale :]

@@ -124,7 +124,7 @@ class Lake:
         return made
 
     def rows(self, file: DataFile) -> list[Row]:
-        """The file's rows with every column of the table: what was not written has its default, or is null."""
+        """Return the file's rows with every column of the table: what was not written has its default, or is null."""
         return [self._completed(row, file.written) for row in file.rows]
 
     def _completed(self, row: Row, written: frozenset[int]) -> Row:
@@ -156,7 +156,7 @@ class Lake:
         return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
 
     def removed(self, delete: DeleteFile, file: DataFile) -> set[int]:
-        """Positions of the file's rows that this delete file, where it applies, removes."""
+        """Return positions of the file's rows that this delete file, where it applies, removes."""
         if delete.content == POSITION_DELETES:
             return {position for path, position in delete.positions if path == file.path}
         ids = delete.equality_ids or []

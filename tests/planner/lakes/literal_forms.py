@@ -31,7 +31,10 @@ MIN_DAY, MAX_DAY = (date(1, 1, 1) - EPOCH).days, (date(9999, 12, 31) - EPOCH).da
 
 
 def render(kind: str, value: Any, form: str) -> Any:
-    """The JSON of a value. A fraction, which no value of a whole type equals, is a number with a point."""
+    """Return the JSON of a value.
+
+    A fraction, which no value of a whole type equals, is a number with a point.
+    """
     name = base(kind)
     if isinstance(value, Fraction):
         return _fraction(kind, value)
@@ -78,7 +81,10 @@ def _clock(nanos: int) -> str:
 
 
 def parse(kind: str, json: Any) -> Any:
-    """The value that a client means; a `Fraction` where it is none of the type's values. Floats are rounded."""
+    """Return the value that a client means; a `Fraction` where it is none of the type's values.
+
+    Floats are rounded.
+    """
     name = base(kind)
     if name == "boolean":
         return json == "true" if isinstance(json, str) else json
@@ -113,7 +119,9 @@ def _parse_clocked(kind: str, json: Any) -> int:
 
 
 def _days(text: str) -> int:
-    """Days of an ISO date, of years that `datetime.date` cannot hold too (the calendar repeats every 400 years)."""
+    """Return days of an ISO date, of years that `datetime.date` cannot hold too (the calendar repeats every 400
+    years).
+    """
     found = re.fullmatch(r"([+-]?\d{4,})-(\d\d)-(\d\d)", text)
     if found is None:
         raise ValueError(f"no ISO date: {text!r}")

@@ -59,7 +59,10 @@ class Style:
 
 @dataclass
 class Entry:
-    """One manifest entry. Nulls in the sequence numbers and the snapshot id are inherited by readers."""
+    """One manifest entry.
+
+    Nulls in the sequence numbers and the snapshot id are inherited by readers.
+    """
 
     status: int
     snapshot_id: int | None
@@ -163,7 +166,7 @@ def _by_column(metrics: dict[int, ColumnMetrics], name: str) -> list[dict[str, A
 
 
 def entry_record(entry: Entry, fields: tuple[PartitionField, ...], kinds: dict[int, str]) -> dict[str, Any]:
-    """An entry as fastavro takes it; fields that the schema lacks are left out by it."""
+    """Return an entry as fastavro takes it; fields that the schema lacks are left out by it."""
     file = entry.file
     metrics = file.metrics
     tuple_kinds = [result_kind(part.transform, kinds[part.source]) for part in fields]
@@ -210,7 +213,7 @@ def manifest_bytes(
     kinds: dict[int, str],
     schema: dict[str, Any],
 ) -> bytes:
-    """One manifest file."""
+    """Return one manifest file."""
     header = {
         "schema": json.dumps(schema),
         "partition-spec": json.dumps([part.json() for part in fields]),
@@ -264,7 +267,7 @@ def list_schema(version: int, style: Style) -> dict[str, Any]:
 def list_bytes(
     manifests: list[tuple[Manifest, int | None]], *, version: int, style: Style, header: dict[str, str]
 ) -> bytes:
-    """One manifest list, of manifests with their first row ids."""
+    """Return one manifest list, of manifests with their first row ids."""
     middle = "_data_files_count" if style.old_names else "_files_count"
     records = []
     for manifest, first_row_id in manifests:

@@ -23,7 +23,10 @@ class ColumnMetrics:
 
 
 def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> ColumnMetrics:
-    """Metrics of one column over a file's rows, in a random one of the writers' modes. NaN is never in bounds."""
+    """Metrics of one column over a file's rows, in a random one of the writers' modes.
+
+    NaN is never in bounds.
+    """
     mode = rng.choices(["full", "truncate", "counts", "none"], [60, 25, 8, 7])[0]
     if mode == "none":
         return ColumnMetrics()
@@ -61,7 +64,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
 
 
 def truncated_upper(value: str | bytes, length: int) -> bytes | None:
-    """The least bound of `length` characters (or bytes) that is not below `value`; None when there is none."""
+    """Return the least bound of `length` characters (or bytes) that is not below `value`; None when there is none."""
     if len(value) <= length:
         return value.encode() if isinstance(value, str) else value
     if isinstance(value, bytes):

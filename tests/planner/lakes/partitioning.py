@@ -17,7 +17,7 @@ TIMES = ("timestamp", "timestamptz", *V3_ONLY)
 
 
 def width_of(transform: str) -> int:
-    """The N of bucket[N] or truncate[N]."""
+    """Return the N of bucket[N] or truncate[N]."""
     return int(transform[transform.index("[") + 1 : -1])
 
 
@@ -30,7 +30,7 @@ def result_kind(transform: str, kind: str) -> str:
 
 
 def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: bool = False) -> str:
-    """A transform that the spec allows on `kind` and that is defined on all of `values`."""
+    """Return a transform that the spec allows on `kind` and that is defined on all of `values`."""
     name = base(kind)
     # Java writes fixed partition values that it cannot read again (InternalReader), so nobody has many of them
     choices = ["identity", "identity"] if name != "fixed" or rng.random() < 0.1 else ["bucket[8]"]
@@ -50,7 +50,7 @@ def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: 
 
 
 def apply(transform: str, kind: str, value: Any) -> Any:
-    """The partition value of one column value; null gives null."""
+    """Return the partition value of one column value; null gives null."""
     if value is None or transform == "void":
         return None
     # True and 1 are equal: neither may stand in the cache for the other
@@ -76,12 +76,12 @@ def _applied(transform: str, kind: str, value: Any, _: bool) -> Any:
 
 
 def has_hour(kind: str, value: int) -> bool:
-    """Whether a timestamp's hour fits an int."""
+    """Return whether a timestamp's hour fits an int."""
     return abs(micros_of(kind, value)) < 2**31 * HOUR_US
 
 
 def micros_of(kind: str, value: int) -> int:
-    """A timestamp in microseconds, rounded down."""
+    """Return a timestamp in microseconds, rounded down."""
     return value // 1000 if kind in V3_ONLY else value
 
 

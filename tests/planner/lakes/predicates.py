@@ -71,7 +71,7 @@ class Names:
 
 
 def matches(expression: Any, row: Mapping[int, Any], names: Names, meaning: Meaning = IEEE) -> bool:
-    """Whether a row (values by column id, `lake.Row`) satisfies a filter."""
+    """Return whether a row (values by column id, `lake.Row`) satisfies a filter."""
     return _matches(expression, row, names, meaning, negated=False)
 
 
@@ -135,7 +135,7 @@ class Literal:
 
 
 def written(tree: Any, form: str) -> Any:
-    """A drawn tree as the JSON of one client."""
+    """Return a drawn tree as the JSON of one client."""
     if isinstance(tree, Literal):
         return render(tree.kind, tree.value, form)
     if isinstance(tree, dict):
@@ -144,7 +144,7 @@ def written(tree: Any, form: str) -> Any:
 
 
 def columns_of(tree: Any) -> set[str]:
-    """Names of the columns that a filter (drawn, or JSON) speaks of."""
+    """Return names of the columns that a filter (drawn, or JSON) speaks of."""
     if isinstance(tree, dict):
         if "term" in tree and isinstance(tree["term"], str):
             return {tree["term"]}
@@ -153,7 +153,7 @@ def columns_of(tree: Any) -> set[str]:
 
 
 def random_filter(rng: random.Random, lake: Lake, schema: Schema, depth: int = 0) -> Any:
-    """A filter in the names of `schema`, its literals near the data; `written` makes JSON of it."""
+    """Return a filter in the names of `schema`, its literals near the data; `written` makes JSON of it."""
     shape = rng.random()
     if depth < 3 and shape < 0.35:
         left, right = (random_filter(rng, lake, schema, depth + 1) for _ in range(2))
@@ -187,7 +187,9 @@ def _random_predicate(rng: random.Random, lake: Lake, schema: Schema) -> Any:
 def predicate_on(
     rng: random.Random, lake: Lake, column: Column, transform: str, ops: Sequence[str] | None = None
 ) -> Any:
-    """A predicate on a transform of a column, its literals near the data; the operation is any, or one of `ops`."""
+    """Return a predicate on a transform of a column, its literals near the data; the operation is any, or one of
+    `ops`.
+    """
     made: Any = column.name
     if transform != "identity":
         made = {"type": "transform", "transform": transform, "term": column.name}
@@ -203,8 +205,9 @@ def predicate_on(
 
 
 def maybe_of_both_zeros(rng: random.Random, predicate: Any) -> Any:
-    """Now and then, in the place of a comparison of floats, two: with 0.0 and -0.0, which many a program takes for one
-    value."""
+    """Now and then, in the place of a comparison of floats, two: with 0.0 and -0.0, which many a program takes for
+    one value.
+    """
     literal = predicate.get("value")
     if not isinstance(literal, Literal) or literal.kind not in FLOATS or rng.random() < 0.6:
         return predicate
@@ -232,7 +235,7 @@ def _literal(rng: random.Random, lake: Lake, column: Column, transform: str, *, 
 
 
 def _near(rng: random.Random, kind: str, value: Any) -> Any:
-    """A neighbour of a value: a near miss, an extreme, or one that the type cannot hold."""
+    """Return a neighbour of a value: a near miss, an extreme, or one that the type cannot hold."""
     name = base(kind)
     if isinstance(value, bool):
         return not value
@@ -260,12 +263,12 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
 
 
 def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bool:
-    """Whether Java's planner is no judge of a filter, for one of four faults of it.
+    """Return whether Java's planner is no judge of a filter, for one of four faults of it.
 
     It compares uuids as pairs of signed numbers; a predicate on a transform of a column is tested, on an identity
     partition of that column, with the partition's value as it is, untransformed; and a literal near the least number is
-    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`;
-    and a timestamp's text, parsed for a column of nanoseconds, is bound once more as if those were microseconds.
+    truncated to one near the greatest, so that `v >= -2147483648` leaves out every partition of `truncate[5](v)`; and a
+    timestamp's text, parsed for a column of nanoseconds, is bound once more as if those were microseconds.
     """
     if any(names[name].kind == "uuid" for name in columns_of(expression)):
         return True
@@ -287,7 +290,7 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
 
 
 def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
-    """(column, literal as JSON has it) of a filter's predicates on columns themselves."""
+    """Yield (column, literal as JSON has it) of a filter's predicates on columns themselves."""
     if not isinstance(expression, dict):
         return
     if isinstance(expression.get("term"), str):
@@ -298,7 +301,7 @@ def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
 
 
 def transformed_in(expression: Any) -> set[str]:
-    """Names of the columns that a filter speaks of by a transform."""
+    """Return names of the columns that a filter speaks of by a transform."""
     if not isinstance(expression, dict):
         return set()
     if isinstance(expression.get("term"), dict):

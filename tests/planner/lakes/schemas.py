@@ -14,7 +14,10 @@ NAMES = ["id", "ts", "a", "b", "Amount", "naïve", "two words", "x-y", "größe"
 
 @dataclass(frozen=True)
 class Field:
-    """A column or a struct. `kind` is a primitive's name, or the struct's fields, or raw JSON of a list or map."""
+    """A column or a struct.
+
+    `kind` is a primitive's name, or the struct's fields, or raw JSON of a list or map.
+    """
 
     id: int
     name: str
@@ -35,7 +38,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Column:
-    """A field as predicates see it: by full name, within the structs `parents`. A struct's kind is "struct"."""
+    """A field as predicates see it: by full name, within the structs `parents`.
+
+    A struct's kind is "struct".
+    """
 
     id: int
     name: str
@@ -87,7 +93,7 @@ class SchemaMaker:
         return Schema(0, self._uniquely_named(fields))
 
     def evolved(self, schema: Schema, schema_id: int, version: int, keep: set[int]) -> Schema:
-        """One or two changes; columns in `keep` (sources of partition fields) are not dropped."""
+        """Return one or two changes; columns in `keep` (sources of partition fields) are not dropped."""
         fields = schema.fields
         for _ in range(self._rng.randint(1, 2)):
             change = self._rng.choice([self._add, self._add, self._drop, self._rename, self._widen, self._loosen])
@@ -196,5 +202,7 @@ def _mapped(fields: tuple[Field, ...], chosen: int, change: Callable[[Field], Fi
 
 
 def _plain_default(kind: str) -> bool:
-    """Whether the JSON form of a default needs no thought: times and floats' infinities are left to other tests."""
+    """Return whether the JSON form of a default needs no thought: times and floats' infinities are left to other
+    tests.
+    """
     return kind in ("boolean", "int", "long", "string", "uuid", "binary") or kind.startswith(("fixed", "decimal"))

@@ -67,8 +67,10 @@ class StarTable(LiveTable):
         )
 
     def file(self, rows: Sequence[Row], *, rng: random.Random | None = None) -> DataFile:
-        """A data file of these rows, with the columns of the schema as it is now. With `rng` it has metrics as one of
-        many writers makes them, else such as tell everything."""
+        """Return a data file of these rows, with the columns of the schema as it is now.
+
+        With `rng` it has metrics as one of many writers makes them, else such as tell everything.
+        """
         path = self.path(".parquet")
         write(path, {one.id: (one.name, array_of(one.kind, [row[one.name] for row in rows])) for one in self.columns})
         partition = tuple(_partition(self, part, rows) for part in self.parts)
@@ -92,7 +94,7 @@ class StarTable(LiveTable):
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:
-        """Defines it, and builds it for these files; whether it describes all of them."""
+        """Define it, and build it for these files; whether it describes all of them."""
         route = f"/api/v1/tables/db/{self.name}/indexes/{name}"
         answer = await self.api("PUT", route, {"kind": kind, "columns": list(columns)})
         assert answer.status == 200, answer.raw
@@ -116,7 +118,7 @@ def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
 
 
 def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
-    """All that there is to tell; nothing of floats."""
+    """Return all that there is to tell; nothing of floats."""
     present = sorted((one for one in values if one is not None), key=lambda value: order(kind, value))
     if kind in FLOATS:
         return ColumnMetrics()
@@ -125,7 +127,7 @@ def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
 
 
 def _partition(table: StarTable, part: PartitionField, rows: Sequence[Row]) -> Any:
-    """The value that all rows share: partitions are by identity."""
+    """Return the value that all rows share: partitions are by identity."""
     assert part.transform == "identity"
     name = next(one.name for one in table.columns if one.id == part.source)
     (value,) = {row[name] for row in rows}

@@ -57,7 +57,10 @@ STORED = Style(shuffled=False, sparse=False, codec="null", old_names=False, summ
 
 
 class Table:
-    """Version 2, at `folder`. Each snapshot lists just the manifests it is given."""
+    """Version 2, at `folder`.
+
+    Each snapshot lists just the manifests it is given.
+    """
 
     def __init__(self, folder: Path, *, style: Style = PLAIN) -> None:
         self.folder = folder
@@ -71,7 +74,7 @@ class Table:
         return self._manifest(name, [self.file(number, day) for number in numbers], 0, day, snapshot_id)
 
     def deletes(self, name: str, numbers: Iterable[int], *, day: int = 0, snapshot_id: int = 1) -> Manifest:
-        """A position delete file for each of these data files."""
+        """Return a position delete file for each of these data files."""
         files = [
             DeleteFile(
                 f"{self.folder.as_uri()}/data/d{number}.parquet",
@@ -97,7 +100,7 @@ class Table:
         return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
 
     def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listed: bytes | None = None) -> Path:
-        """The manifest list, which holds `listed` where given."""
+        """Return the manifest list, which holds `listed` where given."""
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]
@@ -125,7 +128,7 @@ class Table:
         return self._snapshots
 
     def write_metadata(self) -> str:
-        """The location of a metadata file, to be registered with a catalog."""
+        """Return the location of a metadata file, to be registered with a catalog."""
         path = self.folder / "metadata" / f"v{len(self._snapshots)}.metadata.json"
         path.write_text(json.dumps(self._json()))
         return path.as_uri()
@@ -230,9 +233,12 @@ async def planning(
 
 
 async def numbers(planner: Planner, metadata: TableMetadata, filter: Any = True, **request: Any) -> list[int]:
-    """The files planned, by number, in the plan's order. The JSON of the answer, which is made too, names the same.
+    """Return the files planned, by number, in the plan's order.
 
-    As routes do, it plans once more where the answer finds a file of the local cache damaged."""
+    The JSON of the answer, which is made too, names the same.
+
+    As routes do, it plans once more where the answer finds a file of the local cache damaged.
+    """
     try:
         return await _numbers(planner, metadata, filter, **request)
     except CacheDamaged:
@@ -257,7 +263,7 @@ def _number(path: str) -> int:
 
 
 def between(low: int, high: int) -> dict[str, Any]:
-    """A filter that the files from number `low` to `high` can satisfy, and no other."""
+    """Return a filter that the files from number `low` to `high` can satisfy, and no other."""
     first = {"type": "gt-eq", "term": "id", "value": 10 * low}
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 

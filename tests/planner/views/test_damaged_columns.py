@@ -33,13 +33,13 @@ FILES = 4000
 
 
 def stored(folder: Path) -> Path:
-    """The one file of blocks."""
+    """Return the one file of blocks."""
     (path,) = folder.rglob("*.block")
     return path
 
 
 def columns(data: bytes) -> tuple[int, list[Packed]]:
-    """(offset of the arrays in the file, the columns that have arrays)."""
+    """Return (offset of the arrays in the file, the columns that have arrays)."""
     block = Block(data[HEADER_BYTES:])
     packed = {one.start: one for one in block._all_packed() if one.size}
     return len(data) - len(block._arrays), list(packed.values())
@@ -194,7 +194,7 @@ async def test_a_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp
 
 
 async def test_an_answer_that_finds_damage_is_repeated_by_the_server(tmp_path: Path) -> None:
-    """Plans and lookups over HTTP; each finds a damaged file of its own run of the server."""
+    """Plan and lookups over HTTP; each finds a damaged file of its own run of the server."""
     options = {"plan_disk_bytes": FOLDER_BYTES, "plan_inline_limit": 10}
     files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(FILES)]
     async with running(tmp_path, **options) as server:

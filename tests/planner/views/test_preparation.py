@@ -53,7 +53,10 @@ def tasks(scan: ScanPlan) -> Any:
 
 
 class Lake:
-    """A table whose snapshots a test draws. `states`: of each, its metadata and the days of its files, by number."""
+    """A table whose snapshots a test draws.
+
+    `states`: of each, its metadata and the days of its files, by number.
+    """
 
     def __init__(self, folder: Path, rng: random.Random) -> None:
         self.rng = rng
@@ -83,7 +86,7 @@ class Lake:
         return self.table.metadata
 
     def change(self) -> tuple[TableMetadata, dict[int, int]]:
-        """The next state of the table: a commit, or a rollback."""
+        """Return the next state of the table: a commit, or a rollback."""
         chance = self.rng.random()
         if chance < 0.2:
             metadata, held = self.rng.choice(self.states)

@@ -60,7 +60,7 @@ def holds(location: str, key: str) -> bool:
 
 
 def refused(claims: Claims, paths: Sequence[str]) -> bool:
-    """Whether the folder of a path is in a location of another table and in none of the table's own."""
+    """Return whether the folder of a path is in a location of another table and in none of the table's own."""
     for path in paths:
         folder = path.rpartition("/")[0]
         try:
@@ -82,7 +82,7 @@ def folder(rng: random.Random, odd: float) -> str:
 
 
 def made(name: str, rng: random.Random, content: int, odd: float) -> tuple[ManifestFile, Block, list[str]]:
-    """A manifest of files in one folder or in several, and all its paths."""
+    """Return a manifest of files in one folder or in several, and all its paths."""
     one = folder(rng, odd)
     folders = [one if rng.random() < 0.8 else folder(rng, odd) for _ in range(rng.randrange(1, 5))]
     paths = [f"{place}/{rng.choice(['f', '..f', 'é'])}{row}.parquet" for row, place in enumerate(folders)]
@@ -117,7 +117,10 @@ async def test_locations_of_a_view_with_a_base_are_refused_as_those_of_each_path
 
 
 async def histories(seed: int) -> set[bool]:
-    """Compares the views of some snapshots, each with two states of the claims. Returns whether some were refused."""
+    """Compare the views of some snapshots, each with two states of the claims.
+
+    Returns whether some were refused.
+    """
     rng = random.Random(seed)
     odd = rng.choice([0.0, 0.0, 0.1])
     claims: Any = Claims()

@@ -21,7 +21,10 @@ from seamark.metaserver.settings.settings import Settings
 
 
 def configure_logging(settings: Settings, worker: int | None = None) -> None:
-    """Called once a process. `worker` is added to every line when there are several."""
+    """Called once a process.
+
+    `worker` is added to every line when there are several.
+    """
     console = settings.log_format == "console" or (settings.log_format == "auto" and sys.stderr.isatty())
     level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     shared: list[Any] = [
@@ -52,8 +55,10 @@ _STANDARD_ERROR = 2
 
 
 class _Lines:
-    """Writes whole lines, unbuffered. A line that cannot be written (full disk, closed pipe) is lost, because logging
-    must not fail a request."""
+    """Writes whole lines, unbuffered.
+
+    A line that cannot be written (full disk, closed pipe) is lost, because logging must not fail a request.
+    """
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -106,5 +111,5 @@ class _Bridge(logging.Handler):
 
 
 def _first_line(record: logging.LogRecord) -> str:
-    """The other lines may contain a task or a protocol with the exception in it."""
+    """Return the other lines may contain a task or a protocol with the exception in it."""
     return record.getMessage().partition("\n")[0]

@@ -126,7 +126,7 @@ class CommitMetrics:
         )
 
     def observe(self, status: int, error: BaseException | None) -> None:
-        """Counts an answered commit."""
+        """Count an answered commit."""
         if isinstance(error, CommitConflict):
             self._by_outcome["conflict"].inc()
         elif isinstance(error, CommitUnknown):
@@ -135,12 +135,12 @@ class CommitMetrics:
             self._by_outcome["committed"].inc()
 
     def observe_group(self, changes: int) -> None:
-        """Counts a group of changes of one table that were committed in one transaction."""
+        """Count a group of changes of one table that were committed in one transaction."""
         self._groups.inc()
         self._changes.inc(changes)
 
     def observe_conflict(self, reason: str) -> None:
-        """Counts a refused change."""
+        """Count a refused change."""
         self._collisions.labels(reason).inc()
 
 
@@ -173,7 +173,7 @@ class PlanMetrics:
         self._refused = _Totals(refused)
 
     def observe(self, considered: int, kept: int, seconds: float) -> None:
-        """Counts a finished plan."""
+        """Count a finished plan."""
         pending = self._since_flush
         pending[0] += 1
         pending[1] += considered
@@ -280,7 +280,7 @@ class JobMetrics:
         )
 
     def job_ended(self, service: str, outcome: str, seconds: float, totals: Mapping[str, Any]) -> None:
-        """Counts a job, and the bytes of a rewrite."""
+        """Count a job, and the bytes of a rewrite."""
         for kind, name in (("replaced", "bytes_before"), ("written", "bytes_after"), ("wasted", "bytes_wasted")):
             if isinstance(size_bytes := totals.get(name), int):
                 self._bytes.labels(service, kind).inc(size_bytes)
@@ -297,7 +297,7 @@ class JobMetrics:
         self._failing.labels(service).set(failing)
 
     def services_state(self, *, leading: bool, blocked: bool) -> None:
-        """Whether this server runs table services, and whether its jobs cannot reach it or the storage."""
+        """Return whether this server runs table services, and whether its jobs cannot reach it or the storage."""
         self._leading.set(leading)
         self._blocked.set(blocked)
 
@@ -309,7 +309,10 @@ class JobMetrics:
 
 
 class GatewayCacheMetrics:
-    """The cache of the objects gateway. Several workers share its disk."""
+    """The cache of the objects gateway.
+
+    Several workers share its disk.
+    """
 
     def __init__(self, make: MetricFactory) -> None:
         self._memory = make.gauge(
@@ -367,7 +370,10 @@ prometheus.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 
 class ServerMetrics:
-    """The metrics of one worker. The server's sampler sets the values that other components know."""
+    """The metrics of one worker.
+
+    The server's sampler sets the values that other components know.
+    """
 
     def __init__(self) -> None:
         make = MetricFactory()
@@ -382,18 +388,21 @@ class ServerMetrics:
         self.load = LoadMetrics(make)
 
     def observe(self, operation: str, status: int, seconds: float, error: BaseException | None) -> None:
-        """Counts an answered request. `operation` must be from a bounded set: route names, never paths."""
+        """Count an answered request.
+
+        `operation` must be from a bounded set: route names, never paths.
+        """
         self.requests.observe(operation, status, seconds)
         if operation in COMMIT_OPERATIONS:
             self.commits.observe(status, error)
 
     def flush(self) -> None:
-        """Adds the counts since the last flush to the metrics."""
+        """Add the counts since the last flush to the metrics."""
         self.requests.flush()
         self.plans.flush()
 
     def render(self) -> bytes:
-        """The text exposition format, for all workers."""
+        """Return the text exposition format, for all workers."""
         self.flush()
         folder = os.environ.get(MULTIPROCESS_VARIABLE)
         if folder is None:

@@ -38,7 +38,11 @@ def write_token(checksum: int, snapshot_id: int | None, position: int) -> str:
 
 
 def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int | None, int]:
-    """(snapshot, position). BadRequest for a token of another request, or after the snapshot has expired."""
+    """Return (snapshot, position).
+
+    Raises:
+        BadRequest: For a token of another request, or after the snapshot has expired.
+    """
     try:
         packed = from_base64url(text)
         token = from_msgpack(packed, _Token)
@@ -58,7 +62,11 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
 
 
 def page_size(text: str, name: str, most: int) -> int:
-    """A number from 1, limited to `most`. BadRequest for other text."""
+    """Return a number from 1, limited to `most`.
+
+    Raises:
+        BadRequest: For other text.
+    """
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")
     return min(int(text), most)

@@ -27,7 +27,11 @@ AUDIENCE = Parameter(
 
 
 def audience_of(request: web.Request) -> str | None:
-    """The value of the header; None without it. BadRequest for an invalid value."""
+    """Return the value of the header; None without it.
+
+    Raises:
+        BadRequest: For an invalid value.
+    """
     audience = request.headers.get(HEADER)
     if audience is None:
         return None

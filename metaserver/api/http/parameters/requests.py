@@ -36,7 +36,11 @@ _BOOLEANS = {"true": True, "false": False}
 # Engines send the same names repeatedly. Refused names are not cached, so that the cached paths are short.
 @lru_cache(maxsize=2048)
 def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[str, ...]:
-    """The names in these variables of the path. BadRequest for an invalid name."""
+    """Return the names in these variables of the path.
+
+    Raises:
+        BadRequest: For an invalid name.
+    """
     segments = raw_path.split("/")
     return tuple(
         check_name(_decoded(segments[_position(template, variable)], variable), f"{variable} name")
@@ -46,7 +50,11 @@ def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[
 
 @memoized(2048)
 def namespace_in(raw_path: str, template: str) -> NamespacePath:
-    """The namespace in the path; levels are separated by 0x1F (`%1F`). BadRequest for an invalid namespace."""
+    """Return the namespace in the path; levels are separated by 0x1F (`%1F`).
+
+    Raises:
+        BadRequest: For an invalid namespace.
+    """
     return parse_namespace(_decoded(raw_path.split("/")[_position(template, "namespace")], "namespace"))
 
 
@@ -70,7 +78,10 @@ def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
 
 
 def boolean_query(query: Mapping[str, str], name: str) -> bool:
-    """False when absent. PyIceberg sends True, Iceberg Java true."""
+    """False when absent.
+
+    PyIceberg sends True, Iceberg Java true.
+    """
     text = query.get(name, "false")
     value = _BOOLEANS.get(text.lower())
     if value is None:
@@ -79,7 +90,11 @@ def boolean_query(query: Mapping[str, str], name: str) -> bool:
 
 
 async def key_of(request: web.Request) -> IdempotencyKey | None:
-    """The idempotency key with what identifies the request; None without the header. BadRequest for an invalid key."""
+    """Return the idempotency key with what identifies the request; None without the header.
+
+    Raises:
+        BadRequest: For an invalid key.
+    """
     keys = request.headers.getall(IDEMPOTENCY_KEY, None)
     if not keys:
         return None
@@ -96,8 +111,11 @@ async def key_of(request: web.Request) -> IdempotencyKey | None:
 
 
 def _hash(body: bytes, query: str) -> str:
-    """A digest of the request: JSON with sorted keys, so that a repeat may be serialised differently. A large body must
-    be repeated as it was: to decode 64 MB holds the interpreter for seconds, and takes ten times the memory."""
+    """Return a digest of the request: JSON with sorted keys, so that a repeat may be serialised differently.
+
+    A large body must be repeated as it was: to decode 64 MB holds the interpreter for seconds, and takes ten times the
+    memory.
+    """
     canonical = body
     if len(body) <= bodies.QUICK_BYTES:
         # What cannot be decoded, the handler refuses with a better message.

@@ -36,7 +36,11 @@ def requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int
 
 
 def snapshot_of(metadata: TableMetadata, snapshot_id: int | None, ref: str | None, as_of_ms: int | None) -> int | None:
-    """The id of the snapshot; None for the current one of a table without snapshots. BadRequest for an unknown one."""
+    """Return the id of the snapshot; None for the current one of a table without snapshots.
+
+    Raises:
+        BadRequest: For an unknown one.
+    """
     parameters = [
         name for name, value in (("snapshot-id", snapshot_id), ("ref", ref), ("as-of", as_of_ms)) if value is not None
     ]
@@ -64,7 +68,7 @@ def _by_ref(metadata: TableMetadata, name: str) -> int | None:
 
 
 def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
-    """The current snapshot of main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
+    """Return the current snapshot of main at a time, like Java's `SnapshotUtil.snapshotIdAsOfTime`."""
     snapshot_id = None
     for entry in metadata.snapshot_log:
         if entry.timestamp_ms <= as_of_ms:
@@ -77,7 +81,11 @@ def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
 
 
 def whole_number(text: str | None, name: str) -> int | None:
-    """The number; None for None. BadRequest for other text."""
+    """Return the number; None for None.
+
+    Raises:
+        BadRequest: For other text.
+    """
     if text is None:
         return None
     digits = text.removeprefix("-")
@@ -87,7 +95,11 @@ def whole_number(text: str | None, name: str) -> int | None:
 
 
 def by_schema(metadata: TableMetadata, schema_id: int) -> TableMetadata:
-    """The metadata with this schema as the current one, to resolve names in filters. BadRequest if it is gone."""
+    """Return the metadata with this schema as the current one, to resolve names in filters.
+
+    Raises:
+        BadRequest: If it is gone.
+    """
     if metadata.current_schema_id == schema_id:
         return metadata
     if metadata.schema(schema_id) is None:

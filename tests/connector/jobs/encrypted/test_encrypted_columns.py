@@ -72,7 +72,7 @@ def paths_of(client: IndexClient, table: str) -> list[str]:
 
 
 def published(client: IndexClient, folder: Path) -> list[bytes]:
-    """All files of the table that are not encrypted: manifests, metadata, Puffin files."""
+    """Return all files of the table that are not encrypted: manifests, metadata, Puffin files."""
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
 
 
@@ -80,7 +80,10 @@ def published(client: IndexClient, folder: Path) -> list[bytes]:
 def test_a_job_derives_no_partition_values_of_encrypted_columns(
     client: IndexClient, served: Served, tmp_path: Path, transform: Any
 ) -> None:
-    """Also not the hash of a bucket. Of files that have partition values already, a merge copies them."""
+    """Also not the hash of a bucket.
+
+    Of files that have partition values already, a merge copies them.
+    """
     create(served, 2)
     fill(client)
     before, files = read(client), sorted(paths(client))
@@ -155,7 +158,10 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, served: S
 
 
 def test_equality_deletes_by_encrypted_columns_tell_nothing(client: IndexClient, served: Served) -> None:
-    """The number of rows that a job leaves would say whether a file has the value. Who has the keys reads the rows."""
+    """The number of rows that a job leaves would say whether a file has the value.
+
+    Who has the keys reads the rows.
+    """
     create(served, 3)
     fill(client)
     before = read(client)
@@ -223,7 +229,10 @@ def test_a_copy_of_the_file_of_another_namespace_is_not_decrypted(
 def test_master_keys_are_for_the_namespaces_that_the_key_file_names(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And for those below them. Without names, a key is for no table."""
+    """And for those below them.
+
+    Without names, a key is for no table.
+    """
     path = tmp_path / "bound.json"
     key = base64.b64encode(bytes(16)).decode()
     path.write_text(

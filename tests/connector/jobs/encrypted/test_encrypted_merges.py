@@ -73,7 +73,7 @@ def paths(client: IndexClient) -> list[str]:
 
 
 def protections(path: str) -> set[tuple[str, str]]:
-    """(column, its master key) of the encrypted columns of a file."""
+    """Return (column, its master key) of the encrypted columns of a file."""
     with SourceFile(path, Storage(), keys=encrypted.keys()) as source:
         opened = source.encryption
         if opened is None:
@@ -120,8 +120,9 @@ def test_rows_stay_in_files_that_are_protected_as_before(
 
 
 def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], has: dict[str, bool]) -> None:
-    """Each row is in a file whose columns have the keys that they had; manifests have no metrics of these columns, but
-    that those which were dropped are null."""
+    """Each row is in a file whose columns have the keys that they had; manifests have no metrics of these columns,
+    but that those which were dropped are null.
+    """
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
         local = path.removeprefix("file://")

@@ -43,7 +43,10 @@ PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
 
 
 def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
-    """Appends rows, a commit for each configuration. Returns how each row is protected."""
+    """Append rows, a commit for each configuration.
+
+    Returns how each row is protected.
+    """
     owners: dict[int, Any] = {}
     known: set[str] = set()
     for number, configuration in enumerate(configurations):
@@ -229,7 +232,7 @@ def test_new_rows_of_differently_encrypted_files_are_refused(client: IndexClient
 
 
 def new_file(client: IndexClient, number: int) -> str:
-    """The file with the changed row: a file of the old one has the row, too, and a delete file for it."""
+    """Return the file with the changed row: a file of the old one has the row, too, and a delete file for it."""
     for path in paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             table = file.read(["id", "payload"])
@@ -241,8 +244,10 @@ def new_file(client: IndexClient, number: int) -> str:
 def test_indexes_have_the_plain_columns_of_encrypted_files(
     client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Those that jobs and writers build. A build makes one client of the key service, for all its files and groups; a
-    task that is sent elsewhere has none."""
+    """Those that jobs and writers build.
+
+    A build makes one client of the key service, for all its files and groups; a task that is sent elsewhere has none.
+    """
     made: list[encrypted.PyArrowKms] = []
 
     def counted() -> encrypted.PyArrowKms:
