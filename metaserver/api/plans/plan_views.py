@@ -125,12 +125,15 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     # Trino's own `lower` and `upper`: without a qualifier, no other function has these names.
     read = partial(sql.parse_sql, body.predicate, schema, functions=True)
     parsed = await read_in_turn(call, len(body.predicate), read)
-    if parsed.unused and borrows_rights(view.metadata):
-        # A subquery or a function would run with the rights of the view's owner.
-        raise BadRequest(
-            f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
-            f"{parsed.unused[0][:200]}"
-        )
+    if borrows_rights(view.metadata):
+        # A subquery or a function would run with the rights of the view's owner. The filter may have neither part:
+        # `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
+        refused = parsed.unused[0] if parsed.unused else sql.find_borrowed_rights(body.predicate)
+        if refused is not None:
+            raise BadRequest(
+                f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
+                f"{refused[:200]}"
+            )
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)

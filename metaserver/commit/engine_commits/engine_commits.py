@@ -205,7 +205,8 @@ class EngineCommits:
             if entry is None:
                 return
             base = await self._context.documents.table(entry.metadata_location)
-            check_requirements(base, table.requirements)
+            check = partial(check_requirements, base, table.requirements)
+            await self._context.large.run_by_size(commit.caller.who, commit.caller.request_bytes, check)
             if can_rebase_appends(base) or not self.publisher.is_locked(table.namespace, table.name):
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
