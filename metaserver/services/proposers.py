@@ -356,7 +356,7 @@ class OrphanFileRemoval(JobProposer):
         return self.make_job(entry, self._PAUSE_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return files become old enough."""
+        """Files become old enough."""
         return self._PAUSE_S if self.is_on(metadata) else NEVER
 
 

@@ -195,7 +195,7 @@ def write(
 def _merged(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Return each batch of files is a Spark task."""
+    """Merge the written files. Each batch of files is a Spark task."""
     with job_group_kept(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)

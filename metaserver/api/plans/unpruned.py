@@ -27,7 +27,7 @@ def unpruned_reasons(
     beside: Sequence[str] = (),
     kept_max: float = 1.0,
 ) -> tuple[str, ...]:
-    """Return empty if files are left out.
+    """Return the reasons why a plan keeps all or too many of the files.
 
     Args:
         files: How many there are, and how many of them the plan keeps.

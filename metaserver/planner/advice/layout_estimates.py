@@ -180,7 +180,10 @@ def _share_of_bytes(scan: ScanPlan, found: FoundFiles) -> float:
 def _best_clustering(
     singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
 ) -> LayoutEstimate | None:
-    """Return columns are added, the most selective first, while each leaves clearly fewer files."""
+    """Return the best clustering.
+
+    Columns are added, the most selective first, while each leaves clearly fewer files.
+    """
     if len(singles) < 2:
         return None
     best = singles[0]
@@ -282,7 +285,10 @@ def _row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """Return a text says why the shares are not known; None for a condition without values, or too much to compute."""
+    """Return the shares of a condition, or a text that says why they are not known.
+
+    None for a condition without values, or with too much to compute.
+    """
     part = parts[0]
     if not intervals or not found.files or len(intervals) * found.files > _WORK_MAX:
         return None

@@ -82,7 +82,7 @@ def remove_grant(op: operations.RemoveGrant, now_ms: int) -> Steps[None]:
 
 
 def save_audit(op: operations.SaveAudit, now_ms: int) -> Steps[None]:
-    """Return a batch with an unknown outcome may be sent again: existing ids are not changed."""
+    """Store records. A batch with an unknown outcome may be sent again: existing ids are not changed."""
     for values, params in batches([AUDIT.encode(record) for record in op.records]):
         yield Statement(f"INSERT INTO audit ({AUDIT}) VALUES {values} ON CONFLICT (id) DO NOTHING", params)  # noqa: S608
 
