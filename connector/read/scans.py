@@ -47,17 +47,17 @@ from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable
 from seamark.formats.iceberg.files.parquet_reading import check_plain, plain_metadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
-_HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
+_HOLE_BYTES_MAX, _HOLE_BYTES_MAX_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
 long as a further request."""
 
 
-_WHOLE_BYTES, _WHOLE_BYTES_REMOTE = 256 << 10, 1 << 20
+_WHOLE_FILE_BYTES_MAX, _WHOLE_FILE_BYTES_MAX_REMOTE = 256 << 10, 1 << 20
 """A file of at most this size is read at once, for local and remote files: several requests for parts of it, or a
 thread of pyarrow that waits for them, take longer."""
 
 
-def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
+def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
     """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None.
 
     Raises:
@@ -121,7 +121,7 @@ def scan(
         BadRequest: For columns that cannot be read and predicates that cannot be evaluated exactly.
     """
     opened = open_table(client, table, at)
-    bound = bound_filter(where, opened)
+    bound = bind_filter(where, opened)
     read_plan = plan_read(opened, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
@@ -187,21 +187,21 @@ class TaskReader:
         Raises:
             Unreadable: If the file cannot be read.
         """
-        with _naming_file(task.path):
+        with _add_path_to_errors(task.path):
             where = self._residual(task)
-        chosen = _chosen_positions(task) if positions is None else positions
+        chosen = _decode_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
         hides = self._keys is not None and not self._is_private
         with (
-            _naming_file(task.path, hides=hides),
+            _add_path_to_errors(task.path, hides=hides),
             _open_file(task, self._storage, self._decryption, self._check_source) as (file, pages, coded),
         ):
             self.counts.files += 1
             rows = FileRowReader(
                 self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
             )
-            for batch in joined(rows.batches(chosen, self.counts)):
+            for batch in join_small_batches(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
 
@@ -229,7 +229,7 @@ class TaskReader:
         return self._residuals[spec_id](partition_of(read_plan, task))
 
 
-def _chosen_positions(task: ScanTask) -> Longs | None:
+def _decode_positions(task: ScanTask) -> Longs | None:
     if task.rows is None:
         return None
     return np.asarray(pyroaring.BitMap.deserialize(task.rows).to_array(), dtype=np.uint32).astype(np.int64)
@@ -251,7 +251,9 @@ def _open_file(
         raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
     near = storage.is_local(task.path)
     with (
-        _small_in_memory(storage.open_input_file(task.path), _WHOLE_BYTES if near else _WHOLE_BYTES_REMOTE) as source,
+        _buffer_if_small(
+            storage.open_input_file(task.path), _WHOLE_FILE_BYTES_MAX if near else _WHOLE_FILE_BYTES_MAX_REMOTE
+        ) as source,
         ExitStack() as opened,
     ):
 
@@ -269,13 +271,13 @@ def _open_file(
 
         checked = b"" if decryption is None else _footer_of(source)
         check(task, source)
-        metadata = _plain_metadata(source, task.path) if decryption is None else None
+        metadata = _read_plain_metadata(source, task.path) if decryption is None else None
         file = parquet(metadata)
         if checked and _footer_of(source) != checked:
             raise Unreadable(task.path, "it was replaced while it was read")
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
-        hole_bytes = _HOLE_BYTES if near else _HOLE_BYTES_REMOTE
+        hole_bytes = _HOLE_BYTES_MAX if near else _HOLE_BYTES_MAX_REMOTE
         pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
         yield file, pages, partial(parquet, metadata)
 
@@ -288,7 +290,7 @@ def _footer_of(source: pa.NativeFile) -> bytes:
     return bytes(source.read_at(length, size - len(end) - length)) + end
 
 
-def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
+def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
     """Return the footer of a file that must not be encrypted; None if pyarrow may decode it itself."""
     if isinstance(source, pa.BufferReader):
         check_plain(source, path)
@@ -297,7 +299,7 @@ def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
 
 
 @contextmanager
-def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
+def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
     """The file, read at once if it has at most `most_bytes`."""
     with source:
         size = source.size()
@@ -305,7 +307,7 @@ def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.Nati
 
 
 @contextmanager
-def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
+def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
     """`hides`: the rows may be those of an encrypted file.
 
     An error of Arrow may quote values, and is left out.
@@ -320,7 +322,7 @@ def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
 
 
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Concatenates small batches, which selective filters and small files leave."""
     pending: list[pa.RecordBatch] = []
     rows = 0

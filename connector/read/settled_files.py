@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from seamark.connector.read.lineage import SEQUENCE_NUMBER
 from seamark.connector.read.tables import OpenTable, ScanTask
 
-AGES = 4
+SETTLED_AGE_FACTOR = 4
 """A file is taken when it is this many times as old as the rewrite takes. If the chance that a file is replaced falls
 with its age as 1/age, a fifth of the work is wasted."""
-AGE_MAX_MS = 600_000
-_BYTES_A_MS = 32_000
-_FILE_MS = 10
+SETTLED_AGE_MAX_MS = 600_000
+_REWRITE_BYTES_PER_MS = 32_000
+_OPEN_FILE_MS = 10
 """Time of a rewrite by its bytes, and for each file that it opens."""
 _CHANGES = ("overwrite", "delete")
 """Operations of snapshots that replace or delete rows."""
@@ -28,14 +28,17 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def needed_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
+def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
     """Return the age from which on files are settled, for a rewrite of these.
 
     Args:
         planned_ms: How long their plan took; it is made again for the commit, which takes about as long.
     """
     size_bytes = sum(task.size_bytes for task in tasks)
-    return min(AGE_MAX_MS, AGES * (3 * planned_ms + _FILE_MS * len(tasks) + size_bytes // _BYTES_A_MS))
+    return min(
+        SETTLED_AGE_MAX_MS,
+        SETTLED_AGE_FACTOR * (3 * planned_ms + _OPEN_FILE_MS * len(tasks) + size_bytes // _REWRITE_BYTES_PER_MS),
+    )
 
 
 def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
@@ -67,7 +70,7 @@ def settle(
     due = list(choose(tasks))
     if not due:
         return tasks, 0.0
-    age_ms = needed_age_ms(due, planned_ms)
+    age_ms = compute_settled_age_ms(due, planned_ms)
     # The clock of the server wrote the snapshots; that of a job may be behind it.
     at_ms = max([now_ms(), *(snapshot.timestamp_ms for snapshot in opened.history)])
     settled = select_settled(opened, tasks, age_ms, at_ms)

@@ -124,8 +124,8 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
-            known = ", ".join(sorted({MAIN, *metadata.refs})[:20])
-            raise BadRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {known}")
+            refs_text = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+            raise BadRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {refs_text}")
         snapshot_id = ref.snapshot_id
         return snapshot_id, metadata.current_schema if ref.is_branch else _schema_of(metadata, snapshot_id)
     if at.as_of_ms is not None:

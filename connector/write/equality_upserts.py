@@ -25,7 +25,7 @@ from seamark.connector.write.delete_files import WrittenDeletes, check_equality_
 from seamark.connector.write.latest_rows import Batch
 from seamark.connector.write.row_changes import NOTHING, Report, RowChange
 from seamark.connector.write.row_locations import BatchKeys
-from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discard_on_error, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.expressions.ranges import stored_as_int
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -38,8 +38,8 @@ _INT_MIN = -(1 << 31)
 
 def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
     """ValueError for arguments that require stored rows."""
-    for name, given in (("precombine", precombine), ("columns", columns)):
-        if given is not None:
+    for name, value in (("precombine", precombine), ("columns", columns)):
+        if value is not None:
             raise ValueError(f"{name} needs the stored rows, which strategy={EQUALITY!r} does not read")
     if mode is not None and mode.lower() != "merge-on-read":
         raise ValueError(f"mode is {mode!r}; strategy={EQUALITY!r} requires merge-on-read")
@@ -48,7 +48,7 @@ def check_equality_arguments(mode: str | None, precombine: str | None, columns: 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
     """Unwritable if `write_equality_upsert` would raise it for every batch."""
     check_equality_deletes(target, keys)
-    _specs(opened.metadata, keys)
+    _select_specs(opened.metadata, keys)
 
 
 def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
@@ -64,16 +64,16 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
     columns = [field.name for field in batch.keys.fields]
     keys = batch.rows.select(columns)
     parts: list[WrittenDeletes] = []
-    with discarded_on_error(parts, target.storage):
-        for spec in _specs(opened.metadata, columns):
+    with discard_on_error(parts, target.storage):
+        for spec in _select_specs(opened.metadata, columns):
             _check_wrapped(batch.keys, spec)
             written = write_equality_deletes(target, keys, columns, spec=spec)
             parts.append(written)
         data = WrittenFiles() if deletes else write_batches(target, batch.rows.to_batches())
-    return RowChange(None, Report(), data, WrittenDeletes.joined(parts))
+    return RowChange(None, Report(), data, WrittenDeletes.join(parts))
 
 
-def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
+def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
     """Specs whose equality deletes of these keys apply to every file of the table.
 
     Readers treat a spec with only void fields as a spec without fields.

@@ -42,10 +42,10 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 
 REPLACE, OVERWRITE = "replace", "overwrite"
-DELETED_MAX, DELETED_MAX_FEWER = 0.25, 0.6
+DELETED_ROWS_MAX_FRACTION, DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES = 0.25, 0.6
 """New files are given up if a larger part of their rows was deleted meanwhile; the second part is for new files that
 are fewer than what is left of the old files. The next rewrite takes them again; until then, readers open fewer."""
-ATTEMPTS = 8
+COMMIT_ATTEMPTS_MAX = 8
 """Commits of one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
 NOT_WORTH = "not-worth"
@@ -84,13 +84,13 @@ def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history:
     return opened
 
 
-def replacement(
+def build_replacement(
     opened: OpenTable,
     tasks: Sequence[ScanTask],
     written: WrittenFiles,
     *,
     branch: str,
-    others: Iterable[ScanTask] = (),
+    other_tasks: Iterable[ScanTask] = (),
     deletes: Sequence[Mapping[str, Any]] = (),
     operation: str = REPLACE,
 ) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def replacement(
         deletes: Delete files of the new files.
         operation: `OVERWRITE` if rows are not the same.
     """
-    kept = {delete["file-path"] for task in others for delete in task.deletes}
+    still_used = {delete["file-path"] for task in other_tasks for delete in task.deletes}
     unused = {
         delete["file-path"]: delete
         for task in tasks
         for delete in task.deletes
-        if not delete.get("referenced-data-file") and delete["file-path"] not in kept
+        if not delete.get("referenced-data-file") and delete["file-path"] not in still_used
     }
     return {
         "operation": operation,
@@ -138,7 +138,7 @@ class RewrittenFiles:
     origins: OriginLog
     copies: CopyCounts = field(default_factory=CopyCounts)
 
-    def without(self, written: WrittenFiles) -> WrittenFiles:
+    def exclude(self, written: WrittenFiles) -> WrittenFiles:
         """Return those of its files that are not among `written`."""
         paths = {file["file-path"] for file in written.files}
         locations = {file["location"] for file in written.index_files}
@@ -147,45 +147,48 @@ class RewrittenFiles:
             tuple(file for file in self.written.index_files if file["location"] not in locations),
         )
 
-    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
+    def rebase(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
         """Return the replacement of what is left of the files at a later snapshot with these tasks.
 
         Raises:
             Overtaken: If it is uncertain which rows live on, or too few do.
             Unreadable: If the file cannot be read.
         """
-        known = self.opened.metadata
-        if (known.table_uuid, known.format_version) != (opened.metadata.table_uuid, opened.metadata.format_version):
+        metadata = self.opened.metadata
+        if (metadata.table_uuid, metadata.format_version) != (
+            opened.metadata.table_uuid,
+            opened.metadata.format_version,
+        ):
             raise Overtaken(TABLE)
-        replaced, current, others = {task.path for task in self.tasks}, {}, []
+        replaced, current, other_tasks = {task.path for task in self.tasks}, {}, []
         for task in tasks:
             if task.path in replaced:
                 current[task.path] = task
             else:
-                others.append(task)
+                other_tasks.append(task)
         if not current:
             raise Overtaken(FILES)
-        deleted = {rows.path: rows for rows in self._deleted_rows(opened, current)}
-        kept, taken, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
+        deleted = {rows.path: rows for rows in self._find_deleted_rows(opened, current)}
+        new_files, old_tasks, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
         for numbers, files in self._groups():
             left = [current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current]
             dead = sum(len(deleted[file["file-path"]].positions) for file in files)
-            part = DELETED_MAX_FEWER if len(files) < len(left) else DELETED_MAX
+            part = DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES if len(files) < len(left) else DELETED_ROWS_MAX_FRACTION
             if left and dead <= part * sum(file["record-count"] for file in files):
-                kept, taken = [*kept, *files], [*taken, *left]
+                new_files, old_tasks = [*new_files, *files], [*old_tasks, *left]
             else:
-                others += left
+                other_tasks += left
                 bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
-        if not taken:
+        if not old_tasks:
             raise Overtaken(ROWS)
         # Files of deletes for several data files could be in the way of other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
-        rows = [deleted[file["file-path"]] for file in kept]
+        rows = [deleted[file["file-path"]] for file in new_files]
         deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
         written = self.written
-        if len(kept) < len(written.files):  # an index file describes all data files of the rewrite
-            written = WrittenFiles(tuple(kept), (), written.skipped)
-        return FileReplacement(opened, written, taken, others, deletes, bytes_left)
+        if len(new_files) < len(written.files):  # an index file describes all data files of the rewrite
+            written = WrittenFiles(tuple(new_files), (), written.skipped)
+        return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
     def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         """Yield the numbers of the tasks and the new files, divided so that rows of a task are in files of its group
@@ -211,7 +214,7 @@ class RewrittenFiles:
             ]
             yield np.flatnonzero(group_of == group).tolist(), files
 
-    def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
+    def _find_deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
         """Return the rows of the new files that no longer live in `current`, the old files by path.
 
         Raises:
@@ -231,7 +234,7 @@ class RewrittenFiles:
                 continue
             if any(now.file.get(name) != task.file.get(name) for name in lineage):
                 raise Overtaken(RETURNED)
-            if _names(now.deletes) != _names(task.deletes):
+            if _delete_names_of(now.deletes) != _delete_names_of(task.deletes):
                 is_dead = np.ones(task.records, dtype=np.bool_)
                 for batch in reader.read(now):
                     is_dead[batch.column(0).to_numpy()] = False
@@ -256,7 +259,7 @@ class FileReplacement:
     opened: OpenTable
     written: WrittenFiles
     tasks: Sequence[ScanTask]
-    others: Sequence[ScanTask]
+    other_tasks: Sequence[ScanTask]
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
     bytes_left: int = 0
     """Size of the old files whose rewrite is given up."""
@@ -269,7 +272,7 @@ class FileReplacement:
 def commit_replacement(
     client: SeamarkClient,
     new: RewrittenFiles,
-    others: Sequence[ScanTask],
+    other_tasks: Sequence[ScanTask],
     *,
     branch: str,
     summary: Mapping[str, str],
@@ -290,21 +293,21 @@ def commit_replacement(
         Unreadable: If a delete file of another commit cannot be read.
     """
     storage = new.target.storage
-    attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, others)
+    attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, other_tasks)
     while True:
-        body = replacement(
+        body = build_replacement(
             current.opened,
             current.tasks,
             current.written,
             branch=branch,
-            others=current.others,
+            other_tasks=current.other_tasks,
             deletes=current.deletes.files,
             operation=operation,
         )
         unreferenced: list[bool] = []
         try:
             commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(unreferenced.append, True))
-            new.without(current.written).discard(storage)
+            new.exclude(current.written).discard(storage)
             return current
         except Refused as error:
             if not unreferenced:
@@ -313,11 +316,11 @@ def commit_replacement(
             following = None
             try:
                 if isinstance(error, Conflict):
-                    if attempt == ATTEMPTS or not new.origins.is_complete:
+                    if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
                     back_off(attempt - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
                     opened = open_table(client, new.opened.name, At(ref=branch))
-                    following = new.replaced_at(opened, plan(client, opened))
+                    following = new.rebase(opened, plan(client, opened))
             finally:
                 if following is None:
                     new.written.discard(storage)
@@ -338,7 +341,7 @@ def run_here(batches: Batches) -> Batches:
     return batches
 
 
-def announced(batches: Batches) -> Batches:
+def announce_batches(batches: Batches) -> Batches:
     """Return the batches, whose files the progress of the job then expects."""
     listed = list(batches)
     expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
@@ -415,7 +418,7 @@ def replace_batches(
             report.bytes_after += size_bytes
         else:
             chosen = {task.path for task in batch}
-            others = [task for task in tasks if task.path not in chosen]
+            other_tasks = [task for task in tasks if task.path not in chosen]
             try:
                 with part(len(batch), size_bytes):
                     new = rewrite()
@@ -424,7 +427,7 @@ def replace_batches(
                     report.given_up += 1
                     report.waste(NOT_WORTH, size_bytes)
                     continue
-                done = commit_replacement(client, new, others, branch=branch, summary=summary, operation=operation)
+                done = commit_replacement(client, new, other_tasks, branch=branch, summary=summary, operation=operation)
             except Conflict as error:
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
@@ -459,5 +462,5 @@ def is_rewritable(task: ScanTask) -> bool:
     return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")
 
 
-def _names(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
+def _delete_names_of(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
     return {(delete["file-path"], delete.get("content-offset")) for delete in deletes}

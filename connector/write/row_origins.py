@@ -35,12 +35,12 @@ class RowOrigins:
         return RowOrigins(positions + first_position, origins[positions], np.diff(positions, append=len(origins)))
 
     @staticmethod
-    def joined(parts: Iterable[RowOrigins]) -> RowOrigins:
-        given = [RowOrigins.of(np.zeros(0, dtype=np.int64)), *parts]
+    def join(parts: Iterable[RowOrigins]) -> RowOrigins:
+        runs = [RowOrigins.of(np.zeros(0, dtype=np.int64)), *parts]
         return RowOrigins(
-            np.concatenate([part.positions for part in given]),
-            np.concatenate([part.starts for part in given]),
-            np.concatenate([part.lengths for part in given]),
+            np.concatenate([part.positions for part in runs]),
+            np.concatenate([part.starts for part in runs]),
+            np.concatenate([part.lengths for part in runs]),
         )
 
     def positions_of(self, origins: Longs) -> Longs:
@@ -87,12 +87,12 @@ class OriginLog:
         if self._runs > RUNS_MAX:
             self._parts.clear()
 
-    def take(self, others: OriginLog) -> None:
+    def take(self, log: OriginLog) -> None:
         """Record what another log has of other files."""
-        self._runs += others._runs
-        self._parts.update(others._parts)
+        self._runs += log._runs
+        self._parts.update(log._parts)
         if self._runs > RUNS_MAX:
             self._parts.clear()
 
     def of(self, location: str) -> RowOrigins:
-        return RowOrigins.joined(self._parts.get(location, ()))
+        return RowOrigins.join(self._parts.get(location, ()))
