@@ -71,7 +71,7 @@ class PartitionTerm:
     kind: str
     positions: tuple[int, ...]
 
-    def of(self, rows: pa.RecordBatch | pa.Table) -> Values:
+    def apply(self, rows: pa.RecordBatch | pa.Table) -> Values:
         return apply_transform(self.transform, self.kind, column_at(rows, self.positions))
 
     @property
@@ -139,7 +139,7 @@ class Partitioner:
         """Return the partitions of a batch, each with the positions of its rows, ascending; None for all rows."""
         if not batch.num_rows:
             return []
-        columns = [term.of(batch) for term in self.terms if term.transform != VOID]
+        columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
         if all(len(column.values) == 1 for column in columns):
             return [(self._tuple([column.values[0] for column in columns]), None)]
         codes = _combine_codes(columns)

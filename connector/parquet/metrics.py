@@ -173,7 +173,7 @@ def find_float_columns(schema: Schema) -> list[str]:
 class Metrics:
     """Collects the metrics of one file.
 
-    Call `add` with each row group before it is written, then `of` with the footer.
+    Call `add` with each row group before it is written, then `collect` with the footer.
     """
 
     def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
@@ -211,7 +211,7 @@ class Metrics:
                     self._long_values[self._groups, leaf.id] = (min_max["min"].as_py(), min_max["max"].as_py())
         self._groups += 1
 
-    def of(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
+    def collect(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
         """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST specification.
 
         Args:

@@ -37,9 +37,9 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 
 CACHED_BYTES_MAX = 256 << 20
-"""Cached content of delete files, which may apply to many data files."""
+"""Maximum size of the cached content of delete files, which may apply to many data files."""
 DECODED_BYTES_MAX = 4 << 30
-"""Maximum memory of one decoded delete file; Unreadable for a larger file."""
+"""Maximum memory of one decoded delete file; a larger file is Unreadable."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 
 
@@ -87,8 +87,8 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 def union_positions(*positions: Longs) -> Longs:
     """Return the distinct positions, ascending.
 
-    A stable sort is fast for inputs that are mostly sorted; numpy's own union hashes, and took half of the time of a
-    batch in a table of many batches.
+    A stable sort is fast for inputs that are mostly sorted; numpy's own union hashes the positions, which took half of
+    the time of a batch in a table of many batches.
     """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
     first = np.ones(len(all_positions), dtype=np.bool_)
@@ -104,7 +104,7 @@ class Deletes:
         self._metadata = metadata
         self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_BYTES_MAX)
 
-    def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
+    def load(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
         """Return the rows of a data file that these delete files (REST spec, schema `DeleteFile`) delete.
 
         Raises:

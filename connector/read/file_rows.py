@@ -51,8 +51,8 @@ class FileRowReader:
 
     def __post_init__(self) -> None:
         task, read_plan = self.task, self.read_plan
-        self._deleted = self.deletes.of(task.path, task.deletes)
-        self._removed = None if task.removed_by is None else self.deletes.of(task.path, task.removed_by)
+        self._deleted = self.deletes.load(task.path, task.deletes)
+        self._removed = None if task.removed_by is None else self.deletes.load(task.path, task.removed_by)
         tested_columns = {predicate.column_id for predicate in predicates_of(self.where)}
         for row_set in (self._deleted, self._removed):
             tested_columns |= set() if row_set is None else row_set.column_ids
@@ -166,7 +166,7 @@ class FileRowReader:
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
         """Yield (batch, rows) with those of the columns that the file has; the batch is None if it has none of them.
 
-        Strings may be codes (`decoded`) if only a `few` of the rows are used.
+        Strings may be codes (`decode_strings`) if only a `few` of the rows are used.
         """
         names = self._projected.names(column_ids)
         if not names:

@@ -30,10 +30,9 @@ _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
 
 
 def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask]) -> Generator[_Read]:
-    """Yield the tasks in their order, each with its batches, as `TaskReader.read` returns them; encrypted files are
-    refused.
+    """Yield the tasks in their order, each with its batches, as `TaskReader.read` returns them.
 
-    The batches of a task must be used before the next task is requested.
+    The batches of a task must be used before the next task is requested. Encrypted files are refused.
 
     Raises:
         Unreadable: While the batches of the file are requested or before.
@@ -73,7 +72,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Successive small files within the limits; every other file alone."""
+    """Yield groups of successive small files within the limits; every other file is a group of its own."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

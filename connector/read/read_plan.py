@@ -44,11 +44,10 @@ class ReadPlan:
 
     Picklable. `where` is bound to `schema`; `metadata` is the table's.
 
-    With `positions`, the row positions follow as a last column, int64; unlike `_pos`, it cannot be confused with a
-    column of the table.
-
     Attributes:
         names: Columns of the schema and metadata columns, in the order of the result.
+        positions: Whether the row positions follow as a last column, int64; unlike `_pos`, it cannot be confused with a
+            column of the table.
     """
 
     metadata: TableMetadata
@@ -58,7 +57,11 @@ class ReadPlan:
     positions: bool = False
 
     def __post_init__(self) -> None:
-        """BadRequest for an unknown column, or a column or filter of an unsupported type."""
+        """Check the columns and the filter.
+
+        Raises:
+            BadRequest: For an unknown column, or a column or filter of an unsupported type.
+        """
         column_names = {field.name for field in self.schema.fields}
         for name in self.names:
             if name not in column_names and name not in METADATA_COLUMNS:

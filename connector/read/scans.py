@@ -61,7 +61,7 @@ def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
     """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None.
 
     Raises:
-        BadRequest: As in `bind_exactly`.
+        BadRequest: For a filter that `bind_exactly` refuses.
     """
     return TRUE if where is None else bind_exactly(where, table.schema)
 
@@ -114,7 +114,7 @@ def scan(
     selects rows, unless `bitmaps` is False.
 
     Args:
-        keys: Of encrypted Parquet files, as `keys_of_environment()` has them; without them, reading such a file raises
+        keys: Keys of encrypted Parquet files, such as `keys_of_environment()`; without them, reading such a file raises
             Unreadable.
 
     Raises:
@@ -132,7 +132,7 @@ def scan(
 
 
 def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first `limit` rows; requests no further batch."""
+    """Yield the first `limit` rows; request no further batch."""
     rows_left = limit
     while rows_left is None or rows_left > 0:
         batch = next(batches, None)
@@ -159,13 +159,14 @@ class TaskReader:
         is_private: bool = False,
         check: SourceCheck | None = None,
     ) -> None:
-        """`threads`: decode columns concurrently.
+        """Create a reader.
 
         Args:
+            threads: Decode columns concurrently.
             keys: Without them, encrypted files are refused.
             is_private: Only the holder of the keys gets the rows; otherwise equality deletes by encrypted columns are
                 refused.
-            check: For each file that is opened with keys.
+            check: Called for each file that is opened with keys.
         """
         self._decryption = None if keys is None else keys.decryption_properties()
         self._keys, self._is_private, self._check = keys, is_private, check
@@ -181,8 +182,10 @@ class TaskReader:
             yield from self.read(task)
 
     def read(self, task: ScanTask, positions: Longs | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task with the schema `ReadPlan.arrow`, or only those at `positions`: int64[],
-        ascending.
+        """Yield the rows of one task with the schema `ReadPlan.arrow`.
+
+        Args:
+            positions: int64[], ascending; only the rows at them are read.
 
         Raises:
             Unreadable: If the file cannot be read.
@@ -206,13 +209,17 @@ class TaskReader:
                 yield batch
 
     def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
-        """Unreadable if rows of the file may not be used as the caller of this reader uses them."""
+        """Check that the rows of the file may be used as the caller of this reader uses them.
+
+        Raises:
+            Unreadable: If they may not.
+        """
         if self._keys is None or (self._is_private and self._check is None):
             return
         with SourceFile(task.path, source, keys=self._keys) as opened:
             if not self._is_private:
                 for deletes in (task.deletes, task.removed_by or ()):
-                    check_deletes(opened, self._deletes.of(task.path, deletes).column_ids)
+                    check_deletes(opened, self._deletes.load(task.path, deletes).column_ids)
             if self._check is not None:
                 self._check(task.path, opened)
 
@@ -239,7 +246,7 @@ def _decode_positions(task: ScanTask) -> Longs | None:
 def _open_file(
     task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """The file, its pages, and what opens it again with codes in the place of the strings of some columns.
+    """Yield the open file, its pages, and a function that opens it again with codes in the place of strings.
 
     Args:
         check: Is called before a row is decoded.
@@ -300,7 +307,7 @@ def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | 
 
 @contextmanager
 def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
-    """The file, read at once if it has at most `most_bytes`."""
+    """Yield the file, read at once if it has at most `most_bytes`."""
     with source:
         size = source.size()
         yield pa.BufferReader(source.read_at(size, 0)) if size <= most_bytes else source
@@ -308,9 +315,10 @@ def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.Nati
 
 @contextmanager
 def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
-    """`hides`: the rows may be those of an encrypted file.
+    """Raise errors of the block as Unreadable, with the path of the file.
 
-    An error of Arrow may quote values, and is left out.
+    Args:
+        hides: Whether the rows may be those of an encrypted file: an error of Arrow may quote values, and is left out.
     """
     try:
         yield
@@ -323,7 +331,7 @@ def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
 
 
 def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenates small batches, which selective filters and small files leave."""
+    """Concatenate small batches, which selective filters and small files leave."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

@@ -14,8 +14,10 @@ from seamark.connector.read.lineage import SEQUENCE_NUMBER
 from seamark.connector.read.tables import OpenTable, ScanTask
 
 SETTLED_AGE_FACTOR = 4
-"""A file is taken when it is this many times as old as the rewrite takes. If the chance that a file is replaced falls
-with its age as 1/age, a fifth of the work is wasted."""
+"""A file is settled when it is this many times as old as the rewrite takes.
+
+If the chance that a file is replaced falls with its age as 1/age, a fifth of the work is wasted.
+"""
 SETTLED_AGE_MAX_MS = 600_000
 _REWRITE_BYTES_PER_MS = 32_000
 _OPEN_FILE_MS = 10
@@ -29,7 +31,7 @@ def now_ms() -> int:
 
 
 def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
-    """Return the age from which on files are settled, for a rewrite of these.
+    """Return the age from which on files are settled, for a rewrite of these tasks.
 
     Args:
         planned_ms: How long their plan took; it is made again for the commit, which takes about as long.
@@ -42,11 +44,13 @@ def compute_settled_age_ms(tasks: Sequence[ScanTask], planned_ms: int) -> int:
 
 
 def select_settled(opened: OpenTable, tasks: Sequence[ScanTask], age_ms: int, at_ms: int) -> list[ScanTask]:
-    """Return the tasks whose files are at least so old at a time; all, if no snapshot changed rows since `age_ms`
-    before it.
+    """Return the tasks whose files have at least this age at a time.
+
+    Returns:
+        All tasks, if no snapshot changed rows since `age_ms` before the time.
 
     Args:
-        opened: With all snapshots; the tasks have sequence numbers.
+        opened: The table, with all snapshots; the tasks have sequence numbers.
     """
     snapshots = sorted(opened.history, key=lambda snapshot: snapshot.sequence_number)
     young = [snapshot for snapshot in snapshots if snapshot.timestamp_ms > at_ms - age_ms]
@@ -62,10 +66,13 @@ def settle(
     choose: Callable[[Sequence[ScanTask]], Iterable[ScanTask]],
     planned_ms: int,
 ) -> tuple[Sequence[ScanTask], float]:
-    """Return the settled of the tasks, and the seconds after which the others may be; 0 if there are none.
+    """Select the settled tasks.
 
     Args:
-        choose: What the job would rewrite of some tasks.
+        choose: Returns the tasks that the job would rewrite of some tasks.
+
+    Returns:
+        The tasks, and the seconds after which the others may be settled; 0 if there are none.
     """
     due = list(choose(tasks))
     if not due:

@@ -88,7 +88,7 @@ class OpenTable:
     history: tuple[Snapshot, ...]
     """Snapshots, in any order: those of branches and tags, or all snapshots."""
     keys: ParquetKeys | None = None
-    """Of encrypted files; without them, these are refused. They are not pickled."""
+    """Keys of encrypted files, which are refused without them. They are not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "keys": None}
@@ -102,7 +102,10 @@ class OpenTable:
 
 
 def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = False) -> OpenTable:
-    """`history`: include all snapshots.
+    """Open a table at a snapshot.
+
+    Args:
+        history: Include all snapshots.
 
     Raises:
         BadRequest: For an unknown snapshot, branch or tag.

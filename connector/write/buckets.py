@@ -234,9 +234,10 @@ def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
 def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
     """Set the number of buckets to a repeated doubling of the current number.
 
-    Idempotent: an equal number is no error.
+    The operation is idempotent: an equal number is no error.
 
-    `column` selects the bucket field; required if the spec has several.
+    Args:
+        column: Selects the bucket field; required if the spec has several.
 
     Raises:
         BadRequest: For a number that is not a repeated doubling, or a table without buckets.
@@ -310,11 +311,10 @@ def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int)
 
 
 def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
-    """Return the name of an equal field of an earlier spec, else the name that Iceberg's engines give:
-    `id_bucket_16`.
+    """Return a name for the new field that no other field or column has.
 
-    Never the name of a different field of any spec, or of a column: engines show the partitions of all specs in one
-    struct.
+    The name is that of an equal field of an earlier spec, else the name that Iceberg's engines give: `id_bucket_16`.
+    Engines show the partitions of all specs in one struct, so the names of all specs are excluded.
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:

@@ -39,15 +39,20 @@ RANK_BITS = 16
 """Bits of each rank: more ranges than a table has files."""
 
 _GROUP_CORRELATION_MIN = 0.99
-"""At this correlation, a column has a seventh of its spread where the other is constant: about a file's range of the
-other columns in a layer of some hundred files."""
+"""Minimum correlation of attributes that are grouped.
+
+At this correlation, a column has a seventh of its spread where the other is constant: about a file's range of the
+other columns in a layer of some hundred files.
+"""
 _CORRELATION_ROWS_MIN = 100
-"""In fewer rows a correlation may be chance."""
+"""Minimum rows of a sample for groups: in fewer rows a correlation may be chance."""
 _FILE_BYTES_MAX = 2**31 - 1
 """The maximum of the property."""
 FILE_SIZE_SPREAD_FRACTION = 0.28
-"""The files of a layer are up to this part smaller or larger than the target size. So a border of cells is within reach
-whose files have about the target size, also with the error of a sample."""
+"""Maximum deviation of the files of a layer from the target size, as a fraction of it.
+
+With it, a border of large cells is within reach for files of about the target size, also with the error of a sample.
+"""
 _BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
 """Characters of the bounds of a string: by default, and at most."""
 
@@ -77,8 +82,9 @@ class ClusteringJoin:
 def read_joined_tables(
     client: SeamarkClient, by: Sequence[str], joins: Mapping[str, ClusteringJoin], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
-    """Return the columns that `by` and the join conditions name, of the tables' current snapshots: a clustering
-    keeps the order of its time, which makes only a worse layout.
+    """Return the columns that `by` and the join conditions name, of the tables' current snapshots.
+
+    The clustering is computed from these snapshots; later changes of the tables make only a worse layout.
 
     Raises:
         BadRequest: For a table of more than `rows_max` rows.
@@ -130,13 +136,17 @@ def _key_type(kind: pa.DataType) -> pa.DataType:
 
 
 class Attributes:
-    """The attributes by which rows are clustered: columns, or `name.column` for a table of `joins`.
-
-    BadRequest for unknown columns, nested types, and join keys of different types.
-    """
+    """The attributes by which rows are clustered: columns, or `name.column` for a table of `joins`."""
 
     def __init__(self, by: Sequence[str], joins: Mapping[str, JoinedRows], schema: pa.Schema) -> None:
-        """`schema`: that of the clustered rows."""
+        """Resolve the attributes.
+
+        Args:
+            schema: The schema of the clustered rows.
+
+        Raises:
+            BadRequest: For unknown columns, nested types, and join keys of different types.
+        """
         if not by:
             raise BadRequest("Give at least one attribute by which rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
@@ -246,7 +256,7 @@ class Ranks:
         return places
 
     def _count_smaller(self, distinct: pa.Array) -> tuple[Longs, Longs]:
-        """For each of these values, how many values of the sample are less, and how many are less or equal."""
+        """Return for each of these values how many values of the sample are less, and how many are less or equal."""
         if self.values.dtype != np.dtype(object):
             numbers = _to_comparable(distinct)
             return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
@@ -291,13 +301,17 @@ class Clustering:
     curve: str
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
-    """By the ordinal of an own attribute."""
+    """The ranks of own attributes, by the ordinal of the attribute."""
     joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """By the ordinal of a joined attribute: the ranks of the joined table's rows; the last is that of no row."""
+    """The ranks of the joined table's rows, by the ordinal of the attribute; the last rank is that of a missing row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
-        """`sample`: some of the clustered rows, with at least `attributes.columns`."""
+        """Compute the ranks from a sample of the rows.
+
+        Args:
+            sample: Some of the clustered rows, with at least `attributes.columns`.
+        """
         own: dict[int, Ranks] = {}
         joined: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
@@ -354,7 +368,7 @@ class Clustering:
 
 
 def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
-    """Groups attributes whose ranks in a sample are correlated, up or down, by at least `_GROUP_CORRELATION_MIN`."""
+    """Group the attributes whose ranks in a sample are correlated, up or down, by at least `_GROUP_CORRELATION_MIN`."""
     if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
     centered = points.astype(np.float64) - points.mean(axis=0)
@@ -382,11 +396,11 @@ def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
 
 
 def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
-    """Return the properties for the writer of a layer, whose files end after a number of rows and not at a size,
-    with bounds of these columns that are long enough to distinguish files.
+    """Return the table properties with which the files of a layer are written.
 
-    By default the bounds of a string have its first 16 characters. If all values begin with these, as URLs do, the
-    bounds of all files are equal. Properties of a column, and a default without bounds, take precedence.
+    Its files end after a number of rows and not at a size. The bounds of `columns` are long enough to distinguish
+    files: by default, the bounds of a string have its first 16 characters, and if all values begin with these, as URLs
+    do, the bounds of all files are equal. Properties of a column, and a default without bounds, take precedence.
 
     Args:
         sample: Some rows.
@@ -402,9 +416,7 @@ def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, col
 
 
 def _measure_distinct_length(column: pa.ChunkedArray) -> int:
-    """Return the characters that distinguish neighbours among some hundred quantiles, and a bound's usual length
-    more.
-    """
+    """Return the length of bounds, in characters, that distinguishes neighbours among some hundred quantiles."""
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
     shared = max((_measure_common_prefix(*pair) for pair in pairwise(quantiles)), default=0)
@@ -417,7 +429,7 @@ def _measure_common_prefix(first: str, second: str) -> int:
 
 
 def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[parts - 1]: boundaries that divide the keys into parts of about equal size.
+    """Return boundaries that divide the keys into parts of about equal size: bytes[parts - 1].
 
     Boundaries may be equal.
     """
@@ -427,13 +439,14 @@ def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray
 
 
 def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[…]: boundaries that divide rows with these keys, a sample, into about as many files, each between two
-    cells of the curve.
+    """Return boundaries between cells of the curve that divide the rows into about `parts` files.
 
     A cell has all points with the same first bits, so a boundary where a high bit changes divides large cells, and a
     file on both sides of it would have a part of each. So each boundary is moved by up to `FILE_SIZE_SPREAD_FRACTION`
-    of a file to
-    where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often.
+    of a file to where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often.
+
+    Args:
+        keys: The keys of a sample of the rows.
     """
     ascending = np.sort(keys)
     size = len(ascending) / max(1, parts)
@@ -458,10 +471,13 @@ def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[
 
 
 def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Where, between two neighbours of these ascending keys, the highest bit changes, next to the place `wanted`;
-    and the least key of the cell that begins there.
+    """Return the place next to `wanted` where the highest bit changes, and the least key of the cell that begins there.
 
-    None if all keys are equal.
+    Args:
+        keys: Ascending.
+
+    Returns:
+        None if all keys are equal.
     """
     width = keys.dtype.itemsize
     bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)

@@ -92,7 +92,11 @@ _Group = tuple[list[ScanTask], Partition]
 
 @dataclass(frozen=True)
 class CompactionPolicy:
-    """`min_files`: the number of small files of a partition from which on they are merged."""
+    """Which files are merged.
+
+    Attributes:
+        min_files: The number of small files of a partition from which on they are merged.
+    """
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
     min_files: int = MIN_FILES_DEFAULT
@@ -100,7 +104,7 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
-        """By the table's properties, then by `inherited`.
+        """Return the policy of the table's properties, then of `inherited`.
 
         Raises:
             BadRequest: For a value that is no number.
@@ -123,11 +127,18 @@ def compact(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Compacts a branch of a table, by default with the policy of its properties.
+    """Compact a branch of a table, by default with the policy of its properties.
 
-    `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. `settled`: leaves files out that writers will probably replace soon. `runner`: where the files are
-    rewritten. BadRequest for a table of version 1; Unreadable, Refused.
+    Args:
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then an
+            estimate.
+        settled: Leave out files that writers will probably replace soon.
+        runner: Where the files are rewritten.
+
+    Raises:
+        BadRequest: For a table of version 1.
+        Unreadable: If a file cannot be read.
+        Refused: If the server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
     if policy is None:
@@ -162,12 +173,12 @@ def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Batches of successive files within the limits; a file above them has its own."""
+    """Yield batches of successive files within the limits; a file above them has its own batch."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
-    """Batches of successive groups of files within the limits; a group above them has its own."""
+    """Yield batches of successive groups of files within the limits; a group above them has its own batch."""
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
@@ -180,12 +191,12 @@ def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
 
 
 def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
-    """To how many of the data files each delete applies."""
+    """Count the data files to which each delete applies."""
     return Counter(_delete_key_of(delete) for task in tasks for delete in task.deletes)
 
 
 def _delete_key_of(delete: Mapping[str, Any]) -> DeleteKey:
-    """Return a file of deletion vectors has one for each data file, at an offset."""
+    """Return the identity of a delete: a file of deletion vectors has one for each data file, at an offset."""
     return delete["file-path"], delete.get("content-offset")
 
 
@@ -217,13 +228,16 @@ def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
 
 
 def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
-    """By an estimate: the rows of a delete file are divided among the data files to which it applies."""
+    """Return whether a file has many deleted rows, by an estimate.
+
+    The rows of a delete file are divided among the data files to which it applies.
+    """
     deleted = sum(delete.get("record-count", 0) / shared[_delete_key_of(delete)] for delete in task.deletes)
     return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED * max(1, task.records)
 
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
-    """Return None if it is not worth a commit.
+    """Write the rows of the files to new files; return None if that is not worth a commit.
 
     Raises:
         Unreadable: If the file cannot be read.
@@ -257,11 +271,12 @@ def rewrite_rows(
     *,
     published: bool = True,
 ) -> RewrittenFiles:
-    """Write the live rows of these files to new files, partition by partition, and copies row groups by the policy;
-    without a policy none.
+    """Write the live rows of these files to new files, partition by partition.
 
     Args:
-        opened, target: Of the schema of the new files.
+        opened: The table, with the schema of the new files.
+        target: A target of the same schema.
+        policy: Which row groups are copied; None: all rows are encoded again.
         published: Whether a commit has added the files, so that their rows have row ids.
 
     Raises:
@@ -286,7 +301,7 @@ def rewrite_rows(
 
 @dataclass(frozen=True)
 class _Copies:
-    """Copies the files of partitions where that is worth it."""
+    """Copies the files of the partitions for which a copy is worth it."""
 
     opened: OpenTable
     target: WriteTarget
@@ -326,10 +341,9 @@ class _Copies:
     def _copy_concurrently(
         self, groups: Sequence[_Group], threads: int, origins: OriginLog
     ) -> tuple[WrittenFiles, CopyCounts]:
-        """Several partitions at a time: one thread neither copies as fast as the disk nor waits for it without a
-        loss.
+        """Copy several partitions at a time: a single thread cannot use the whole bandwidth of the disk.
 
-        Index files are made afterwards, so that they are as few as of one writer.
+        Index files are made afterwards, so that there are as few of them as with one writer.
         """
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
@@ -357,7 +371,7 @@ class _Copies:
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """By a separate writer, which deletes its files on an error."""
+        """Copy a partition with a writer of its own, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
@@ -367,7 +381,11 @@ class _Copies:
 def _encode(
     opened: OpenTable, target: WriteTarget, tasks: Sequence[ScanTask], firsts: Mapping[str, int], origins: OriginLog
 ) -> WrittenFiles:
-    """`firsts`: the origin of the first row of each file."""
+    """Read and encode the live rows of these files.
+
+    Args:
+        firsts: The origin of the first row of each file.
+    """
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
@@ -390,9 +408,9 @@ def _encode(
 def _replace_positions_by_origins(
     read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-    """Yield the rows without their positions, and their origins.
+    """Yield batches of rows without their positions, each with the origins of its rows.
 
-    Batches of small files are joined: what is done for each batch takes longer than what is done for a thousand rows.
+    Batches of small files are joined, because the work for each batch takes longer than that for a thousand rows.
     """
     waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in read:
@@ -409,9 +427,12 @@ def _replace_positions_by_origins(
 
 
 def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
-    """`starts`: what is added to the positions of each batch.
+    """Join batches; return the rows and their origins.
 
-    They are the last column: a column of the table may have its name.
+    The positions are the last column: a column of the table may have their name.
+
+    Args:
+        starts: The number to add to the positions of each batch.
     """
     joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     last = joined.num_columns - 1

@@ -81,9 +81,10 @@ _CORRECT_STATISTICS_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
 
 @dataclass(frozen=True)
 class CopyPolicy:
-    """`least_bytes`: of a row group that is copied.
+    """Which row groups are copied.
 
     Attributes:
+        least_bytes: The minimum size of a row group that is copied.
         keep_order: Each file becomes one file, with its rows in their order.
         sorts: Nothing is copied, and the rows of a new file have the table's sort order; for encrypted files.
     """
@@ -103,7 +104,11 @@ class CopyPolicy:
 
 @dataclass
 class CopyCounts:
-    """`encoded`: row groups that were encoded, by the reason."""
+    """The row groups that were copied and encoded.
+
+    Attributes:
+        encoded: The number of row groups that were encoded, by the reason.
+    """
 
     copied: int = 0
     copied_bytes: int = 0
@@ -119,9 +124,6 @@ class CopyWriter:
     """Writes files of one partition after the other.
 
     As a context manager, it deletes its files on an exception.
-
-    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage columns, if the rows
-    have row ids.
     """
 
     def __init__(
@@ -132,7 +134,13 @@ class CopyWriter:
         origins: OriginLog,
         keys: ParquetKeys | None = None,
     ) -> None:
-        """`keys`: without them, encrypted files are refused."""
+        """Open the writer.
+
+        Args:
+            opened: The table, with the schema that the new files get.
+            target: A target of the same schema; with lineage columns, if the rows have row ids.
+            keys: Without them, encrypted files are refused.
+        """
         self._keys = keys
         self._protection: FileProtection | None = None
         self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
@@ -166,8 +174,9 @@ class CopyWriter:
             self.abort()
 
     def partition_of(self, tasks: Sequence[ScanTask]) -> Partition | None:
-        """Return the partition of these files; None if it is not worth a copy, because all of them are small, or if
-        their rows must be partitioned again.
+        """Return the partition of these files; None if it is not worth a copy.
+
+        A copy is not worth it if all files are small, or if their rows must be partitioned again.
         """
         self._inspected.clear()
         all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
@@ -188,7 +197,7 @@ class CopyWriter:
         return self._keys is not None and self._inspect(task).scheme is not None
 
     def _inspect(self, task: ScanTask) -> _Inspected:
-        """Return what decides on the new file; the footer is read once for it.
+        """Return the properties of a file that decide about the new file; its footer is read once for them.
 
         Raises:
             Unreadable: If the file cannot be read.
@@ -203,7 +212,8 @@ class CopyWriter:
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
         """Write the live rows of the files of one partition.
 
-        Each has the origin of its first row.
+        Args:
+            tasks: The files, each with the origin of its first row.
 
         Raises:
             Unreadable: If the file cannot be read.
@@ -228,7 +238,7 @@ class CopyWriter:
             self._finish_file()
 
     def _group_by_scheme(self, tasks: Sequence[tuple[ScanTask, int]]) -> Iterable[Sequence[tuple[ScanTask, int]]]:
-        """Return the files by how they are encrypted.
+        """Return the files, grouped by their encryption.
 
         Raises:
             Unreadable: If the file cannot be read.
@@ -275,7 +285,7 @@ class CopyWriter:
             if source.footer.rows != task.records:
                 raise Unreadable(task.path, f"it has {source.footer.rows} rows; its manifest says {task.records}")
             matched = self._match(source)
-            deleted = self._deletes.of(task.path, task.deletes)
+            deleted = self._deletes.load(task.path, task.deletes)
             first, encoded = 0, list[Longs]()
             for number, group in enumerate(source.footer.groups):
                 reason = matched.reason or self._why_encoded(group.size_bytes, deleted, first, group.rows)
@@ -444,7 +454,9 @@ class CopyWriter:
             "file-format": "PARQUET",
             "file-size-in-bytes": file.assembler.size_bytes,
             "record-count": file.assembler.rows,
-            **file.metrics.of(parse_footer(footer), secret=self._protection.secret_ids if self._protection else ()),
+            **file.metrics.collect(
+                parse_footer(footer), secret=self._protection.secret_ids if self._protection else ()
+            ),
             "split-offsets": file.assembler.split_offsets,
             "spec-id": self._target.spec.spec_id,
             "partition": self._partition[1],
@@ -470,7 +482,7 @@ class CopyWriter:
 
 @dataclass(frozen=True)
 class _Inspected:
-    """Of an old file: the ids of its required columns, and how a new file of its rows is encrypted."""
+    """The ids of the required columns of an old file, and how a new file of its rows is encrypted."""
 
     required: frozenset[int]
     protection: FileProtection | None
@@ -482,10 +494,11 @@ class _Inspected:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a new file is like.
+    """The columns of a new file.
 
     Attributes:
-        footer: That of an empty file of `arrow`, of which `leaves` are the leaf columns.
+        leaves: The leaf columns of `arrow`.
+        footer: The footer of an empty file of `arrow`.
     """
 
     arrow: pa.Schema
@@ -494,7 +507,11 @@ class _Layout:
 
     @staticmethod
     def of(target: WriteTarget, required: frozenset[int]) -> _Layout:
-        """`required`: the ids of columns that are required in the file, beside those of the table."""
+        """Return the layout for a target.
+
+        Args:
+            required: The ids of columns that are required in the file, beside those of the table.
+        """
         arrow = pa.schema(
             [
                 kind.with_nullable(False) if field.id in required else kind
@@ -513,7 +530,7 @@ class _OpenFile:
 
 
 def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
-    """NaN counts of each row group of a file, as far as the counts of the file decide them."""
+    """Return the NaN counts of each row group of a file, as far as the counts of the file decide them."""
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
     return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}

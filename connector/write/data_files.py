@@ -61,11 +61,10 @@ _DICTIONARY_DISTINCT_MAX_FRACTION = 0.9
 class NewFile:
     """A Parquet file to write.
 
-    `key_values` are stored in the footer.
-
     Attributes:
         arrow: The Arrow schema of all rows, with field ids.
-        properties: Those of the table.
+        properties: The properties of the table.
+        key_values: Key-value metadata of the footer.
     """
 
     location: str
@@ -137,7 +136,7 @@ class FileWriter:
             "file-format": "PARQUET",
             "file-size-in-bytes": size_bytes,
             "record-count": footer.num_rows,
-            **self._metrics.of(footer),
+            **self._metrics.collect(footer),
             "split-offsets": [_start_offset_of(footer.row_group(group)) for group in range(footer.num_row_groups)],
         }
 
@@ -156,13 +155,20 @@ class FileWriter:
 
 
 class EncryptedFileWriter(FileWriter):
-    """As a FileWriter.
+    """Writes one encrypted Parquet file, as `FileWriter` writes others.
 
-    `protection`: of the columns of the schema. Metrics of encrypted columns are not given.
+    Metrics of encrypted columns are left out.
     """
 
     def __init__(self, new: NewFile, protection: FileProtection) -> None:
-        """Unreadable if a key service fails."""
+        """Open the file.
+
+        Args:
+            protection: How the columns of the schema are encrypted.
+
+        Raises:
+            Unreadable: If a key service fails.
+        """
         super().__init__(new)
         self._protection = protection
         skeleton = file_without_rows(new.arrow, new.schema)
@@ -187,7 +193,7 @@ class EncryptedFileWriter(FileWriter):
             "file-format": "PARQUET",
             "file-size-in-bytes": self.size_bytes,
             "record-count": footer.num_rows,
-            **self._metrics.of(footer, secret=self._protection.secret_ids),
+            **self._metrics.collect(footer, secret=self._protection.secret_ids),
             "split-offsets": self._assembler.split_offsets,
         }
 
@@ -196,16 +202,16 @@ class EncryptedFileWriter(FileWriter):
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
-    """Return an encoded footer, as pyarrow decodes it."""
+    """Decode an encoded footer with pyarrow."""
     return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))
 
 
 def divide_by_protection(
     tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
 ) -> list[tuple[FileProtection | None, list[ScanTask]]]:
-    """Return the files by how they are encrypted, and so how new files of their rows are.
+    """Divide the files by how they, and new files of their rows, are encrypted.
 
-    Without keys all together: a file that is encrypted is refused when it is read.
+    Without keys, all files are in one group: an encrypted file is refused when it is read.
 
     Raises:
         Unreadable: If the file cannot be read.
@@ -224,9 +230,10 @@ def divide_by_protection(
 def require_unchanged_scheme(
     scheme: EncryptionScheme | None, target: WriteTarget, keys: ParquetKeys | None
 ) -> SourceCheck | None:
-    """Refuse a file that is no longer encrypted as `divide_by_protection` found it.
+    """Return a check that refuses a file whose encryption has changed since `divide_by_protection`.
 
-    None without keys.
+    Returns:
+        None without keys, because encrypted files are then refused anyway.
     """
     if keys is None:
         return None
@@ -240,7 +247,7 @@ def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
 
 
 def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:
-    """Return a Parquet file in memory with the rows as its only row group; without row groups for no rows.
+    """Return a Parquet file in memory with the rows as its only row group; without rows, it has no row group.
 
     Raises:
         Unwritable: For an invalid property.
@@ -257,10 +264,10 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
 def _options_for(
     rows: pa.Table | None, leaves: list[LeafColumn], bloom_fpps: Mapping[str, float], properties: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Arguments of the Parquet writer.
+    """Return the arguments of the Parquet writer.
 
     Args:
-        rows: Those of the first row group; None for no rows.
+        rows: The rows of the first row group; None for no rows.
     """
     options = writer_options_of(properties)
     options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf)]
@@ -292,11 +299,11 @@ def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partiti
 
 
 def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of pyarrow's ParquetWriter.
+    """Return the arguments of pyarrow's ParquetWriter for the properties of a table.
 
     Raises:
         Unwritable: For an invalid property.
-        BadRequest: For an invalid property.
+        BadRequest: For a value that is no number.
     """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
@@ -336,8 +343,9 @@ def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
 
 
 def _is_smaller(column: pa.ChunkedArray) -> bool:
-    """Return whether a dictionary and the numbers of its values take fewer bytes than the values, before
-    compression: as Iceberg's Java writer decides. pyarrow keeps any dictionary that fits into its limit.
+    """Return whether a dictionary and the numbers of its values take fewer bytes than the values, before compression.
+
+    Iceberg's Java writer decides in the same way. pyarrow keeps any dictionary that fits into its limit.
     """
     values = len(column) - column.null_count
     if not values:
@@ -377,7 +385,7 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
 
 
 def _bloom_options_for(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
-    """Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
+    """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
     bits = as_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.
     fitting = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}

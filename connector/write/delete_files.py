@@ -85,7 +85,7 @@ class DeletedRows:
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
             return False
-        return len(union_positions(reader.of(self.path, self.positional).positions, self.positions)) == self.records
+        return len(union_positions(reader.load(self.path, self.positional).positions, self.positions)) == self.records
 
 
 @dataclass(frozen=True)
@@ -140,8 +140,9 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
 
 
 def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """Return one Puffin file with a vector for each data file, which includes earlier deletes; no file if no row is
-    new.
+    """Write one Puffin file with a vector for each data file, which includes earlier deletes.
+
+    No file is written if no row is new.
     """
     location = _generate_location(target, ".puffin")
     blobs: list[Blob] = []
@@ -149,7 +150,7 @@ def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], re
     removed: list[dict[str, Any]] = []
     offset = len(MAGIC)
     for deleted in rows:
-        old_positions = reader.of(deleted.path, deleted.positional).positions
+        old_positions = reader.load(deleted.path, deleted.positional).positions
         positions = union_positions(old_positions, deleted.positions)
         if len(positions) == len(old_positions):
             continue
@@ -200,7 +201,10 @@ def encode_vector(positions: Longs) -> bytes:
 
 
 def _encode_roaring(positions: Longs) -> bytes:
-    """32-bit bitmaps, each after its high 32 bits (RoaringFormatSpec, "Extension for 64-bit implementations")."""
+    """Return 32-bit bitmaps, each after its high 32 bits.
+
+    The format is that of RoaringFormatSpec, "Extension for 64-bit implementations".
+    """
     high = positions >> 32
     starts = np.flatnonzero(np.diff(high, prepend=-1))
     parts = [struct.pack("<Q", len(starts))]
@@ -213,7 +217,7 @@ def _encode_roaring(positions: Longs) -> bytes:
 
 
 def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
-    """Return the entries that have positions.
+    """Return the entries that have positions, ordered by path.
 
     Raises:
         ValueError: For a negative position or a data file that is given twice.
@@ -233,9 +237,9 @@ def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
 
 
 def _write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
-    """Parquet files of paths and positions, sorted by both: one for each partition, or for each data file if the
-    table's `write.delete.granularity` is `file`.
+    """Write Parquet files of paths and positions, sorted by both.
 
+    There is one file for each partition, or for each data file if the table's `write.delete.granularity` is `file`.
     Earlier delete files stay.
     """
     _check_version(target, "position deletes")
@@ -255,7 +259,7 @@ def _partition_key_of(deleted: DeletedRows) -> tuple[int, str]:
 
 
 def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
-    """Return one position delete file.
+    """Write one position delete file.
 
     Args:
         rows: Data files of one partition, sorted by path.
@@ -289,12 +293,14 @@ def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> di
 def write_equality_deletes(
     target: WriteTarget, keys: pa.Table, columns: Sequence[str], *, spec: PartitionSpec | None = None
 ) -> WrittenDeletes:
-    """Return files of keys: they delete the rows with equal values in these columns, in data files of lower sequence
-    numbers.
+    """Write files of keys, which delete the rows with equal values in these columns.
 
-    The deletes apply to data files of the same spec and partition. `spec` is by default the table's; the sources of its
-    fields must be among `columns`. Deletes of a spec without fields apply to all data files of any spec. `columns` are
-    names of top-level columns.
+    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a spec
+    without fields apply to all data files of any spec.
+
+    Args:
+        columns: Names of top-level columns.
+        spec: By default the table's; the sources of its fields must be among `columns`.
 
     Raises:
         Unwritable: For columns that cannot be a key.

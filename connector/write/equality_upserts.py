@@ -37,7 +37,11 @@ _INT_MIN = -(1 << 31)
 
 
 def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
-    """ValueError for arguments that require stored rows."""
+    """Check that no argument requires stored rows.
+
+    Raises:
+        ValueError: For an argument that requires stored rows.
+    """
     for name, value in (("precombine", precombine), ("columns", columns)):
         if value is not None:
             raise ValueError(f"{name} needs the stored rows, which strategy={EQUALITY!r} does not read")
@@ -46,7 +50,11 @@ def check_equality_arguments(mode: str | None, precombine: str | None, columns: 
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
-    """Unwritable if `write_equality_upsert` would raise it for every batch."""
+    """Check that the table supports equality upserts by these keys.
+
+    Raises:
+        Unwritable: If `write_equality_upsert` would raise it for every batch.
+    """
     check_equality_deletes(target, keys)
     _select_specs(opened.metadata, keys)
 
@@ -74,7 +82,7 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
 
 
 def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """Specs whose equality deletes of these keys apply to every file of the table.
+    """Return specs whose equality deletes of these keys apply to every file of the table.
 
     Readers treat a spec with only void fields as a spec without fields.
 
@@ -98,7 +106,11 @@ def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[Parti
 
 
 def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
-    """Unwritable for keys of a truncated long that a file of ints has in another partition: `ranges.stored_as_int`."""
+    """Check that no truncated long is in another partition in a file of ints (`ranges.stored_as_int`).
+
+    Raises:
+        Unwritable: For such a key.
+    """
     by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
     for spec_field in spec.fields:
         field, column = by_id.get(spec_field.source_id or 0, (None, None))

@@ -46,7 +46,7 @@ def batch_of(
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Batch:
-    """Deduplicates rows.
+    """Return the latest row of each key.
 
     The batch has all columns of the rows, or, with `columns`, only these, the keys and `precombine`.
 
@@ -85,7 +85,11 @@ def batch_of(
 
 
 def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
-    """Unwritable if a key column contains a null."""
+    """Check that no key column contains a null.
+
+    Raises:
+        Unwritable: For a null.
+    """
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
             raise Unwritable(f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls")

@@ -68,7 +68,7 @@ def _hash_folders_of(name: str) -> str:
 def format_partition_path(
     names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]
 ) -> str:
-    """`day=2024-01-31/id_bucket=7`, escaped; empty for no fields.
+    """Return the path of a partition, such as `day=2024-01-31/id_bucket=7`, escaped; empty for no fields.
 
     Args:
         kinds: The result types of the transforms.
@@ -84,10 +84,10 @@ def _escape(text: str) -> str:
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`: servers
-    and stores refuse such locations.
+    """Return whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`.
 
-    False if it still changes then. Folder names are informative: manifests have the values.
+    Servers and stores refuse locations with such segments. False if the text still changes at the last decoding. Folder
+    names are only informative: manifests have the values.
     """
     decoded = text
     for _ in range(_DECODINGS_MAX):

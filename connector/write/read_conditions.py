@@ -33,12 +33,14 @@ def check_unchanged(
     read_snapshot_id: int | UnsetType | None,
     strategy: str | None,
 ) -> None:
-    """Conflict if rows with the keys have changed between a snapshot (None: the empty table; UNSET: nothing is
-    checked) and the opened snapshot.
+    """Check that rows with the keys are the same in a snapshot and in the opened snapshot.
 
-    `opened` must have its history.
+    Args:
+        opened: The table, with its history.
+        read_snapshot_id: The earlier snapshot; None: the empty table; UNSET: nothing is checked.
 
     Raises:
+        Conflict: If rows have changed.
         Unreadable: For a file that cannot be read.
     """
     if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
@@ -88,7 +90,7 @@ def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
 
 
 def _count_row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
-    """Return the rows with some keys: how often each (key ordinal, values of the current columns) occurs."""
+    """Count the rows with some keys by the ordinal of the key and the values of the current columns."""
     return Counter(_read_values(opened, located, ordinals))
 
 

@@ -46,7 +46,7 @@ DELETED_ROWS_MAX_FRACTION, DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES = 0.25, 0.6
 """New files are given up if a larger part of their rows was deleted meanwhile; the second part is for new files that
 are fewer than what is left of the old files. The next rewrite takes them again; until then, readers open fewer."""
 COMMIT_ATTEMPTS_MAX = 8
-"""Commits of one rewrite."""
+"""Maximum attempts to commit one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
 NOT_WORTH = "not-worth"
 """Why a rewrite was wasted: others replaced all its files, or deleted too many of its rows; rows of its files live
@@ -56,9 +56,9 @@ _NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
-    """A rewrite is given up.
+    """A rewrite is given up, because other commits have changed its files.
 
-    `reason`: one of the above.
+    `reason` is one of the constants above.
     """
 
     def __init__(self, reason: str) -> None:
@@ -139,7 +139,7 @@ class RewrittenFiles:
     copies: CopyCounts = field(default_factory=CopyCounts)
 
     def exclude(self, written: WrittenFiles) -> WrittenFiles:
-        """Return those of its files that are not among `written`."""
+        """Return the new files that are not among `written`."""
         paths = {file["file-path"] for file in written.files}
         locations = {file["location"] for file in written.index_files}
         return WrittenFiles(
@@ -148,7 +148,10 @@ class RewrittenFiles:
         )
 
     def rebase(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
-        """Return the replacement of what is left of the files at a later snapshot with these tasks.
+        """Return the replacement of the remaining old files at a later snapshot.
+
+        Args:
+            tasks: All tasks of the later snapshot.
 
         Raises:
             Overtaken: If it is uncertain which rows live on, or too few do.
@@ -191,14 +194,12 @@ class RewrittenFiles:
         return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
     def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        """Yield the numbers of the tasks and the new files, divided so that rows of a task are in files of its group
-        only.
-        """
+        """Yield groups of old and new files that share no rows: the numbers of the tasks, and the new files."""
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
         group_of = np.arange(len(self.tasks))
         sources = []
         for file in self.written.files:
-            origins = self.origins.of(file["file-path"])
+            origins = self.origins.origins_of(file["file-path"])
             low = np.searchsorted(firsts, origins.starts, "right") - 1
             high = np.searchsorted(firsts, origins.starts + origins.lengths, "left")
             started = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
@@ -215,7 +216,10 @@ class RewrittenFiles:
             yield np.flatnonzero(group_of == group).tolist(), files
 
     def _find_deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
-        """Return the rows of the new files that no longer live in `current`, the old files by path.
+        """Return the rows of the new files that no longer live in the old files.
+
+        Args:
+            current: The tasks of the old files, by path.
 
         Raises:
             Overtaken: If rows of an old file live that the new files lack, as after a rollback.
@@ -240,7 +244,7 @@ class RewrittenFiles:
                     is_dead[batch.column(0).to_numpy()] = False
                 dead.append(rows[is_dead])
                 living.append(rows[~is_dead])
-        files = [(file, self.origins.of(file["file-path"])) for file in self.written.files]
+        files = [(file, self.origins.origins_of(file["file-path"])) for file in self.written.files]
         all_living, all_dead = np.concatenate(living), np.concatenate(dead)
         if sum(len(origins.positions_of(all_living)) for _, origins in files) < len(all_living):
             raise Overtaken(RETURNED)
@@ -278,15 +282,13 @@ def commit_replacement(
     summary: Mapping[str, str],
     operation: str = REPLACE,
 ) -> FileReplacement:
-    """Replace the files of `new.tasks`, or those of which enough is left, and delete rows in the new files that were
-    deleted meanwhile.
+    """Replace the files of `new.tasks`, and return the committed replacement.
 
-    Returns what was committed.
-
-    After an error the new files are deleted, unless the outcome of the commit is unknown.
+    Rows that were deleted meanwhile are deleted in the new files. Old files with too few remaining rows are not
+    replaced. After an error the new files are deleted, unless the outcome of the commit is unknown.
 
     Args:
-        others: The other tasks of the same plan.
+        other_tasks: The other tasks of the same plan.
 
     Raises:
         Overtaken: If the rows that live on are uncertain or too few, or other commits are always faster.
@@ -337,12 +339,12 @@ BatchRunner = Callable[[Batches], Batches]
 
 
 def run_here(batches: Batches) -> Batches:
-    """Return one after the other, in this process."""
+    """Run one rewrite after the other, in this process."""
     return batches
 
 
 def announce_batches(batches: Batches) -> Batches:
-    """Return the batches, whose files the progress of the job then expects."""
+    """Return the batches, after adding their files to the expected work of the job's progress."""
     listed = list(batches)
     expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
     return listed
@@ -353,14 +355,18 @@ class RewriteReport:
     """Files and bytes of the replaced and of the new data files.
 
     Attributes:
-        rows_deleted: Rows that writers deleted meanwhile; `conflicts`: batches that were given up because writers
-            changed too much of them; `bytes_read`: size of the files that were rewritten, wasted or not;
-            `bytes_wasted`: the wasted part, with the share of the rows that writers deleted meanwhile; `wasted_by`: the
-            same by the reason; `given_up`: batches that are not worth a commit; `recheck_after_s`: seconds after which
-            files that were left out, because writers may replace them soon, are worth another run, 0 if there are none;
-            `errors`: why others could not be read; `files_skipped`: files whose format cannot be rewritten;
-            `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`: row groups
-            that were not copied, by the reason (`write/copies.py`).
+        rows_deleted: Rows that writers deleted meanwhile.
+        conflicts: Batches that were given up because writers changed too much of them.
+        bytes_read: The size of the files that were rewritten, wasted or not.
+        bytes_wasted: The wasted part, with the share of the rows that writers deleted meanwhile.
+        wasted_by: `bytes_wasted` by the reason.
+        given_up: Batches that are not worth a commit.
+        recheck_after_s: Seconds after which files that were left out, because writers may replace them soon, are worth
+            another run; 0 if there are none.
+        errors: Why other batches could not be read.
+        files_skipped: Files whose format cannot be rewritten.
+        row_groups_copied, bytes_copied: Row groups that were copied without decoding, and their size.
+        row_groups_encoded: Row groups that were not copied, by the reason (`write/copies.py`).
     """
 
     commits: int = 0
@@ -403,11 +409,20 @@ def replace_batches(
     operation: str = REPLACE,
     recheck_after_s: float = 0.0,
 ) -> RewriteReport:
-    """Replaces batches of files, each in a separate commit. `tasks`: all of the plan. A batch has a function that
-    writes its rows to new files, or returns None if it is not worth a commit.
+    """Replace batches of files, each in a separate commit.
 
-    `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. `runner`: where the files are rewritten. `recheck_after_s`: for the report. Refused."""
+    Args:
+        tasks: All tasks of the plan.
+        batches: The files of each batch, with a function that writes its rows to new files, or returns None if that is
+            not worth a commit.
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then an
+            estimate.
+        runner: Where the files are rewritten.
+        recheck_after_s: For the report.
+
+    Raises:
+        Refused: If the server refuses a commit.
+    """
     report = RewriteReport(
         files_skipped=sum(not is_rewritable(task) for task in tasks), recheck_after_s=recheck_after_s
     )
@@ -456,7 +471,7 @@ def replace_batches(
 
 
 def is_rewritable(task: ScanTask) -> bool:
-    """Return whether the data file and its delete files have a format that is read, and are not encrypted."""
+    """Return whether the data file and its delete files have a supported format and are not encrypted."""
     formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
     is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"
     return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")

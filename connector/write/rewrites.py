@@ -31,14 +31,18 @@ def rewrite_files(
     new: Iterable[pa.RecordBatch],
     protection: FileProtection | None = None,
 ) -> WrittenFiles:
-    """Write the rows of these files other than the found rows, and the new rows.
+    """Write the remaining rows of these files, and the new rows.
 
-    Unreadable, Unwritable: written files are deleted.
-
-    Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows.
+    Files of which all rows were found are not read. New rows may have a column `_row_id`, which is not null for updated
+    rows. Written files are deleted on an error.
 
     Args:
+        files: The rows to leave out.
         protection: How the files of new rows are encrypted; the protection of other rows stays.
+
+    Raises:
+        Unreadable: If a file cannot be read.
+        Unwritable: If the rows cannot be written.
     """
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):

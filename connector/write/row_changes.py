@@ -125,14 +125,14 @@ def commit_row_change(
     history: bool = False,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Prepare a change from the head of the branch and commit it; repeats both after a conflict.
+    """Prepare a change from the head of the branch and commit it; repeat both after a conflict.
 
     Args:
         history: Open the table with all its snapshots.
-        file_keys: Of encrypted files.
+        file_keys: Keys of encrypted files.
 
     Raises:
-        Unwritable: Before any file is written, for a table of version 1.
+        Unwritable: For a table of version 1, before any file is written.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
@@ -187,7 +187,11 @@ def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str
 
 
 def check_supports_deletes(metadata: TableMetadata) -> None:
-    """Unwritable for a table whose format version has no delete files."""
+    """Check that the table's format version has delete files.
+
+    Raises:
+        Unwritable: For version 1.
+    """
     if metadata.format_version == 1:
         raise Unwritable(
             "A table of version 1 supports only appends: it has no position deletes or equality deletes; upgrade it "

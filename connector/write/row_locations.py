@@ -144,8 +144,10 @@ def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedAr
 
 
 def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
-    """Return the key columns, with each key that contains a zero repeated for each sign; and int64[rows], the
-    ordinal of each row's key.
+    """Return the key columns with each key that contains a zero repeated for each sign.
+
+    Returns:
+        The columns, and int64[rows], the ordinal of each row's key.
     """
     doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
@@ -235,10 +237,10 @@ def _build_bucket_predicates(
 
 
 def choose_key_names(schema: Schema, key: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
-    """Return the names of the key columns: as given, else the table's identifier fields, else the only column of the
-    rows.
+    """Return the names of the key columns: `key` if given, else the table's identifier fields, else the only column.
 
-    `rows` are the column names of the given rows.
+    Args:
+        rows: The column names of the rows.
 
     Raises:
         Unwritable: If the key cannot be determined or a key column is not there exactly once.
@@ -298,8 +300,12 @@ class MatchedRows:
         """Whether these are all rows of the file."""
         return len(self.positions) == self.task.records
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
-        """Return the rows whose keys are chosen; `chosen` is bool[keys]."""
+    def select(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
+        """Return the rows whose keys are chosen.
+
+        Args:
+            chosen: bool[keys].
+        """
         rows = chosen[self.keys]
         return MatchedRows(self.task, self.positions[rows], self.keys[rows])
 
@@ -363,10 +369,7 @@ def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> Index
 
 
 def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
-    """Return the fields, or some of them, on which an enabled record index is; as many as possible.
-
-    None without an index.
-    """
+    """Return the most of the fields that an enabled record index has as its key; None without such an index."""
     by_id = {field.id: field for field in fields}
     longest: list[Field] = []
     for definition in read_definitions(metadata).enabled:
@@ -435,7 +438,7 @@ def _group_by_file(
 def _scan_files(
     table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """Read the key columns of files and yields (file, positions, key ordinals) of the rows with one of the keys."""
+    """Read the key columns of files; yield (file, positions, key ordinals) of the rows with one of the keys."""
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
     # on each row.

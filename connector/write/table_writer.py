@@ -100,15 +100,19 @@ class WrittenFiles:
         )
 
     def limit_indexes(self, storage: Storage) -> WrittenFiles:
-        """At most the index files that a commit may add, because an index must not fail a write.
+        """Return the files with at most the index files that a commit may add, because an index must not fail a write.
 
-        The others are deleted; an indexer builds them later.
+        The other index files are deleted; an indexer builds them later.
         """
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
     def check_rows(self, rows: int, storage: Storage) -> WrittenFiles:
-        """Return these files if they have so many rows; otherwise a RuntimeError, and they are deleted."""
+        """Return these files if they have this number of rows; otherwise delete them.
+
+        Raises:
+            RuntimeError: For another number of rows.
+        """
         if self.rows == rows:
             return self
         self.discard(storage)
@@ -198,10 +202,11 @@ class TableWriter:
         suffix: str = ".parquet",
         protection: FileProtection | None = None,
     ) -> None:
-        """`origins`: records where each row of each file comes from; then each `write` must give it.
+        """Open the writer; files are opened when rows need them.
 
         Args:
-            suffix: Of the files' names.
+            origins: Records where each row of each file comes from; then each `write` must give it.
+            suffix: The end of the files' names.
             protection: How the files are encrypted; indexes of encrypted columns are not built.
 
         Raises:
@@ -237,10 +242,13 @@ class TableWriter:
             self.abort()
 
     def write(self, batch: pa.RecordBatch, origins: Longs | None = None) -> None:
-        """Unwritable if rows do not fit the table.
+        """Write the rows of a batch.
 
         Args:
             origins: int64[rows].
+
+        Raises:
+            Unwritable: If rows do not fit the table.
         """
         if not batch.num_rows:
             return
@@ -287,7 +295,7 @@ class TableWriter:
         return buffer.waiting_bytes * self._ratio >= room
 
     def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """File bytes for each byte of Arrow data, measured by writing a sample into memory."""
+        """Return the bytes in files for each byte of Arrow data, measured by writing a sample into memory."""
         sample, size = [], 0
         for batch in batches:
             sample.append(batch)
@@ -300,8 +308,9 @@ class TableWriter:
         return max(0.001, float(sink.tell()) / max(1, size))
 
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Write the buffered rows to the partition's file; close the file if it is full or the table has an
-        ordering.
+        """Write the buffered rows to the partition's file.
+
+        The file is closed if it is full or the table has an ordering.
         """
         if not buffer.waiting:
             return
@@ -389,7 +398,7 @@ class TableWriter:
 
 
 class IndexBuilder:
-    """Index files of a writer's data files: one for each definition, or several for many rows.
+    """Builds index files of a writer's data files: one for each definition, or several for many rows.
 
     An index that cannot be built does not fail the write: the data file is reported as skipped and stays uncovered.
     """
@@ -402,10 +411,10 @@ class IndexBuilder:
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
-        """Indexes a data file.
+        """Index a data file.
 
         Args:
-            columns: Those of its row groups, by id; None: read them from the file.
+            columns: The columns of its row groups, by id; None: read them from the file.
         """
         entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
         for number, task in enumerate(self._tasks):

@@ -39,9 +39,10 @@ ENCRYPTION_KEY = "encryption.key-id"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """`properties`: those of the table.
+    """What writers need from the metadata of a table.
 
     Attributes:
+        properties: The properties of the table.
         indexes: The indexes to build for each data file.
     """
 
@@ -102,7 +103,10 @@ class WriteTarget:
 
 
 def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
-    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none.
+    """Return the target for the current state of a table.
+
+    Args:
+        name: The name of the table, for whose encrypted files its indexes use keys; None: they use none.
 
     Raises:
         Unwritable: For a table with encrypted files, because encryption is not supported.

@@ -204,7 +204,11 @@ def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequenc
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """ValueError for a string, whose characters would be used as names."""
+    """Check that the names are lists: the characters of a string would be used as names.
+
+    Raises:
+        ValueError: For a string.
+    """
     if isinstance(keys, str) or isinstance(columns, str):
         raise ValueError("keys and columns are lists of names")
 
@@ -217,7 +221,11 @@ def check_arguments(
     read_snapshot_id: int | UnsetType | None = UNSET,
     file_keys: ParquetKeys | None = None,
 ) -> None:
-    """ValueError for unknown values and for arguments that exclude each other."""
+    """Check that all values are known and no arguments exclude each other.
+
+    Raises:
+        ValueError: For unknown values and for arguments that exclude each other.
+    """
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
     if strategy == EQUALITY and read_snapshot_id is not UNSET:
@@ -233,7 +241,7 @@ def check_arguments(
 
 
 def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
-    """Return the given mode, else the mode of the table's properties.
+    """Return the requested mode, else the mode of the table's properties.
 
     Raises:
         Unwritable: If the table's mode is unknown.
@@ -254,7 +262,8 @@ def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False
 class RowDifference:
     """The rows to delete and the rows to add.
 
-    `report` contains what is known before files are written.
+    Attributes:
+        report: The counts that are known before files are written.
     """
 
     located: LocatedKeys
@@ -271,7 +280,7 @@ class RowDifference:
         """Write the rows to add.
 
         Args:
-            protection: Of the columns of `target_of_rows`.
+            protection: How the columns of `target_of_rows` are encrypted.
         """
         return write_batches(self.target_of_rows(target), self.rows(), protection=protection)
 
@@ -282,14 +291,14 @@ class RowDifference:
 def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
     """Return the filter of the rows that a commit of these keys has read.
 
-    Shorter if it is one of several `parts`.
+    The filter is shorter if it is one of several `parts`.
     """
     specs = opened.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
 def compute_delete(client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None) -> RowDifference:
-    """Delete the rows that have the keys of the batch."""
+    """Return the difference that deletes the rows with the keys of the batch."""
     return _deletion_of(locate(client, opened, batch.keys, strategy))
 
 
@@ -317,7 +326,7 @@ def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression
 def compute_upsert(
     client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None, mode: str
 ) -> RowDifference:
-    """Replace the rows that have the keys of the batch with the rows of the batch.
+    """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
     New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write or
     columns of the stored rows are read. Otherwise, and if the table has a column of that name, they get new row ids.
@@ -348,7 +357,7 @@ def compute_upsert(
             new = new.filter(pa.array(~stored_keys))
     if not more:
         new = new.filter(pa.array(applied))
-    files = tuple(chosen for rows in located.files if len((chosen := rows.of(applied)).positions))
+    files = tuple(chosen for rows in located.files if len((chosen := rows.select(applied)).positions))
     updated = int(np.count_nonzero(applied & stored_keys))
     report = Report(
         inserted=int(np.count_nonzero(~stored_keys)),
@@ -450,13 +459,13 @@ def write_change(
 def _choose_protection(
     client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
 ) -> FileProtection | None:
-    """Return how the files of new rows are encrypted: as those of the rows that they replace, or without such rows
-    as the table's.
+    """Return how the files of new rows are encrypted.
 
-    Of files that are encrypted and files that are not, the first count.
+    They are encrypted as the files of the rows that they replace, or without such rows as the table's. If some files
+    are encrypted and others are not, the encrypted ones decide.
 
     Raises:
-        Unwritable: If the rows cannot be written.
+        Unwritable: For files that are encrypted in different ways.
         Unreadable: If the file cannot be read.
     """
     if opened.keys is None or not difference.new:
@@ -474,7 +483,7 @@ def _choose_protection(
 
 
 def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
-    """Merge-on-read: deletes these rows by position, and a file together with its last row."""
+    """Delete these rows by position (merge-on-read), and a file together with its last row."""
     deleted = [
         DeletedRows(
             rows.task.path,
