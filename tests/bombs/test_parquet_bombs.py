@@ -362,7 +362,7 @@ def test_a_long_default_of_a_column_that_a_file_lacks_is_one_value() -> None:
 
 
 def as_indexed(path: str) -> str:
-    indexed.DECODED_BYTES = LIMIT
+    indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY, "c", False, "string"),))
     try:
         found = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))

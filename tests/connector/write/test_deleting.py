@@ -136,7 +136,7 @@ def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Pat
     ).files
     rows = pq.read_table(path_of(file))
     pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # 1, 1, 3
-    assert reader.of(path, [file]).positions.tolist() == [1, 3]
+    assert reader.load(path, [file]).positions.tolist() == [1, 3]
     written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
     (vector,) = written.files
     assert rows_of(vector, path) == [1, 2, 3]
@@ -275,7 +275,7 @@ def test_our_own_reader_leaves_out_what_was_deleted(tmp_path: Path) -> None:
     deletes: tuple[dict[str, Any], ...] = ()
     for gone in ((3, 4), (4, 9), (0,)):
         deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*gone), deletes)], reader).files
-    mask = reader.of(path, deletes).by_position(0, 10)
+    mask = reader.load(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
 
