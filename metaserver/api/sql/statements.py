@@ -95,7 +95,7 @@ class RunningStatements:
         self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
-    async def slot(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
+    async def slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
         """A slot for a statement; the event is set when it is cancelled.
 
         Raises:
@@ -103,7 +103,7 @@ class RunningStatements:
             TooManyRequests: As for `FairSlots`.
             BadRequest: For an id in use, and for a statement that is cancelled while it waits.
         """
-        key, holder = (who, statement_id), None if who == ANONYMOUS.name else who
+        key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
         if key in self._cancelled:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
         event = self._cancelled[key] = asyncio.Event()
@@ -115,8 +115,8 @@ class RunningStatements:
         finally:
             del self._cancelled[key]
 
-    def cancel(self, who: str, statement_id: str) -> bool:
-        event = self._cancelled.get((who, statement_id))
+    def cancel(self, principal: str, statement_id: str) -> bool:
+        event = self._cancelled.get((principal, statement_id))
         if event is None:
             return False
         event.set()
@@ -344,7 +344,7 @@ class _Exchange:
             await call.recheck(*self._namespaces)
 
 
-async def _opened(app: web.Application) -> AsyncIterator[None]:
+async def _open_statements(app: web.Application) -> AsyncIterator[None]:
     app[RUNNING] = RunningStatements(app[COMPONENTS].settings, app[COMPONENTS].extensions.statement_worker)
     try:
         yield
@@ -353,4 +353,4 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
 
 
 def add_components(app: web.Application) -> None:
-    app.cleanup_ctx.append(_opened)
+    app.cleanup_ctx.append(_open_statements)

@@ -60,13 +60,13 @@ class Derived:
         self._values: dict[type[Any], Any] = {}
 
     def get(self, kind: type[K]) -> K | None:
-        found: K | None = self._values.get(kind)
-        return found
+        value: K | None = self._values.get(kind)
+        return value
 
     def keep(self, value: K) -> K:
         """Return the stored value, which may be another thread's."""
-        kept: K = self._values.setdefault(type(value), value)
-        return kept
+        stored_value: K = self._values.setdefault(type(value), value)
+        return stored_value
 
     @property
     def size_bytes(self) -> int:
@@ -215,7 +215,7 @@ class Block:
             self._directory = from_msgpack(directory, _Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
-        self._arrays = data[aligned(HEAD.size + size) :]
+        self._arrays = data[align_size(HEAD.size + size) :]
         self._size_bytes = len(data) + _DIRECTORY_FACTOR * size + _BLOCK_BYTES
         self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
         self.derived = Derived()
@@ -240,10 +240,10 @@ class Block:
 
         The first of its type stays.
         """
-        kept = self.derived.keep(value)
-        if kept is value:
+        stored_value = self.derived.keep(value)
+        if stored_value is value:
             self.memory.add(value.size_bytes)
-        return kept
+        return stored_value
 
     @property
     def location(self) -> str:
@@ -311,13 +311,13 @@ class Block:
 
     def _all_packed(self) -> Iterator[Packed]:
         directory = self._directory
-        found: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
+        columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():
-            found += entry.counts, entry.values
-        found += [entry.values for entry in directory.partition]
+            columns += entry.counts, entry.values
+        columns += [entry.values for entry in directory.partition]
         for column in directory.columns:
-            found += column.lower, column.upper, *column.counts
-        return (packed for packed in found if packed is not None)
+            columns += column.lower, column.upper, *column.counts
+        return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
         """From now on only what is used of the block counts as memory: it is a mapped file."""
@@ -467,5 +467,5 @@ def _value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
     return value_of(Form(column.packed.form), kind, key)
 
 
-def aligned(size: int) -> int:
+def align_size(size: int) -> int:
     return size + (-size % ALIGNMENT)

@@ -129,7 +129,7 @@ class Indexes:
             return await self._stack.get(
                 _key(file.location),
                 lambda: self._objects.read(file.location, limit_bytes=self._limit_bytes),
-                lambda data: _opened(data, file),
+                lambda data: _open_registered(data, file),
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
             if self._stored is self._objects:
@@ -284,7 +284,7 @@ class Indexes:
         return self._stack.stats()
 
 
-def _opened(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
+def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
     """Corrupt if the file does not match its registration."""
     content = open_index_file(data, file.location)
     _check(content.header, file)
@@ -313,7 +313,7 @@ def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
         Corrupt: If it is damaged.
         ValueError: If it is damaged.
     """
-    _opened(data, file).index.verify()
+    _open_registered(data, file).index.verify()
 
 
 def _key(location: str) -> str:

@@ -243,11 +243,11 @@ class FileStats:
 
     def write(self, rows: Longs) -> list[bytes]:
         """Return `,"value-counts":{…},…` for each row; maps without keys are omitted."""
-        written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
+        written = [_write_maps(name, columns, rows) for name, columns in self._maps if columns]
         return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
 
 
-def _written_map(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
+def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
     keys = [key for key, _ in columns]
     values = zip(*(read(rows) for _, read in columns), strict=True)
     return [_map(name, keys, texts) for texts in values]
@@ -280,7 +280,7 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
             f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
         ]
     if dtype is None:
-        return lambda rows: [_bound(block, side, column_id, kind, row) for row in rows.tolist()]
+        return lambda rows: [_write_bound(block, side, column_id, kind, row) for row in rows.tolist()]
     read_at = doubles_at if kind in FLOATS else longs_at
 
     def read(rows: Longs) -> list[str | None]:
@@ -295,7 +295,7 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
     return read
 
 
-def _bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
+def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
     value = block.bound(side, column_id, row)
     return None if value is None else f'"{encode(kind, value).hex().upper()}"'
 

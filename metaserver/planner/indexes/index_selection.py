@@ -105,7 +105,7 @@ class IndexSelection:
         projection = await self._project(bound_scan, definitions)
         if projection is None:
             return None
-        listed = await self._listed(entry)
+        listed = await self._list_files(entry)
         if listed is None:
             return None
         listed_files = {definition.id: listed.live(definition.id) for definition in projection.definitions}
@@ -113,7 +113,7 @@ class IndexSelection:
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        opened, remote_hits = await self._opened(projection, files, until_s)
+        opened, remote_hits = await self._open_files(projection, files, until_s)
         usable: dict[str, IndexFileRef] = {
             **{location: hits.remote for location, hits in remote_hits.items()},
             **opened,
@@ -148,14 +148,14 @@ class IndexSelection:
             return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
         return project(bound_scan.bound, definitions)
 
-    async def _listed(self, entry: Entry) -> IndexFiles | None:
+    async def _list_files(self, entry: Entry) -> IndexFiles | None:
         try:
             return await self._indexes.registry.files(entry)
         except SeamarkError as error:
             log.warning("index files not listed", table=entry.name, reason=error.message)
             return None
 
-    async def _opened(
+    async def _open_files(
         self, projection: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
     ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
         """Return (opened index files that are in memory in time, results of index files that were read remotely), by

@@ -50,10 +50,10 @@ class BitmapIndex:
 
     def bitmap(self, location: str) -> Bitmap | None:
         """Return None if the index file can no longer be used."""
-        found = self.files.get(location)
-        if found is None:
+        index_file = self.files.get(location)
+        if index_file is None:
             return None
-        index = found.bitmap.bitmap if isinstance(found, RemoteIndexFile) else found.index
+        index = index_file.bitmap.bitmap if isinstance(index_file, RemoteIndexFile) else index_file.index
         assert isinstance(index, Bitmap)
         return index
 
@@ -77,8 +77,8 @@ class IndexResolver:
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
-            found = None if hashes is None else await index.record.rows(*hashes)
-            return None if found is None else RemoteRows(index.location, index.files, found)
+            located_rows = None if hashes is None else await index.record.rows(*hashes)
+            return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         if hashes is None:

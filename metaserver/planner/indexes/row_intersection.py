@@ -69,7 +69,7 @@ class Conjunct:
     def can_prune(self) -> bool:
         return any(part is not None for part in self.parts)
 
-    def of(self, position: int) -> tuple[_Part, int] | None:
+    def file_at(self, position: int) -> tuple[_Part, int] | None:
         """Return the index file that describes the file at this position in the view, and the index of the file in
         it.
         """
@@ -109,10 +109,10 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], B
     separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
     for conjunct in conjuncts:
-        found = conjunct.of(position)
-        if found is None:
+        part_and_file = conjunct.file_at(position)
+        if part_and_file is None:
             continue
-        part, file = found
+        part, file = part_and_file
         try:
             column = conjunct.column(part, file)
         except ValueError as error:

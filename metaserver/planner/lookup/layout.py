@@ -102,15 +102,15 @@ class SizeClass(NamedTuple):
     total_bytes: int
 
 
-def read_layouts(found: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
+def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
     """Return the ranges in each of some snapshots on one axis.
 
     `column` has a type with bounds.
     """
-    sides = [_keys(files.stats(column)) for files in found]
+    sides = [_keys(files.stats(column)) for files in snapshots]
     axis, ranks = _axis([keys for pair in sides for keys in pair], by_rank)
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
-    return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(found, pairs, strict=True)]
+    return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)]
 
 
 def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
@@ -127,14 +127,14 @@ def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     return bars
 
 
-def size_classes(found: FoundFiles) -> list[SizeClass]:
+def size_classes(data_files: FoundFiles) -> list[SizeClass]:
     """Return the classes that have files, ascending."""
-    sizes = found.longs("file_size_in_bytes").clip(0)
+    sizes = data_files.longs("file_size_in_bytes").clip(0)
     classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
-    numbers, which = np.unique(classes, return_inverse=True)
-    counts = np.bincount(which, minlength=len(numbers))
+    numbers, class_positions = np.unique(classes, return_inverse=True)
+    counts = np.bincount(class_positions, minlength=len(numbers))
     totals = np.zeros(len(numbers), dtype=np.int64)
-    np.add.at(totals, which, sizes)
+    np.add.at(totals, class_positions, sizes)
     return [
         SizeClass(1 << (int(number) - 1) if number else 0, int(files), int(total))
         for number, files, total in zip(numbers, counts, totals, strict=True)
@@ -151,10 +151,10 @@ def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
         pairs = [pair for pair in texts if None not in pair]
         return [low for low, _ in pairs], [high for _, high in pairs]
     if stats.form is Form.FLOATS:
-        known = ~(np.isnan(lower) | np.isnan(upper))
+        is_known = ~(np.isnan(lower) | np.isnan(upper))
     else:
-        known = (lower != MISSING) & (upper != MISSING)
-    return lower[known], upper[known]
+        is_known = (lower != MISSING) & (upper != MISSING)
+    return lower[is_known], upper[is_known]
 
 
 def _axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:

@@ -48,11 +48,11 @@ class FilesByPartition(NamedTuple):
         return [int(count) for count in np.bincount(self.numbers, minlength=len(self.partitions))]
 
 
-def group_by_partition(found: FoundFiles) -> FilesByPartition:
+def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
     number_of: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
-    for segment in found.segments:
+    for segment in data_files.segments:
         examples, group_of = _groups(segment)
         numbers = []
         for row in examples.tolist():

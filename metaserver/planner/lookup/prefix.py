@@ -72,7 +72,7 @@ class Prefix:
 
     by_spec: Mapping[int, Expression] | None = None
 
-    def whole_blocks(self, view: TableView) -> Longs | None:
+    def find_whole_blocks(self, view: TableView) -> Longs | None:
         """Return int64[n], ascending: the blocks whose files all match, if no other block contains a match;
         otherwise None.
 
@@ -104,8 +104,8 @@ class Prefix:
         for spec_id, expression in self.by_spec.items():
             predicates = _leaves(expression)
             for predicate in predicates:
-                kept = (selection.state != 0) & ~view.partition(predicate.column_id, predicate.kind).known
-                for number in np.flatnonzero(kept & (view.spec_ids == spec_id)).tolist() if kept.any() else ():
+                unknown = (selection.state != 0) & ~view.partition(predicate.column_id, predicate.kind).known
+                for number in np.flatnonzero(unknown & (view.spec_ids == spec_id)).tolist() if unknown.any() else ():
                     block = view.blocks[number]
                     matches = [_matches(block, row, predicates) for row in range(block.rows)]
                     selection.keep(number, np.array(matches, dtype=np.bool_))
@@ -181,11 +181,11 @@ class _KnownValues:
 
 
 def _values_of(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
-    known = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
+    known_values = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
     key = (spec_id, predicate.column_id, predicate.kind)
-    values = known.by_field.get(key)
+    values = known_values.by_field.get(key)
     if values is None:
-        values = known.by_field[key] = _BlockValues(view, *key)
+        values = known_values.by_field[key] = _BlockValues(view, *key)
     return values
 
 
@@ -198,7 +198,7 @@ def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None =
 
 
 def _read_prefix(text: str, table: _TableFields) -> Prefix:
-    values = _parsed(text)
+    values = _parse_partition(text)
     if not values:
         return EVERYTHING
     fields = table.fields
@@ -278,7 +278,7 @@ def _table_fields(metadata: TableMetadata) -> _TableFields:
     return _TableFields(specs, metadata.schemas, fields)
 
 
-def _parsed(text: str) -> dict[str, _Raw]:
+def _parse_partition(text: str) -> dict[str, _Raw]:
     if len(text) > TEXT_MAX:
         raise BadRequest(f"partition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if text.startswith("{"):

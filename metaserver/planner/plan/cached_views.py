@@ -181,13 +181,13 @@ class CachedViews:
             cached.charged_bytes = added
 
     def _add(self, cached: CachedView, size_bytes: int) -> None:
-        held = self._held[cached.holder]
+        holder_views = self._held[cached.holder]
         self.added_bytes += size_bytes
-        held.size_bytes += size_bytes
-        self._compare(cached.holder, held)
+        holder_views.size_bytes += size_bytes
+        self._compare(cached.holder, holder_views)
 
-    def _compare(self, holder: str, held: _Held) -> None:
-        if holder and held.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
+    def _compare(self, holder: str, holder_views: _Held) -> None:
+        if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._wide.add(holder)
         else:
             self._wide.discard(holder)
@@ -200,7 +200,7 @@ class CachedViews:
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
-    def shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+    def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the blocks that the view of a snapshot nearby has of these manifests; None for the others."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
@@ -230,13 +230,13 @@ class CachedViews:
                 self._evict(key)
             leaving_bytes = blocks_bytes
         elif used.charged_bytes != _EVICTED:
-            held = self._held[used.holder]
-            held.refresh(used)
-            self._compare(used.holder, held)
+            holder_views = self._held[used.holder]
+            holder_views.refresh(used)
+            self._compare(used.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
-            self._evict(self._next_to_evict())
+            self._evict(self._choose_evicted_key())
 
-    def _next_to_evict(self) -> ViewKey:
+    def _choose_evicted_key(self) -> ViewKey:
         if len(self._held) > 1:
             for holder in self._wide:
                 views = self._held[holder].views
@@ -246,12 +246,12 @@ class CachedViews:
 
     def _evict(self, key: ViewKey) -> None:
         evicted = self._views.pop(key)
-        held = self._held[evicted.holder]
+        holder_views = self._held[evicted.holder]
         self._add(evicted, -evicted.charged_bytes)
-        held.remove(key)
-        self._compare(evicted.holder, held)
+        holder_views.remove(key)
+        self._compare(evicted.holder, holder_views)
         evicted.charged_bytes = _EVICTED
-        if not held.views:
+        if not holder_views.views:
             del self._held[evicted.holder]
 
     def check_invariants(self) -> None:
@@ -262,14 +262,14 @@ class CachedViews:
         assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
         alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
-        for holder, held in self._held.items():
-            held.check_invariants()
+        for holder, holder_views in self._held.items():
+            holder_views.check_invariants()
             mine = [key for key, cached in self._views.items() if cached.holder == holder]
-            assert list(held.views) == mine
+            assert list(holder_views.views) == mine
             assert (holder in self._wide) == (
-                bool(holder) and held.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
+                bool(holder) and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
             )
-        assert sum(len(held.views) for held in self._held.values()) == len(self._views)
+        assert sum(len(holder_views.views) for holder_views in self._held.values()) == len(self._views)
 
 
 RECENTLY_PLANNED_S = 300.0

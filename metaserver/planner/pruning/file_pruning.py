@@ -363,10 +363,10 @@ def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, t
         return
     selection.state[flags == 1] = 0
     for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
-        selection.keep(number, ~_tested(selection.view, column, number, test))
+        selection.keep(number, ~_test_block(selection.view, column, number, test))
 
 
-def _tested(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
+def _test_block(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
     entry = column.entries[number]
     assert entry is not None
     block = view.blocks[number]
@@ -407,7 +407,7 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
     Values between two such bounds in one order may be outside them in the other order.
     """
 
-    def across(selection: Selection, lower: int, upper: int) -> None:
+    def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
@@ -416,7 +416,7 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
     ]
-    return [*unbounded, partial(across, lower=LT, upper=GE), partial(across, lower=GE, upper=LT)]
+    return [*unbounded, partial(compare_bounds, lower=LT, upper=GE), partial(compare_bounds, lower=GE, upper=LT)]
 
 
 def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
@@ -462,11 +462,11 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
-        kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
-        kept |= ~_tested(view, column, number, _no_nulls)
+        keep_mask = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
+        keep_mask |= ~_test_block(view, column, number, _no_nulls)
         if floats:
-            kept |= ~_tested(view, column, number, _no_nans)
-        selection.keep(number, kept)
+            keep_mask |= ~_test_block(view, column, number, _no_nans)
+        selection.keep(number, keep_mask)
 
 
 def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
@@ -510,7 +510,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":
         return
-    low, high = (packed_key(keys.at(position), kind) for position in (0, len(keys) - 1))
+    low, high = (pack_key(keys.at(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
@@ -523,7 +523,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
 
 
-def packed_key(key: int | bytes, kind: str) -> int | bytes:
+def pack_key(key: int | bytes, kind: str) -> int | bytes:
     """Return an index key as column statistics encode it."""
     return key if isinstance(key, bytes) else key - _bias(kind)
 

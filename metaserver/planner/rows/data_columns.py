@@ -158,9 +158,9 @@ class DataRows:
         """Decoded columns count towards the budget until the caller has consumed them."""
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
-            yield self._decoded(source, path, records, read, budget)
+            yield self._decode_file(source, path, records, read, budget)
 
-    def _decoded(
+    def _decode_file(
         self,
         source: _Ranges,
         path: str,
