@@ -63,7 +63,7 @@ class Asset(NamedTuple):
 
 
 class Assets(NamedTuple):
-    """`files`: by path below the folder.
+    """The files of the console, by path below the folder.
 
     Attributes:
         page: `index.html` with the URLs of the assets.

@@ -367,5 +367,5 @@ def _decode_strings(strings: Strings) -> list[str | None]:
 
 
 def _encode_dictionary(numbers: Longs, values: Sequence[str]) -> pa.Array:
-    """Dictionary-encodes few distinct values."""
+    """Return a dictionary-encoded array of few distinct values."""
     return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), pa.array(values, pa.string()))

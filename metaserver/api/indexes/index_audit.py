@@ -214,7 +214,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
 
 
 async def _list_folder(call: Call, folder: str) -> list[ObjectInfo]:
-    """Without files that are being written, whose names begin with a dot."""
+    """List the files of a folder, without files that are being written, whose names begin with a dot."""
     listed: list[ObjectInfo] = []
     async for info in call.components.objects.list(folder):
         if not info.location.rpartition("/")[2].startswith("."):

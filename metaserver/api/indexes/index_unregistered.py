@@ -82,9 +82,9 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
 async def _are_unreferenced(
     call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
 ) -> npt.NDArray[np.bool_] | None:
-    """Return bool[n]: in no snapshot; None when the search would take too long.
+    """Return bool[n]: whether each file is in no snapshot; None when the search would take too long.
 
-    Newest first: it has most of the files.
+    Snapshots are read newest first: the newest has most of the files.
     """
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:

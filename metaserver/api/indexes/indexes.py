@@ -153,14 +153,14 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Those that are given."""
+        """The parameters that the request has."""
         own = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in own if (value := getattr(self, name)) is not None}
 
 
 @cache
 def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
-    """With a field for each parameter of a kind."""
+    """Return the type of the body with a field for each parameter of a kind."""
     fields = [(name, float | None, None) for name in names]
     return cast(
         "type[PutIndexRequest]",
@@ -261,7 +261,7 @@ async def drop_index(call: Call) -> None:
 
 
 def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
-    """Return the definition, if any, with the changes of the body."""
+    """Return the index's definition with the changes of the body, or a new definition."""
     before = defined.by_name.get(name)
     kind = body.kind if body.kind is not None else before.kind if before else None
     if kind is None or (before is None and body.columns is None):
@@ -334,7 +334,7 @@ class _TableState(NamedTuple):
     snapshots of refs have, and the time of each index's last audit by definition id."""
 
     files: SnapshotFiles
-    others: Sequence[NewFiles]
+    other_snapshots: Sequence[NewFiles]
     audits: Mapping[str, int]
 
 
@@ -350,7 +350,7 @@ async def _table_state(call: Call, table: TableIndexes) -> _TableState:
 async def _index(call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition) -> dict[str, Any]:
     live, files = table.registered.live(definition.id), state.files
     mask = await find_covered_files(call, files, live)
-    of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.others])
+    of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.other_snapshots])
     indexed, total = int(mask.sum()), files.ids.count
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
@@ -430,7 +430,7 @@ def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
 
 
 def _broken_to_json(name: str, problem: str) -> dict[str, Any]:
-    """Return a broken index; all other fields are null."""
+    """Return an index whose definition is invalid as JSON; all other fields are null."""
     return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
 
 

@@ -229,9 +229,12 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
 
 
 def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
-    """BadRequest.
+    """Parse a request.
 
     Runs in a thread: a predicate may list hundreds of thousands of values.
+
+    Raises:
+        BadRequest: For an invalid request.
     """
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)

@@ -125,11 +125,11 @@ class LookupKeysResponse(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class _KeyQuery:
-    """`given` are the keys of the request: JSON rows or an Arrow table."""
+    """The keys of a lookup: JSON rows or an Arrow table."""
 
     index: str | None
     columns: list[str] | None
-    given: Any
+    requested_keys: Any
     snapshot_id: int | None
     partitions: bool
 
@@ -168,7 +168,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     assert entry is not None
     query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
-    columns, possible = await _keys(call, terms, query.given, len(data))
+    columns, possible = await _keys(call, terms, query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
@@ -328,7 +328,7 @@ class _LookupAnswer:
         return numbers, paths_at(view, positions), more
 
     def json(self) -> list[bytes]:
-        """In pieces: encoding and joining hold the GIL."""
+        """Return the answer as pieces of JSON: encoding and joining hold the GIL."""
         located = self.located
         numbers, paths, more = self._files()
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']

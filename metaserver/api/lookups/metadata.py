@@ -76,9 +76,10 @@ _PAGING = (
 
 @dataclass(frozen=True)
 class _Page:
-    """`start`: the number of the first item, from 0.
+    """A page of a listing.
 
     Attributes:
+        start: The number of the first item, from 0.
         checksum: The part of tokens that identifies the request.
     """
 

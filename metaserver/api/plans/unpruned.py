@@ -27,11 +27,14 @@ def find_unpruned_reasons(
     beside: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> tuple[str, ...]:
-    """Return empty if files are left out.
+    """Return the reasons why a plan leaves out no files, or too few; empty if it leaves out enough.
 
     Args:
-        files: How many there are, and how many of them the plan keeps.
-        outcomes: Of the joins, with nested joins after their join.
+        files: The number of files, and the number of those that the plan keeps.
+        joins: The joins of the request.
+        outcomes: The outcomes of the joins, with nested joins after their join.
+        has_condition: Whether the query has a condition on the table.
+        complete: Whether the plan is complete.
         beside: Reasons why other joins were not requested.
         max_kept_fraction: The fraction of the files above which engines do without the plan.
     """

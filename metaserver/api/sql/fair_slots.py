@@ -29,7 +29,7 @@ class _Waiting:
 
 
 class FairSlots:
-    """`limit` slots, and half of them for each holder.
+    """A number of slots, `limit`, of which each holder gets at most half.
 
     The holder None, a caller without a login, has no share.
     """

@@ -96,11 +96,11 @@ class RunningStatements:
 
     @asynccontextmanager
     async def slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
-        """A slot for a statement; the event is set when it is cancelled.
+        """Hold a slot for a statement; the event is set when the statement is cancelled.
 
         Raises:
-            RetryLater: As for `FairSlots`.
-            TooManyRequests: As for `FairSlots`.
+            RetryLater: If no slot becomes free in time, see `FairSlots`.
+            TooManyRequests: If the statements of the holder already take its share, see `FairSlots`.
             BadRequest: For an id in use, and for a statement that is cancelled while it waits.
         """
         key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
@@ -214,7 +214,11 @@ def _check_on(call: Call, running: RunningStatements) -> None:
 
 
 def _request(call: Call, body: StatementBody) -> StatementRequest:
-    """BadRequest for invalid fields."""
+    """Return the request for the worker.
+
+    Raises:
+        BadRequest: For invalid fields.
+    """
     settings = call.components.settings
     statement_id = str(call.components.clock.uuid4()) if body.id is None else body.id
     plain = statement_id.replace("-", "").replace("_", "")
@@ -248,7 +252,10 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
 
 
 def _own_url(call: Call, settings: Settings) -> str:
-    """By which the worker reaches this server: the address at which the request arrived, never a header."""
+    """Return the URL by which the worker reaches this server.
+
+    It has the address at which the request arrived, never one of a header.
+    """
     if settings.services_url:
         return settings.services_url
     transport = call.request.transport

@@ -56,8 +56,9 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 
 
 def worker_variables() -> dict[str, str]:
-    """Return what a worker gets of the server's environment: no keys of AWS's provider chain, nor of a cloud's
-    machine.
+    """Return the environment of a worker.
+
+    It has no keys of AWS's provider chain, nor of a cloud's machine.
     """
     variables = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
     if "SEAMARK_CA" in os.environ:
@@ -168,7 +169,7 @@ class StatementWorkers:
             await parent.wait()
 
     async def _connect_parent(self) -> socket.socket:
-        """Return the socket of a parent that lives."""
+        """Return the socket of a live parent, which is started if there is none."""
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()

@@ -118,7 +118,7 @@ class BlockMemory:
             self.add(size_bytes)
 
     def count_mapped(self, whole_bytes: int) -> None:
-        """From now on the memory, of `whole_bytes`, is a mapped file: only what is used counts."""
+        """Count only the used memory from now on: the memory, of `whole_bytes`, is a mapped file."""
         with _charging:
             if self._is_mapped:
                 return
@@ -159,7 +159,7 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     field_id: int
     kind: str
     values: Packed | None
-    """None: null in every row."""
+    """The values; None if every row is null."""
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -279,7 +279,7 @@ class Block:
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
-        """In the order of the partition tuple; None if all values are null."""
+        """The columns in the order of the partition tuple; None for a field whose values are all null."""
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
@@ -320,7 +320,7 @@ class Block:
         return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
-        """From now on only what is used of the block counts as memory: it is a mapped file."""
+        """Count only the used memory of the block from now on: it is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
     def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
@@ -330,7 +330,7 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def packed_longs(self, name: str) -> Packed | None:
-        """As `long_column`, without access to the values."""
+        """Return the packed form of `long_column`, without access to the values."""
         return self._directory.longs.get(name)
 
     def packed_texts(self, name: str) -> Packed | None:
@@ -419,7 +419,12 @@ class Block:
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
     def bound_column(self, side: str, column_id: int) -> PackedColumn | None:
-        """`side` is "lower" or "upper"."""
+        """Return the bounds of a column; None if there are none.
+
+        Args:
+            side: "lower" or "upper".
+            column_id: The column.
+        """
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.lower if side == "lower" else entry.upper)
 

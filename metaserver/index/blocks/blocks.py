@@ -99,7 +99,8 @@ class Blocks:
         """Return a manifest list.
 
         Args:
-            known: That of a neighbouring snapshot.
+            location: The location of the file.
+            neighbour: The decoded manifest list of a neighbouring snapshot.
 
         Raises:
             Corrupt: If the file is missing or invalid.
@@ -158,7 +159,8 @@ class Blocks:
     def _in_use(self, key: str, block: Block) -> Block:
         """Count the memory of a block that was opened.
 
-        Returns the block that is in use already, if there is any.
+        Returns:
+            The block that is in use already, if there is any; otherwise this block.
         """
         block_in_use = self._alive.get(key)
         if block_in_use is not None:
@@ -177,7 +179,7 @@ class Blocks:
     async def _decode_with_retry(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Return the result of `decode`.
 
-        What is damaged may be the fault of a cache: then it is read from the storage.
+        Damaged data may be the fault of a cache. Then the data are read from the storage again.
         """
         try:
             return await decode(self._objects)
@@ -223,7 +225,11 @@ def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Bl
 
 
 def _check(manifest: ManifestFile, block: Block) -> None:
-    """Corrupt if the manifest contradicts its manifest list about partition spec or content; either may be wrong."""
+    """Compare a manifest with its manifest list.
+
+    Raises:
+        Corrupt: If they contradict each other about partition spec or content; either may be wrong.
+    """
     if not manifest.manifest_length:
         return  # listed by version 1 metadata, which states neither
     if block.spec_id != manifest.partition_spec_id:

@@ -23,18 +23,18 @@ STRING_ROWS_MIN = 2048
 """A sketch of strings has 1 KiB besides its bytes."""
 _BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
-"""What the bytes of a sketch are made with precedes them."""
+"""The number of bytes before the sketch itself, by form. They say how the sketch was made."""
 _SAMPLE = 2048
 _BYTES = 400
 """Memory of a sketch besides its bytes (measured)."""
 
 
 class Sketches:
-    """Those of one block, by the offset of the column: (bytes, shift), or None if the codes are read faster."""
+    """The sketches of one block, by the offset of the column: (bytes, shift), or None if the codes are read faster."""
 
     __slots__ = ("by_start",)
     size_bytes = 300
-    """Without the sketches, which are charged one by one."""
+    """The memory without the sketches, which are charged one by one."""
 
     def __init__(self) -> None:
         self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}

@@ -285,7 +285,11 @@ class Indexes:
 
 
 def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
-    """Corrupt if the file does not match its registration."""
+    """Open an index file.
+
+    Raises:
+        Corrupt: If the file does not match its registration.
+    """
     content = open_index_file(data, file.location)
     _check(content.header, file)
     try:
@@ -324,10 +328,14 @@ def _key(location: str) -> str:
 async def open_indexes(
     settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock, *, stored: ObjectStore | None = None
 ) -> AsyncIterator[Indexes]:
-    """`Indexes` with its memory tier and its folder on the local disk.
+    """Open `Indexes` with its memory tier and its folder on the local disk.
 
     Args:
-        stored: By default `objects`.
+        settings: The server's settings.
+        objects: The storage, perhaps with caches.
+        registry: The registry of index files.
+        clock: The clock.
+        stored: The storage itself; by default `objects`.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(

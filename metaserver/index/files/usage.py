@@ -43,5 +43,5 @@ class Usage:
         used.files_removed += files_removed
 
     def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
-        """Return None if the index has not been used since the start."""
+        """Return the usage of an index; None if it has not been used since the start."""
         return self._used.get((uuid, definition_id))

@@ -40,18 +40,19 @@ NOT_SAMPLED = "its values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _CONCURRENT = 4
 _HITS_MIN = 3
-"""With so many hits the share of a sample is about that of all files."""
+"""The number of hits from which the share in a sample is about the share in all files."""
 _PROBABLE = 0.05
 """What is observed with less probability than this contradicts the assumption."""
 
 
 @dataclass(frozen=True)
 class ColumnSample:
-    """`files_left` and `rows_left`: of the files that the conditions on the column leave, by partition values and
-    bounds.
+    """A sample of the column in some of the files that the conditions on the column leave.
 
     Attributes:
         columns: The column in some of these files.
+        files_left: The files that the conditions leave, by partition values and bounds.
+        rows_left: The rows of these files.
     """
 
     column: DimensionColumn
@@ -114,7 +115,7 @@ class ColumnSample:
 
 
 Samples = Mapping[int, ColumnSample | str]
-"""By the id of the column; a text says why there is no sample."""
+"""The samples by column id; a text says why there is no sample."""
 
 
 def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
@@ -196,9 +197,7 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
-    """Return whether so many hits, or more, and so many, or fewer, are both probable if each has the probability
-    `share`.
-    """
+    """Return whether at least `hits` and at most `hits` are both probable if each has the probability `share`."""
     chances = [_binomial(number, count, share) for number in range(count + 1)]
     return sum(chances[hits:]) >= _PROBABLE and sum(chances[: hits + 1]) >= _PROBABLE
 

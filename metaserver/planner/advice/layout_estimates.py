@@ -59,9 +59,9 @@ _ADDED_COLUMN = 0.7
 
 Doubles = npt.NDArray[np.float64]
 Shares = Sequence[tuple[float, float]]
-"""Of intervals: the shares of all rows below the start, and below the end."""
+"""The shares of all rows below the start and below the end of each interval."""
 _ALL: Shares = ((0.0, 1.0),)
-"""Of a column that the filter does not compare."""
+"""The shares of a column that the filter does not compare."""
 Key = int | float | bytes
 Interval = tuple[Key | None, Key | None, bool, bool]
 """(low, high, whether low belongs to it, whether high does); None: no limit."""
@@ -77,7 +77,7 @@ class LayoutEstimate(NamedTuple):
 
 
 class LayoutEstimates(NamedTuple):
-    """`layouts`: fewest files first.
+    """The estimated layouts, those with the fewest files first.
 
     Attributes:
         unknown: Columns for which nothing can be estimated, and why.
@@ -160,7 +160,7 @@ def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
-    """Return how many partitions will have so many files and layers."""
+    """Count the partitions by their numbers of files and layers after a rewrite."""
     target_bytes = max(1, count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     grouped = group_by_partition(candidates)
     sizes = np.bincount(
@@ -178,14 +178,17 @@ def _partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counte
 
 
 def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
-    """Return the part of the bytes that the plan keeps of the files that partitions keep."""
+    """Return the share of the bytes in the files that partitions keep that the plan keeps, too."""
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.longs("file_size_in_bytes").clip(0).sum())))
 
 
 def _best_clustering(
     singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
 ) -> LayoutEstimate | None:
-    """Return columns are added, the most selective first, while each leaves clearly fewer files."""
+    """Return the clustering that keeps the fewest files.
+
+    Columns are added, the most selective first, while each leaves clearly fewer files.
+    """
     if len(singles) < 2:
         return None
     best = singles[0]
@@ -199,7 +202,7 @@ def _best_clustering(
 
 
 def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
-    """Return files of all partitions.
+    """Return the number of files that the filter keeps in all partitions.
 
     Each column has equally many slices in each layer, and a file is a cell.
     """
@@ -227,7 +230,7 @@ def _slices(shares: Shares, count: int) -> int:
 
 
 def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
-    """By column: the parts of the filter that compare it, and the intervals that all such parts leave."""
+    """Return, for each column, the parts of the filter that compare it, and the intervals that they leave."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
@@ -243,7 +246,7 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
 
 
 def _intervals(part: Bound) -> list[Interval] | None:
-    """Return None for a part that no order of the rows helps."""
+    """Return the intervals of the part's values; None for a part that no order of the rows helps."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
@@ -287,7 +290,12 @@ def _row_shares(
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """Return a text says why the shares are not known; None for a condition without values, or too much to compute."""
+    """Return the shares of the rows in each interval.
+
+    Returns:
+        A text that says why the shares are not known; None for a condition without values, or if there is too much to
+        compute.
+    """
     part = parts[0]
     if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
         return None
@@ -319,7 +327,7 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
 
 
 def _distinct_values(scan: ScanPlan, column_id: int) -> int | None:
-    """By the newest statistics of the table; None if they do not have the column."""
+    """Return the number of distinct values in the newest statistics of the table that have the column."""
     for file in reversed(scan.metadata.statistics):
         for blob in file.blob_metadata:
             if blob.type == THETA and blob.fields == (column_id,):
@@ -334,13 +342,13 @@ class _Axis(NamedTuple):
     upper: Doubles
     rows: Doubles
     base: int
-    """Of integers: what position 0 is."""
+    """The integer at position 0."""
     common: bytes
-    """Of strings: what all begin with."""
+    """The prefix that all strings have in common."""
     unit: float
     """The width of one value."""
     scale: float
-    """Of floats: what they are multiplied by, so that no difference of two is infinite."""
+    """The factor of floats, so that no difference of two floats is infinite."""
 
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
@@ -390,7 +398,8 @@ class _Axis(NamedTuple):
         """Return the position of a key.
 
         Args:
-            after: Of the end of its rows.
+            key: The key.
+            after: Whether to return the end of the key's rows instead of their start.
         """
         position = _number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position

@@ -269,7 +269,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """Return what reads the bounds of this column; None if the block has none."""
+    """Return the function that reads the bounds of this column; None if the block has none."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
@@ -444,7 +444,7 @@ class PartitionTexts:
 
 
 class _TextsOfView:
-    """For answers to a view's plans, which nearly always have the same metadata."""
+    """The partition texts of a view's plans, which nearly always have the same metadata."""
 
     def __init__(self) -> None:
         self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
@@ -504,9 +504,9 @@ def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
 
 
 def _float_text(target: str, value: float) -> str:
-    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity.
+    """Return a float as JSON, which has neither infinity nor NaN.
 
-    It has no NaN.
+    Parsers read numbers beyond the range of doubles as infinity.
     """
     if math.isnan(value):
         raise NotAcceptable(

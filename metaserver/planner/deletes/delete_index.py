@@ -97,7 +97,11 @@ class DeleteIndex:
     """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
-        """Corrupt, with the manifest's path, if an entry is not a delete file or lacks a required field."""
+        """Build the index.
+
+        Raises:
+            Corrupt: If an entry is not a delete file or lacks a required field; the message has the manifest's path.
+        """
         self._view = view
         self._specs = {spec.spec_id: spec for spec in specs}
         self._schemas = tuple(schemas)
@@ -120,11 +124,11 @@ class DeleteIndex:
         self._sorted_paths = sorted(self._paths)
 
     def deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
-        """Delete rows of the view that apply to the data file with this entry id, ascending."""
+        """Return the delete rows of the view that apply to the data file with this entry id, ascending."""
         return self.deletes_for(np.array([entry_id], dtype=np.int64))[0]
 
     def deletes_for(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Delete rows for int64[n] entry ids in any order.
+        """Return the delete rows for int64[n] entry ids in any order.
 
         Files with the same delete files share one tuple.
 
@@ -369,8 +373,9 @@ class _Groups:
         return groups * (len(self._distinct) + 1) + ranks
 
     def find_first_position(self, groups: Longs, sequences: Longs) -> Longs:
-        """Position of the first delete file of the group with an equal or higher sequence number; -1 if none, or group
-        -1.
+        """Return the position of the first delete file of each group with an equal or higher sequence number.
+
+        The position is -1 if there is none, or for the group -1.
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
@@ -380,7 +385,7 @@ class _Groups:
 
 
 def _join_delete_files(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
-    """For each example, the delete files from its position in each group to the group's end, ascending."""
+    """Return, for each example, the delete files from its position in each group to the group's end, ascending."""
     counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
     if len(parts) == 1 and np.all(counts == 1):
         group, first = parts[0]

@@ -46,7 +46,7 @@ class EqualityDelete(NamedTuple):
     """Row among the view's delete rows."""
     block: int
     row: int
-    """Of the block."""
+    """The row of the block."""
     scope: int
     sequence: int
     """The highest data sequence number that it applies to."""
@@ -55,9 +55,9 @@ class EqualityDelete(NamedTuple):
 
 
 class EqualityDeletes:
-    """Immutable.
+    """The equality deletes of a view.
 
-    `blocks`: the view's delete blocks. `schemas`: all schemas of the table.
+    Immutable. `blocks` are the view's delete blocks, `schemas` all schemas of the table.
     """
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
@@ -265,7 +265,7 @@ class _Column:
         return column, (lower, upper, flags)
 
     def of_data(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
-        """`above`, `below` and flags of data files, see `_DataFiles`."""
+        """Return `above`, `below` and the flags of data files, see `_DataFiles`."""
         statistics = _statistics(block, self._column_id, rows, self._order, self._required)
         above = _ranks(self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED)
         below = _ranks(

@@ -82,12 +82,18 @@ class FileIds:
 
 
 def file_ids_of(view: TableView) -> FileIds:
-    """Computed on first use, which may be in a thread, and cached as long as the view lives."""
+    """Return the identities of the view's files.
+
+    They are computed on first use, which may be in a thread, and cached as long as the view lives.
+    """
     return view.derived.get(FileIds) or view.derived.keep(FileIds(view))
 
 
 class CoveredFiles(NamedTuple):
-    """`positions`, int64[files]: in the view, of each data file of an index file; -1 if the view does not have it."""
+    """The data files of an index file that a view has.
+
+    `positions`, int64[files]: the position of each data file in the view; -1 if the view does not have it.
+    """
 
     location: str
     positions: Longs
@@ -145,8 +151,9 @@ class Coverage:
         return self._by_position
 
     def file_at(self, position: int) -> tuple[str, int] | None:
-        """Return (location of an index file, index of the data file in it) for a position in the view; None:
-        uncovered.
+        """Return (location of an index file, index of the data file in it) for a position in the view.
+
+        None if no index file describes the file.
         """
         part_of, file_of = self.by_position
         return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
@@ -174,7 +181,7 @@ async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFil
 
 
 class _Coverages:
-    """By definition id: the locations of index files, and their coverage."""
+    """The locations of index files and their coverage, by definition id."""
 
     def __init__(self) -> None:
         self.by_definition: dict[str, tuple[tuple[str, ...], Coverage]] = {}
@@ -188,11 +195,11 @@ class _BlockIds(NamedTuple):
     """The identities of a block's files: uint64[files, 2], and bool[files], whether a file has one."""
 
     ids: Words
-    known: Mask
+    is_known: Mask
 
     @property
     def size_bytes(self) -> int:
-        return self.ids.nbytes + self.known.nbytes
+        return self.ids.nbytes + self.is_known.nbytes
 
 
 def _find(ordered: Words, ids: Words) -> Longs:

@@ -116,7 +116,7 @@ class IndexProjection:
 def project(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
-    """Return None if no index can prune."""
+    """Project the filter onto the indexes; None if no index can prune."""
     by_field = {
         FIRST_FIELD_ID + number: definition
         for number, definition in enumerate(definitions)
@@ -171,7 +171,11 @@ def _project_predicate(
     by_field: Mapping[int, IndexDefinition],
     budget: _Budget,
 ) -> Expression:
-    """`fields`: by source column id."""
+    """Project a predicate onto the fields of indexes.
+
+    Args:
+        fields: The fields by source column id.
+    """
     applicable = [
         field
         for field in fields.get(predicate.column_id, ())
@@ -209,8 +213,9 @@ def _keep_if_supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]
 
 
 def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
-    """For each term, a predicate that lists its values and that every matching row satisfies; None if a term has
-    none.
+    """Return, for each term, a predicate that lists its values and that every matching row satisfies.
+
+    None if a term has no such predicate.
     """
     listed = bound.children if isinstance(bound, And) else (bound,)
     equalities: list[Bound] = []

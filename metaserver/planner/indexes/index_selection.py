@@ -48,7 +48,7 @@ class _RemoteHits(NamedTuple):
 
 
 def _result(task: asyncio.Task[T | None]) -> T | None:
-    """Return None for a task that is not done.
+    """Return the result of a task; None for a task that is not done.
 
     An unexpected error is logged and does not fail the plan.
     """
@@ -98,7 +98,7 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """Return None if no index can prune.
+        """Return the probe of a plan; None if no index can prune.
 
         Never raises.
         """
@@ -135,7 +135,7 @@ class IndexSelection:
         return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, late)
 
     def record(self, probe: Probe, entry: Entry) -> None:
-        """Records, after a plan, the usage of indexes, and schedules a check of index files that proved damaged."""
+        """Record, after a plan, the usage of indexes, and schedule a check of index files that proved damaged."""
         now_ms = self._clock.now_ms()
         for definition_id, (files_in, removed) in probe.counts.items():
             self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
@@ -213,9 +213,10 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes.
+        """Load, by range reads, the rows of data files that the plan did not find in bitmap indexes.
 
-        Whether it loaded any.
+        Returns:
+            Whether it loaded any rows.
         """
         missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
         if sum(map(len, missing.values())) > RANGES_MAX:

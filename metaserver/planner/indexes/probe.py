@@ -55,14 +55,14 @@ class Probe:
     listed: Sequence[RegisteredIndexFile] = ()
     """All index files that the plan might use."""
     until_s: float = 0.0
-    """Until when, in monotonic seconds, the plan may wait for index files."""
+    """The time, in monotonic seconds, up to which the plan may wait for index files."""
     late: bool = False
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By definition id: files before the index and files that it removed, without pruning by rows."""
+    """The number of files before each index and of files that it removed, by definition id, without pruning by rows."""
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
-    """By location, the data files whose rows a bitmap index has, but not in memory."""
+    """The data files whose rows a bitmap index has, but not in memory, by the location of the index file."""
     _counted: set[object] = field(default_factory=set)
     _kept: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
@@ -191,7 +191,7 @@ class Probe:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
-        """Removes, file by file, the files of which no row is in all bitmaps."""
+        """Remove, file by file, the files of which no row is in all bitmaps."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
         conjuncts, remainder = self._conjuncts()
         for position in selection.positions().tolist():

@@ -28,7 +28,7 @@ class RemoteRows(NamedTuple):
 
     location: str
     files: FilesTable
-    found: Found
+    rows: Found
 
 
 class RecordIndex(NamedTuple):
@@ -49,7 +49,7 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """Return None if the index file can no longer be used."""
+        """Return the bitmaps of an index file; None if the file can no longer be used."""
         index_file = self.files.get(location)
         if index_file is None:
             return None
@@ -70,9 +70,12 @@ class IndexResolver:
     async def records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
-        """Index files in which to look up keys.
+        """Return the index files in which to look up keys.
 
         Args:
+            view: The view.
+            definition: The record index.
+            entry: The table.
             hashes: The halves of the keys' hashes if these are few enough for remote reads, otherwise None.
         """
 
@@ -91,7 +94,7 @@ class IndexResolver:
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
     async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """Bitmap index files, whose rows `load` loads."""
+        """Return the bitmap index files, whose rows `load` loads."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index

@@ -53,7 +53,7 @@ class Conjunct:
         """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
-        """Return None if the index file cannot be used, or if the conjunct selects all of its keys."""
+        """Return the index file as a part; None if it cannot be used, or if the conjunct selects all of its keys."""
         index = opened.get(location)
         if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
             return None
@@ -98,11 +98,11 @@ class Conjunct:
         self.parts[self.parts.index(part)] = None
 
 
-def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], Bits | None]) -> bool:
+def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Callable[[], Bits | None]) -> bool:
     """Return whether some row of the file at this position in the view may satisfy all conjuncts.
 
     Args:
-        others: The rows that satisfy the rest of the expression, None for all.
+        find_other_rows: Returns the rows that satisfy the rest of the expression, None for all.
     """
     columns: list[Column] = []
     used: list[tuple[Conjunct, _Part]] = []
@@ -124,7 +124,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], B
             columns.append(column)
             used.append((conjunct, part))
             records = part.records[file]
-    among = others()
+    among = find_other_rows()
     for conjunct, part, file in separate:
         try:
             among = conjunct.rows(part, file, among)

@@ -47,7 +47,15 @@ class FileColumn:
     def __init__(
         self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
     ) -> None:
-        """`ranks`: the rank of each row's key; undefined for rows that are null or NaN, where `present` is False."""
+        """Create the column from its keys.
+
+        Args:
+            distinct: The sorted distinct keys.
+            ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
+            codes: Whether the keys are codes.
+            present: The rows with a key; None for all.
+            nans: The rows that are NaN; None for none.
+        """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
         self._count = len(distinct)
@@ -59,7 +67,11 @@ class FileColumn:
 
     @staticmethod
     def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """ValueError if the array has values of another type, or too many."""
+        """Return the column of an array.
+
+        Raises:
+            ValueError: If the array has values of another type, or too many.
+        """
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
             return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
         return FileColumn._of_keys(keys_of(array, kind))

@@ -98,7 +98,7 @@ class DimensionRequest:
     entry: Entry
     columns: tuple[tuple[DimensionColumn, str], ...]
     likes: tuple[AnyLike, ...] = ()
-    """All are true for the rows."""
+    """The LIKE predicates, all of which are true for the rows."""
 
     @property
     def read_columns(self) -> tuple[DimensionColumn, ...]:
@@ -169,10 +169,12 @@ class Dimensions:
     async def condition(
         self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Return the condition that `read` finds in a plan, in a thread. Wait until `until_s`, in monotonic seconds.
+        """Return the condition that `read` finds in a plan, in a thread.
+
+        Waits until `until_s`, in monotonic seconds.
 
         Raises:
-            DimensionSkipped: There is none, or it is not known in time.
+            DimensionSkipped: If there is none, or if it is not known in time.
         """
 
         async def plan() -> Expression:

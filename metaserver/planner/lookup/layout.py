@@ -46,10 +46,10 @@ class Axis(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """`lower`, `upper`, int64[bounded]: ranks on the axis.
+    """The ranges of the files of a snapshot: `lower` and `upper`, int64[bounded], are ranks on the axis.
 
     Attributes:
-        files: All data files, with those without both bounds.
+        files: The number of all data files, with those that lack a bound.
     """
 
     files: int
@@ -62,10 +62,9 @@ class Ranges(NamedTuple):
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
     def mean_depth(self, axis: Axis) -> float | None:
-        """Return the number of files whose range contains a value that is drawn evenly from the range of a file, as
-        the mean over the files.
+        """Return the mean number of files whose range contains a value, as a file has it.
 
-        None without files.
+        The value is drawn evenly from the range of a file, and the mean is that of all files. None without files.
         """
         if not len(self.lower):
             return None
@@ -85,7 +84,8 @@ class Bar(NamedTuple):
     """Files that follow one another by their ranges.
 
     Attributes:
-        low, high: Positions of the lowest lower and the highest upper bound; `median`: of the median upper bound.
+        low, high: The positions of the lowest lower and the highest upper bound.
+        median: The position of the median upper bound.
     """
 
     files: int
@@ -114,7 +114,10 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 
 
 def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
-    """At most `count` bars, by lower and then upper bound; a bar a file where there are no more files."""
+    """Return at most `count` bars, by lower and then upper bound.
+
+    If there are no more files than bars, each file is a bar.
+    """
     files = len(ranges.lower)
     order = np.lexsort((ranges.upper, ranges.lower))
     lower, upper = ranges.lower[order], ranges.upper[order]

@@ -110,7 +110,7 @@ class FoundFiles:
         return self._read_longs(self._layouts.longs(self.view, name))
 
     def texts(self, name: str) -> Strings:
-        """file_path, file_format, key_metadata or referenced_data_file."""
+        """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of each file."""
         return self._read_strings(self._layouts.texts(self.view, name))
 
     def by_segment(self, values: Sequence[int]) -> Longs:
@@ -186,7 +186,10 @@ class FoundStatistics:
         """None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
-        """`bounds` for lower and upper, `counts` for every other name; faster than separate calls."""
+        """Read several columns at once, which is faster than separate calls.
+
+        The names lower and upper stand for `bounds`, every other name for `counts`.
+        """
         files = self._files
         view, cached, column_id = files.view, files._layouts, self.column.id
         plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._may_have_dates())
@@ -231,10 +234,10 @@ class FoundStatistics:
         return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
-        """Lower or upper bounds: int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`.
+        """Return lower or upper bounds: int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`.
 
-        As in `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled; decimals
-        with more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
+        The values are those of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals
+        unscaled; decimals with more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
         """
         files, kind = self._files, self.column.kind
         sides = files._layouts.bounds(files.view, side, self.column.id)
@@ -324,7 +327,7 @@ def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
 
 
 def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
-    """Decimals stored with at most 18 digits, merged with longer decimals into the 16-byte form."""
+    """Return all decimals in the 16-byte form: those with at most 18 digits, and the longer ones."""
     short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)

@@ -20,7 +20,7 @@ _TIMES_BYTES, _TIME_BYTES = 500, 300
 def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
     """Return the end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some.
 
-    Rows without a time do not count; without others the end is far away.
+    Rows without a time do not count. If no row has a time, the result is far in the future.
     """
     oldest = _FAR_MS
     for number, of_block in _ids_by_block(view, rows):
@@ -91,8 +91,9 @@ def _time_column(
 
 
 class _TimesOfView:
-    """The time by which each spec partitions, for the metadata of the latest plan; nearly always the next plan uses
-    the same.
+    """The time by which each spec partitions, for the metadata of the latest plan.
+
+    The next plan nearly always uses the same metadata.
     """
 
     def __init__(self) -> None:
@@ -101,12 +102,12 @@ class _TimesOfView:
 
     @property
     def size_bytes(self) -> int:
-        """Without schemas and specs, which other metadata of the table share."""
+        """The memory, without schemas and specs, which other metadata of the table share."""
         cached_times = self._known
         return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
     def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
-        """Return None if the spec partitions by no time, or by several."""
+        """Return the time by which a spec partitions; None if it partitions by no time, or by several."""
         cached_times = self._known
         if (
             cached_times is None

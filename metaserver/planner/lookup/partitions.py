@@ -30,7 +30,11 @@ class PartitionTuple(NamedTuple):
 
 
 class FilesByPartition(NamedTuple):
-    """`numbers`, int64[files]: indexes into `partitions`, which are in the order of their first files."""
+    """The partitions of files, in the order of their first files.
+
+    Attributes:
+        numbers: The index into `partitions` of each file, int64[files].
+    """
 
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]

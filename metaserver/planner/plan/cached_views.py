@@ -1,5 +1,6 @@
-"""The views of snapshots that the planner holds, with their plans, within a budget of memory; and the tables that were
-planned lately, for which the view of a new snapshot is made before the next plan (`preparation.py`).
+"""The cached views of snapshots with their plans, within a budget of memory, and the tables that were planned lately.
+
+For these tables the view of a new snapshot is made before the next plan (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CachedView:
 
 
 class _Held:
-    """What the views of one principal take.
+    """The memory that the views of one principal take.
 
     Blocks that several of them have count once, with their size at the last use of one of these views.
     """
@@ -255,10 +256,7 @@ class CachedViews:
             del self._held[evicted.holder]
 
     def check_invariants(self) -> None:
-        """AssertionError if the total does not match the cached views and their blocks.
-
-        For tests.
-        """
+        """Check, for tests, that the total matches the cached views and their blocks."""
         assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
         alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
@@ -273,16 +271,17 @@ class CachedViews:
 
 
 RECENTLY_PLANNED_S = 300.0
-"""A table that was not planned for so long is planned as any other after a commit."""
+"""The time after which a table without a plan is no longer planned in advance after a commit."""
 _PLANNED_TABLES_MAX = 1024
 
 
 class PlannedTable(msgspec.Struct, frozen=True):
-    """`key`: of the newest view.
+    """A table that was planned lately.
 
     Attributes:
-        prepared: It was made in advance, and no plan has used it since.
-        due_s: No view is made before that time, in monotonic seconds.
+        key: The key of the newest view.
+        prepared: Whether the view was made in advance, and no plan has used it since.
+        due_s: The time, in monotonic seconds, before which no view is made.
     """
 
     key: ViewKey
@@ -292,7 +291,7 @@ class PlannedTable(msgspec.Struct, frozen=True):
 
 
 class PlannedTables:
-    """By UUID.
+    """The tables that were planned lately, by UUID.
 
     Belongs to one event loop.
     """

@@ -40,7 +40,7 @@ class SnapshotManifests:
 
     @property
     def size_bytes(self) -> int:
-        """With the summaries of all partition fields, which plans decode later."""
+        """The memory, with the summaries of all partition fields, which plans decode later."""
         fields = sum(len(manifest.partitions or ()) for manifest in self.data)
         return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
 

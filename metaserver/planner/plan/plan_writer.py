@@ -62,7 +62,7 @@ class ManifestPart(NamedTuple):
     """A data manifest of which a plan keeps some files."""
 
     manifest: ManifestFile
-    """With the partition spec id that the manifest itself states."""
+    """The manifest, with the partition spec id that the manifest itself states."""
     rows: Longs
     """Its kept live entries, ascending."""
 

@@ -81,13 +81,12 @@ _EXPRESSION_BYTES_PER_CHARACTER = 8
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """`live_bytes`: memory of blocks, including mapped files.
+    """The memory that the planner uses.
 
     Attributes:
+        live_bytes: Memory of blocks, including mapped files.
         added_bytes: Memory of views and plans in addition.
         lists_bytes: Memory of manifest lists.
-        decoded: Manifests decoded since the start.
-        prepared: Views made in advance, since the start.
     """
 
     views: int

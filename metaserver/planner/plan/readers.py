@@ -29,7 +29,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
 
 _ALL_ROWS = 1
-"""In `ColumnEntry`: the property holds for all rows."""
+"""The flag of `ColumnEntry` that the property holds for all rows."""
 _APPLIED_BY = "`seamark run compact` applies them"
 
 

@@ -30,9 +30,11 @@ LISTED_MAX = 5_000
 
 @dataclass(frozen=True, eq=False)
 class DynamicFilter:
-    """`keys` are of type `kind`, the column's type.
+    """A condition that the value of a column is one of many keys.
 
-    `name` is the column's full name.
+    Attributes:
+        keys: The keys, of type `kind`, the column's type.
+        name: The column's full name.
     """
 
     column_id: int

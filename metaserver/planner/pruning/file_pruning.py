@@ -128,9 +128,12 @@ def _text(value: Value) -> bytes:
 
 
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
-    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`).
+    """Keep the files whose partitions satisfy the condition of their spec.
 
-    Files of other specs are kept.
+    Args:
+        selection: The selection to narrow.
+        by_spec: The condition on partition values (`projection.inclusive`) by spec id. Files of other specs are kept.
+        expired: Whether the time budget of the plan is over.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
@@ -442,8 +445,9 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
 
 
 def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: removes only files without null and NaN whose rows all have an excluded
-    value.
+    """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
+
+    Removes only files without null and NaN whose rows all have an excluded value.
     """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
@@ -505,7 +509,10 @@ def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] 
 
 
 def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
-    """By bounds and null counts: keeps files that may contain one of the keys, of which there is at least one."""
+    """Keep the files that may contain one of the keys, by bounds and null counts.
+
+    There is at least one key.
+    """
     column = selection.view.stats(column_id, kind)
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":

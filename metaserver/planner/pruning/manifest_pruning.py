@@ -31,7 +31,7 @@ SUMMARY_BYTES = 32
 _NO, _YES, _UNKNOWN = 0, 1, 2
 _NOTHING = FieldSummary(None, None, None, None)
 _OF_ABSENT = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
-"""What null satisfies, beside IS_NULL."""
+"""The operators that null satisfies, beside IS_NULL."""
 
 
 class ManifestSummaries:
@@ -47,7 +47,7 @@ class ManifestSummaries:
         self._columns_max = 0
 
     def find_needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
-        """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
+        """Return the indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
@@ -59,7 +59,7 @@ class ManifestSummaries:
         return numbers_needed
 
     def _of_specs(self) -> dict[int, Longs]:
-        """By spec id, int64[manifests] that have summaries."""
+        """Return the manifests that have summaries, int64[manifests], by spec id."""
         if not self._numbers:
             numbers: dict[int, list[int]] = {}
             fields: dict[int, int] = {}
@@ -88,7 +88,7 @@ class ManifestSummaries:
         return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
 
     def _column(self, spec_id: int, position: int, kind: str) -> _Column:
-        """`position`: of the field in the spec."""
+        """Return the summaries of the field at a position of the spec."""
         key = (spec_id, position, kind)
         column = self._columns.get(key)
         if column is None:
@@ -157,7 +157,7 @@ class _Column:
         return flags
 
     def _overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
-        """As the function below, of each manifest."""
+        """Return, for each manifest, the result of the function `_overlaps`."""
         flags: Flags = np.ones(len(self.low), dtype=np.bool_)
         if op is Op.LT:
             flags = self.low < keys[0]
@@ -183,7 +183,7 @@ def _sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
-    """Of a field of texts or bytes."""
+    """Return whether a manifest may have a match, by a summary of texts or bytes."""
     if summary is None:
         return True
     low, high = (_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))

@@ -251,7 +251,7 @@ class _Search:
 
     def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> Found:
         if location in self._index.remote:
-            return self._index.remote[location].found
+            return self._index.remote[location].rows
         record = self._index.opened[location].index
         assert isinstance(record, Record)
         if record.count > ROWS_MAX:

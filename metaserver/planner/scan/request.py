@@ -39,7 +39,7 @@ ViewKey = tuple[str, ...]
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scan reads apart from its filter: its snapshots, and the meaning of names and comparisons.
+    """The options of a scan apart from its filter: its snapshots, and the meaning of names and comparisons.
 
     A scan reads one snapshot (by default the current one), or is incremental: it reads the files that appends added
     after `start_snapshot_id` up to and including `end_snapshot_id`.
@@ -188,7 +188,7 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
 
     @computed_once
     def partition_filters(self) -> dict[int, Expression]:
-        """By spec id, the condition on partition values that the filter and the dynamic filters imply."""
+        """The condition on partition values that the filter and the dynamic filters imply, by spec id."""
         partition_filters = {spec_id: projected.possible for spec_id, projected in self.filter_projections.items()}
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
@@ -285,7 +285,7 @@ class _Reading(msgspec.Struct, frozen=True):
     """A part of a filter, bound by one schema."""
 
     bound: Expression | None
-    """None if the schema cannot bind it."""
+    """The bound filter; None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
     """Column, transform and type family of each predicate; two schemas with equal terms give the part the same
     meaning.
