@@ -105,7 +105,7 @@ def as_dimension(path: str, kind: str) -> str:
     def keys(reader: DataRows) -> str:
         try:
             with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, rows_of(path), [KEY]) as found:
-                column = FileColumn.of(found[KEY], kind)
+                column = FileColumn.from_array(found[KEY], kind)
         except Unreadable as error:
             return error.reason
         return f"{len(column.keys_of_rows(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"

@@ -16,7 +16,7 @@ from seamark.formats.index.kinds.kinds import parameters
 from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
-from seamark.metaserver.api.indexes.indexes import defined_index
+from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import MoveInstant
 from seamark.metaserver.store.port import InstantFilter
@@ -97,7 +97,7 @@ async def load_build(call: Call, *, inflight: bool = False) -> Build:
     belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
-    definition = defined_index(table.metadata, name)
+    definition = find_defined_index(table.metadata, name)
     if inflight:
         require_inflight(instant)
         if definition.id != instant.summary["definition"]:
@@ -180,7 +180,7 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
                 continue  # it has ended or become active
 
 
-def shown(build: Build) -> dict[str, Any]:
+def describe_build(build: Build) -> dict[str, Any]:
     summary = build.instant.summary
     return {
         "build-id": build.instant.id,

@@ -9,7 +9,7 @@ import msgspec
 
 from seamark.formats.index.packing import Form, form_of, value_of
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.api.formats.listings import bound_json
+from seamark.metaserver.api.formats.listings import encode_bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.paging import page_size
@@ -139,8 +139,8 @@ def _layout(
     bars: int,
     points: int,
 ) -> ColumnLayout:
-    found = [lookup(view) for view in views]
-    axis, ranges = read_layouts(found, column, by_rank)
+    files_by_snapshot = [lookup(view) for view in views]
+    axis, ranges = read_layouts(files_by_snapshot, column, by_rank)
     return ColumnLayout(
         column=name,
         type=column.kind,
@@ -148,7 +148,7 @@ def _layout(
         marks=_marks(axis, column.kind),
         snapshots=[
             _of_snapshot(snapshot_id, files, of_files, axis, bars, points)
-            for snapshot_id, files, of_files in zip(ids, found, ranges, strict=True)
+            for snapshot_id, files, of_files in zip(ids, files_by_snapshot, ranges, strict=True)
         ],
     )
 
@@ -176,6 +176,6 @@ def _marks(axis: Axis, kind: str) -> list[Mark]:
     form = form_of(kind)
     assert form is not None
     return [
-        Mark(float(axis.positions[rank]), bound_json(kind, value_of(form, kind, axis.key_at(rank))))
+        Mark(float(axis.positions[rank]), encode_bound_json(kind, value_of(form, kind, axis.key_at(rank))))
         for rank in axis.ranks_at(MARKS).tolist()
     ]

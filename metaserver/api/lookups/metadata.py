@@ -76,9 +76,10 @@ _PAGING = (
 
 @dataclass(frozen=True)
 class _Page:
-    """`start`: the number of the first item, from 0.
+    """A page of a listing.
 
     Attributes:
+        start: The number of the first item, from 0.
         checksum: The part of tokens that identifies the request.
     """
 
@@ -224,11 +225,11 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 
 
-def _kind(given: str) -> str:
+def _kind(type_text: str) -> str:
     try:
-        return canonical_primitive(given)
+        return canonical_primitive(type_text)
     except BadRequest:  # a type of a later format version: it has counts, but bounds that are unknown here
-        return given
+        return type_text
 
 
 def _inside(schema: Schema, name: str) -> str:
@@ -246,20 +247,20 @@ def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
 
 def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
     wanted_arrow = arrow.wants_arrow(call.headers)
-    most = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
-    limit = page_size(call.query.get("limit", str(most)), "limit", most)
+    page_max = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
+    limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     parts = (metadata.table_uuid, call.query.get("partition", ""), *checksum)
     number = zlib.crc32(encode_json(parts))
-    given = call.query.get("page-token")
-    if not given:
+    page_token = call.query.get("page-token")
+    if not page_token:
         return _Page(requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
-    return _Page(*read_token(given, number, metadata), limit, number, wanted_arrow)
+    return _Page(*read_token(page_token, number, metadata), limit, number, wanted_arrow)
 
 
-def _fields(given: str | None) -> tuple[str, ...]:
-    if given is None:
+def _fields(fields_text: str | None) -> tuple[str, ...]:
+    if fields_text is None:
         return tuple(name for name in STATS_COLUMNS if name != "file")
-    names = tuple(dict.fromkeys(given.split(",")))
+    names = tuple(dict.fromkeys(fields_text.split(",")))
     for name in names:
         if name not in STATS_COLUMNS:
             raise BadRequest(f"fields contains {name[:40]!r}; available: {', '.join(STATS_COLUMNS)}")
@@ -277,9 +278,9 @@ def _delete_view(view: TableView) -> TableView:
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
-async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
     work: Callable[[], bytes | bytearray] = partial(
-        _arrow_body if page.arrow else _json_body, page, what, names, listing
+        _arrow_body if page.arrow else _json_body, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     # PyArrow imports pandas, where it is installed, before it makes its first array: a seventh of a second.
@@ -289,7 +290,7 @@ async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listi
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
+def _arrow_body(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
     end = min(listing.total, page.start + page.limit)
     token = page.token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
@@ -297,10 +298,10 @@ def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing
     return listing.stream(names, min(page.start, end), end, about)
 
 
-def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:
+def _json_body(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
     rows = items(listing, names, min(page.start, end), end)
-    return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})
+    return encode_json({"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.token(listing.total)})
 
 
 def add_components(app: web.Application) -> None:

@@ -134,7 +134,7 @@ def read_of_report(
         filtered = parse_expression(report.get("filter", True))
         columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}
         if not is_planned:
-            oldest = _least_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
+            oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals by what they are, such as (2-digit-int)
         pass
     return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
@@ -150,7 +150,7 @@ def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
     return (metadata.schema(stated) if isinstance(stated, int) else None) or metadata.current_schema
 
 
-def _least_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
+def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
     """Return a lower bound of the time column in all rows that satisfy the filter; None if there is none."""
     times = time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)

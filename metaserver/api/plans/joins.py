@@ -278,14 +278,14 @@ def _find_column(schema: Schema, name: str) -> Column:
     if column is None:
         alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
         if len(alike) != 1:
-            what = "is not" if not alike else f"may be one of {len(alike)} columns"
-            raise BadRequest(f"The column {name[:200]!r} {what} in the table's schema")
+            problem = "is not" if not alike else f"may be one of {len(alike)} columns"
+            raise BadRequest(f"The column {name[:200]!r} {problem} in the table's schema")
         column = schema.index.by_id[alike.pop()]
     inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.ancestors(column))
     if inside or not is_primitive(column.type):
-        what = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
+        problem = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
         raise BadRequest(
-            f"The column {column.name} {what}; join on a column of a primitive type outside lists and maps"
+            f"The column {column.name} {problem}; join on a column of a primitive type outside lists and maps"
         )
     return column
 

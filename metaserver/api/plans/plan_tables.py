@@ -38,7 +38,7 @@ from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
-from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
 from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -174,29 +174,29 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     await call.components.catalog.check_writable(loaded)
     audience = call.audience
-    body, bound_scan = await _bound_request(call, data, loaded)
+    body, bound_scan = await _read_bound_request(call, data, loaded)
     if body.hide_partitions and audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
-    bound_scan = filters.applied(bound_scan)
+    bound_scan = filters.apply_to(bound_scan)
     answer = await _NewPlanTable(call, loaded, body, bound_scan, holder).find_or_make()
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes)
 
 
-async def _bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
     decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
-        return await read_in_turn(call, len(data), lambda: _bound(_read(data, metadata), metadata))
+        return await read_in_turn(call, len(data), lambda: _bind_request(_read(data, metadata), metadata))
     key = (entry.metadata_location, data)
     read = decoded_requests.get(key)
     if read is None:
         read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
         decoded_requests.put(key, read, object_bytes(read) + len(data))
-    return _bound(read, metadata)
+    return _bind_request(read, metadata)
 
 
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
@@ -207,7 +207,7 @@ def _read(data: bytes, metadata: TableMetadata) -> _Read:
     return body, _filter(body, metadata)
 
 
-def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
+def _bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
     body, filter = read
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
@@ -257,7 +257,7 @@ class _NewPlanTable:
             shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
             if shared is not None:
                 limit = None if body.hide_partitions else body.max_kept_fraction
-                return _without_name_above(limit, _answer(shared))
+                return _drop_name_above(limit, _answer(shared))
         key = (entry.namespace, name or self._question, self._lease_s, body.max_kept_fraction)
         return await self._app[MAKING].run(key, self._make)
 
@@ -278,7 +278,7 @@ class _NewPlanTable:
                 return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
         max_kept_fraction = None if misleads else body.max_kept_fraction
         sizes = _sizes(scan_plan) if is_small else await asyncio.to_thread(_sizes, scan_plan)
-        answer = _without_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
+        answer = _drop_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
         if answer.name is None:
             if name is not None and scan_plan.complete:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
@@ -287,7 +287,7 @@ class _NewPlanTable:
         if not scan_plan.complete:  # a later plan may keep fewer files, so the name is not shared
             name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
-        select = partial(kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
+        select = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
         manifests_of_plan = select() if is_small else await asyncio.to_thread(select)
         refusal = ""
         if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
@@ -369,7 +369,7 @@ def _answer(plan: PlanTable) -> PlanTableResponse:
     )
 
 
-def _without_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
+def _drop_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
     """Return the answer, without the name if the plan keeps a larger fraction of the files."""
     if max_kept_fraction is not None and answer.files > max_kept_fraction * answer.considered_files:
         return msgspec.structs.replace(answer, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)

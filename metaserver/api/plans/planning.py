@@ -375,7 +375,7 @@ class _ClientScan:
         writer = self._writer(scan_plan)
         entry_ids = scan_plan.entry_ids
         if min_rows > 0:
-            entry_ids = await self._run(partial(scan_plan.first_with_rows, min_rows, limit))
+            entry_ids = await self._run(partial(scan_plan.find_first_with_rows, min_rows, limit))
         head, tail = b'{"status":"completed",', b"}"
         if credentials:
             tail = b',"storage-credentials":' + credentials + tail

@@ -118,8 +118,8 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     own_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     schema = metadata.current_schema if own_schema is None else own_schema
-    others = (metadata.current_schema, *schemas_while_head(metadata, snapshot, schema))
-    selects_all = any(_has_all_columns(selected, candidate) for candidate in (schema, *others))
+    earlier_schemas = (metadata.current_schema, *schemas_while_head(metadata, snapshot, schema))
+    selects_all = any(_has_all_columns(selected, candidate) for candidate in (schema, *earlier_schemas))
     return selects_all, selects_all
 
 

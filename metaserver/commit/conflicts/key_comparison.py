@@ -32,7 +32,7 @@ from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
-from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
+from seamark.metaserver.planner.joins.dimension_columns import FileColumn, iterate_filtered_columns, rows_where
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import columns_of
 from seamark.metaserver.planner.view.view import Selection, TableView, never
@@ -255,14 +255,14 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
     Raises:
         Unreadable: If the file cannot be read.
     """
-    columns_needed = set(filtered_columns(file.condition, ()))
+    columns_needed = set(iterate_filtered_columns(file.condition, ()))
     if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
         return False
     try:
         stored = _columns(data, file.path, {column.column_id for column in columns_needed})
         if len(stored) < len({column.column_id for column in columns_needed}):
             return False
-        columns = {column: FileColumn.of(stored[column.column_id], column.kind) for column in columns_needed}
+        columns = {column: FileColumn.from_array(stored[column.column_id], column.kind) for column in columns_needed}
     except ValueError as error:
         raise Unreadable(file.path, str(error)) from None
     if any(column.clipped for column in columns.values()):

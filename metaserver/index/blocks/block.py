@@ -60,13 +60,13 @@ class Derived:
         self._values: dict[type[Any], Any] = {}
 
     def get(self, kind: type[K]) -> K | None:
-        found: K | None = self._values.get(kind)
-        return found
+        value: K | None = self._values.get(kind)
+        return value
 
     def keep(self, value: K) -> K:
         """Return the stored value, which may be another thread's."""
-        kept: K = self._values.setdefault(type(value), value)
-        return kept
+        stored_value: K = self._values.setdefault(type(value), value)
+        return stored_value
 
     @property
     def size_bytes(self) -> int:
@@ -118,7 +118,7 @@ class BlockMemory:
             self.add(size_bytes)
 
     def count_mapped(self, whole_bytes: int) -> None:
-        """From now on the memory, of `whole_bytes`, is a mapped file: only what is used counts."""
+        """Count only the used memory from now on: the memory, of `whole_bytes`, is a mapped file."""
         with _charging:
             if self._is_mapped:
                 return
@@ -159,7 +159,7 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     field_id: int
     kind: str
     values: Packed | None
-    """None: null in every row."""
+    """The values; None if every row is null."""
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -215,7 +215,7 @@ class Block:
             self._directory = from_msgpack(directory, _Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
-        self._arrays = data[aligned(HEAD.size + size) :]
+        self._arrays = data[align_size(HEAD.size + size) :]
         self._size_bytes = len(data) + _DIRECTORY_FACTOR * size + _BLOCK_BYTES
         self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
         self.derived = Derived()
@@ -240,10 +240,10 @@ class Block:
 
         The first of its type stays.
         """
-        kept = self.derived.keep(value)
-        if kept is value:
+        stored_value = self.derived.keep(value)
+        if stored_value is value:
             self.memory.add(value.size_bytes)
-        return kept
+        return stored_value
 
     @property
     def location(self) -> str:
@@ -279,7 +279,7 @@ class Block:
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
-        """In the order of the partition tuple; None if all values are null."""
+        """The columns in the order of the partition tuple; None for a field whose values are all null."""
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
@@ -311,16 +311,16 @@ class Block:
 
     def _all_packed(self) -> Iterator[Packed]:
         directory = self._directory
-        found: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
+        columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():
-            found += entry.counts, entry.values
-        found += [entry.values for entry in directory.partition]
+            columns += entry.counts, entry.values
+        columns += [entry.values for entry in directory.partition]
         for column in directory.columns:
-            found += column.lower, column.upper, *column.counts
-        return (packed for packed in found if packed is not None)
+            columns += column.lower, column.upper, *column.counts
+        return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
-        """From now on only what is used of the block counts as memory: it is a mapped file."""
+        """Count only the used memory of the block from now on: it is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
     def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
@@ -330,7 +330,7 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def packed_longs(self, name: str) -> Packed | None:
-        """As `long_column`, without access to the values."""
+        """Return the packed form of `long_column`, without access to the values."""
         return self._directory.longs.get(name)
 
     def packed_texts(self, name: str) -> Packed | None:
@@ -419,7 +419,12 @@ class Block:
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
     def bound_column(self, side: str, column_id: int) -> PackedColumn | None:
-        """`side` is "lower" or "upper"."""
+        """Return the bounds of a column; None if there are none.
+
+        Args:
+            side: "lower" or "upper".
+            column_id: The column.
+        """
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.lower if side == "lower" else entry.upper)
 
@@ -467,5 +472,5 @@ def _value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
     return value_of(Form(column.packed.form), kind, key)
 
 
-def aligned(size: int) -> int:
+def align_size(size: int) -> int:
     return size + (-size % ALIGNMENT)

@@ -212,10 +212,10 @@ def _usable_bounds(
     Engines wrote some (`iceberg/manifests/repaired_metrics.py`). None if all prove something.
     """
     order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
-    found = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
-    if found is None:
+    marks_of_sides = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
+    if marks_of_sides is None:
         return None
-    sides = zip((lower, upper), found, strict=True)
+    sides = zip((lower, upper), marks_of_sides, strict=True)
     low, high = (None if side is None else tuple(part[marks == 0] for part in side) for side, marks in sides)
     return low, high
 

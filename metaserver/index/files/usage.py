@@ -42,6 +42,6 @@ class Usage:
         used.files_in += files_in
         used.files_removed += files_removed
 
-    def of(self, uuid: str, definition_id: str) -> IndexUsage | None:
-        """Return None if the index has not been used since the start."""
+    def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
+        """Return the usage of an index; None if it has not been used since the start."""
         return self._used.get((uuid, definition_id))

@@ -29,13 +29,15 @@ _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 
 
 class TermEffect(NamedTuple):
-    """`files_left`: what partition values and bounds keep of `files_in`, the files of the view.
+    """The effect of one part of the filter.
 
     Attributes:
+        files_left: How many of `files_in`, the files of the view, partition values and bounds keep.
         has_bounds: Whether some file has bounds of the column; True for types that need none.
-        index_name: Of an enabled index on the column; `index_kind`: the kind that would help; `index_files`: about how
-            many files a plan would keep with an index; None if that cannot be estimated, for `index_note`, which also
-            says why no index would help.
+        index_name: The name of an enabled index on the column.
+        index_kind: The kind of index that would help.
+        index_files: About how many files a plan would keep with an index; None if that cannot be estimated.
+        index_note: Why `index_files` cannot be estimated, or why no index would help.
     """
 
     expression: Expression
@@ -50,7 +52,7 @@ class TermEffect(NamedTuple):
 
 
 def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
-    """Return one for each of the first parts that all rows must satisfy, in the order of the filter."""
+    """Return the effect of each of the first parts that all rows must satisfy, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
     return [_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]

@@ -243,11 +243,11 @@ class FileStats:
 
     def write(self, rows: Longs) -> list[bytes]:
         """Return `,"value-counts":{…},…` for each row; maps without keys are omitted."""
-        written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
+        written = [_write_maps(name, columns, rows) for name, columns in self._maps if columns]
         return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
 
 
-def _written_map(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
+def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
     keys = [key for key, _ in columns]
     values = zip(*(read(rows) for _, read in columns), strict=True)
     return [_map(name, keys, texts) for texts in values]
@@ -269,7 +269,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """Return what reads the bounds of this column; None if the block has none."""
+    """Return the function that reads the bounds of this column; None if the block has none."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
@@ -280,7 +280,7 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
             f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
         ]
     if dtype is None:
-        return lambda rows: [_bound(block, side, column_id, kind, row) for row in rows.tolist()]
+        return lambda rows: [_write_bound(block, side, column_id, kind, row) for row in rows.tolist()]
     read_at = doubles_at if kind in FLOATS else longs_at
 
     def read(rows: Longs) -> list[str | None]:
@@ -295,7 +295,7 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
     return read
 
 
-def _bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
+def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
     value = block.bound(side, column_id, row)
     return None if value is None else f'"{encode(kind, value).hex().upper()}"'
 
@@ -444,7 +444,7 @@ class PartitionTexts:
 
 
 class _TextsOfView:
-    """For answers to a view's plans, which nearly always have the same metadata."""
+    """The partition texts of a view's plans, which nearly always have the same metadata."""
 
     def __init__(self) -> None:
         self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
@@ -504,9 +504,9 @@ def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
 
 
 def _float_text(target: str, value: float) -> str:
-    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity.
+    """Return a float as JSON, which has neither infinity nor NaN.
 
-    It has no NaN.
+    Parsers read numbers beyond the range of doubles as infinity.
     """
     if math.isnan(value):
         raise NotAcceptable(

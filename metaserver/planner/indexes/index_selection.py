@@ -48,7 +48,7 @@ class _RemoteHits(NamedTuple):
 
 
 def _result(task: asyncio.Task[T | None]) -> T | None:
-    """Return None for a task that is not done.
+    """Return the result of a task; None for a task that is not done.
 
     An unexpected error is logged and does not fail the plan.
     """
@@ -98,14 +98,14 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """Return None if no index can prune.
+        """Return the probe of a plan; None if no index can prune.
 
         Never raises.
         """
         projection = await self._project(bound_scan, definitions)
         if projection is None:
             return None
-        listed = await self._listed(entry)
+        listed = await self._list_files(entry)
         if listed is None:
             return None
         listed_files = {definition.id: listed.live(definition.id) for definition in projection.definitions}
@@ -113,7 +113,7 @@ class IndexSelection:
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        opened, remote_hits = await self._opened(projection, files, until_s)
+        opened, remote_hits = await self._open_files(projection, files, until_s)
         usable: dict[str, IndexFileRef] = {
             **{location: hits.remote for location, hits in remote_hits.items()},
             **opened,
@@ -135,7 +135,7 @@ class IndexSelection:
         return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, late)
 
     def record(self, probe: Probe, entry: Entry) -> None:
-        """Records, after a plan, the usage of indexes, and schedules a check of index files that proved damaged."""
+        """Record, after a plan, the usage of indexes, and schedule a check of index files that proved damaged."""
         now_ms = self._clock.now_ms()
         for definition_id, (files_in, removed) in probe.counts.items():
             self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
@@ -148,14 +148,14 @@ class IndexSelection:
             return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
         return project(bound_scan.bound, definitions)
 
-    async def _listed(self, entry: Entry) -> IndexFiles | None:
+    async def _list_files(self, entry: Entry) -> IndexFiles | None:
         try:
             return await self._indexes.registry.files(entry)
         except SeamarkError as error:
             log.warning("index files not listed", table=entry.name, reason=error.message)
             return None
 
-    async def _opened(
+    async def _open_files(
         self, projection: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
     ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
         """Return (opened index files that are in memory in time, results of index files that were read remotely), by
@@ -213,9 +213,10 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes.
+        """Load, by range reads, the rows of data files that the plan did not find in bitmap indexes.
 
-        Whether it loaded any.
+        Returns:
+            Whether it loaded any rows.
         """
         missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
         if sum(map(len, missing.values())) > RANGES_MAX:

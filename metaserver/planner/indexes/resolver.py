@@ -28,7 +28,7 @@ class RemoteRows(NamedTuple):
 
     location: str
     files: FilesTable
-    found: Found
+    rows: Found
 
 
 class RecordIndex(NamedTuple):
@@ -49,11 +49,11 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """Return None if the index file can no longer be used."""
-        found = self.files.get(location)
-        if found is None:
+        """Return the bitmaps of an index file; None if the file can no longer be used."""
+        index_file = self.files.get(location)
+        if index_file is None:
             return None
-        index = found.bitmap.bitmap if isinstance(found, RemoteIndexFile) else found.index
+        index = index_file.bitmap.bitmap if isinstance(index_file, RemoteIndexFile) else index_file.index
         assert isinstance(index, Bitmap)
         return index
 
@@ -70,15 +70,18 @@ class IndexResolver:
     async def records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
-        """Index files in which to look up keys.
+        """Return the index files in which to look up keys.
 
         Args:
+            view: The view.
+            definition: The record index.
+            entry: The table.
             hashes: The halves of the keys' hashes if these are few enough for remote reads, otherwise None.
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
-            found = None if hashes is None else await index.record.rows(*hashes)
-            return None if found is None else RemoteRows(index.location, index.files, found)
+            located_rows = None if hashes is None else await index.record.rows(*hashes)
+            return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         if hashes is None:
@@ -91,7 +94,7 @@ class IndexResolver:
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
     async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """Bitmap index files, whose rows `load` loads."""
+        """Return the bitmap index files, whose rows `load` loads."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index

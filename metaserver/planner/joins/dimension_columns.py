@@ -47,7 +47,15 @@ class FileColumn:
     def __init__(
         self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
     ) -> None:
-        """`ranks`: the rank of each row's key; undefined for rows that are null or NaN, where `present` is False."""
+        """Create the column from its keys.
+
+        Args:
+            distinct: The sorted distinct keys.
+            ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
+            codes: Whether the keys are codes.
+            present: The rows with a key; None for all.
+            nans: The rows that are NaN; None for none.
+        """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
         self._count = len(distinct)
@@ -58,8 +66,12 @@ class FileColumn:
         self._present, self._nans = present, nans
 
     @staticmethod
-    def of(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """ValueError if the array has values of another type, or too many."""
+    def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
+        """Return the column of an array.
+
+        Raises:
+            ValueError: If the array has values of another type, or too many.
+        """
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
             return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
         return FileColumn._of_keys(keys_of(array, kind))
@@ -121,7 +133,7 @@ class FileColumn:
         masks = (self._present, self._nans)
         return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
 
-    def within(self, ranges: KeyRanges) -> Mask:
+    def rows_within(self, ranges: KeyRanges) -> Mask:
         """Return bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
         selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
@@ -167,10 +179,10 @@ class FileColumn:
 Columns = Mapping[DimensionColumn, FileColumn]
 
 
-def filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
+def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
     """Yield the columns that `rows_where` reads."""
     for predicate in predicates_of(bound):
-        if (plain := _plain(predicate)) is not None:
+        if (plain := _to_plain_condition(predicate)) is not None:
             yield from (DimensionColumn(bound.column_id, bound.kind) for bound in predicates_of(plain))
     yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
 
@@ -184,9 +196,9 @@ def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], colu
     return mask
 
 
-def both_of(one: Mask | None, other: Mask | None) -> Mask | None:
+def both_of(left: Mask | None, right: Mask | None) -> Mask | None:
     """Return the rows that are in both; None is all rows."""
-    return other if one is None else one if other is None else one & other
+    return right if left is None else left if right is None else left & right
 
 
 def _rows(expression: Expression, columns: Columns) -> Mask | None:
@@ -196,8 +208,8 @@ def _rows(expression: Expression, columns: Columns) -> Mask | None:
             return np.logical_and.reduce(parts) if parts else None
         case Or(children):
             branches = [_rows(child, columns) for child in children]
-            known = [branch for branch in branches if branch is not None]
-            return np.logical_or.reduce(known) if len(known) == len(branches) else None
+            bounded_branches = [branch for branch in branches if branch is not None]
+            return np.logical_or.reduce(bounded_branches) if len(bounded_branches) == len(branches) else None
         case Always(value):
             return None if value else np.zeros(next(iter(columns.values())).rows, dtype=np.bool_)
         case Bound():
@@ -206,14 +218,14 @@ def _rows(expression: Expression, columns: Columns) -> Mask | None:
 
 
 def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
-    plain = _plain(predicate)
+    plain = _to_plain_condition(predicate)
     if plain is None or not isinstance(plain, Bound):
         return None if plain is None else _rows(plain, columns)
     ranges = key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
-    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].within(ranges)
+    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].rows_within(ranges)
 
 
-def _plain(predicate: Bound) -> Expression | None:
+def _to_plain_condition(predicate: Bound) -> Expression | None:
     """Return a condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
     ranges = source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):

@@ -94,8 +94,8 @@ def _matching(predicate: LikePredicate, keys: Distinct) -> Mask:
         unknown |= ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
         texts = (pc.ascii_lower if predicate.function == "lower" else pc.ascii_upper)(texts)
     try:
-        found: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
+        matches: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:  # the pattern needs more memory than RE2 allows
         return np.ones(len(keys), dtype=np.bool_)
-    matching: Mask = (found != predicate.negated) | unknown
+    matching: Mask = (matches != predicate.negated) | unknown
     return matching

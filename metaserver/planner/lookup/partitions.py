@@ -30,7 +30,11 @@ class PartitionTuple(NamedTuple):
 
 
 class FilesByPartition(NamedTuple):
-    """`numbers`, int64[files]: indexes into `partitions`, which are in the order of their first files."""
+    """The partitions of files, in the order of their first files.
+
+    Attributes:
+        numbers: The index into `partitions` of each file, int64[files].
+    """
 
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]
@@ -48,11 +52,11 @@ class FilesByPartition(NamedTuple):
         return [int(count) for count in np.bincount(self.numbers, minlength=len(self.partitions))]
 
 
-def group_by_partition(found: FoundFiles) -> FilesByPartition:
+def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
     number_of: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
-    for segment in found.segments:
+    for segment in data_files.segments:
         examples, group_of = _groups(segment)
         numbers = []
         for row in examples.tolist():

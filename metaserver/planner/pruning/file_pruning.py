@@ -128,9 +128,12 @@ def _text(value: Value) -> bytes:
 
 
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
-    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`).
+    """Keep the files whose partitions satisfy the condition of their spec.
 
-    Files of other specs are kept.
+    Args:
+        selection: The selection to narrow.
+        by_spec: The condition on partition values (`projection.inclusive`) by spec id. Files of other specs are kept.
+        expired: Whether the time budget of the plan is over.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
@@ -363,10 +366,10 @@ def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, t
         return
     selection.state[flags == 1] = 0
     for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
-        selection.keep(number, ~_tested(selection.view, column, number, test))
+        selection.keep(number, ~_test_block(selection.view, column, number, test))
 
 
-def _tested(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
+def _test_block(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
     entry = column.entries[number]
     assert entry is not None
     block = view.blocks[number]
@@ -407,7 +410,7 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
     Values between two such bounds in one order may be outside them in the other order.
     """
 
-    def across(selection: Selection, lower: int, upper: int) -> None:
+    def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
@@ -416,7 +419,7 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
     ]
-    return [*unbounded, partial(across, lower=LT, upper=GE), partial(across, lower=GE, upper=LT)]
+    return [*unbounded, partial(compare_bounds, lower=LT, upper=GE), partial(compare_bounds, lower=GE, upper=LT)]
 
 
 def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
@@ -442,8 +445,9 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
 
 
 def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: removes only files without null and NaN whose rows all have an excluded
-    value.
+    """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
+
+    Removes only files without null and NaN whose rows all have an excluded value.
     """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
@@ -462,11 +466,11 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
-        kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
-        kept |= ~_tested(view, column, number, _no_nulls)
+        keep_mask = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
+        keep_mask |= ~_test_block(view, column, number, _no_nulls)
         if floats:
-            kept |= ~_tested(view, column, number, _no_nans)
-        selection.keep(number, kept)
+            keep_mask |= ~_test_block(view, column, number, _no_nans)
+        selection.keep(number, keep_mask)
 
 
 def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
@@ -505,12 +509,15 @@ def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] 
 
 
 def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
-    """By bounds and null counts: keeps files that may contain one of the keys, of which there is at least one."""
+    """Keep the files that may contain one of the keys, by bounds and null counts.
+
+    There is at least one key.
+    """
     column = selection.view.stats(column_id, kind)
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":
         return
-    low, high = (packed_key(keys.at(position), kind) for position in (0, len(keys) - 1))
+    low, high = (pack_key(keys.at(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
@@ -523,7 +530,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
 
 
-def packed_key(key: int | bytes, kind: str) -> int | bytes:
+def pack_key(key: int | bytes, kind: str) -> int | bytes:
     """Return an index key as column statistics encode it."""
     return key if isinstance(key, bytes) else key - _bias(kind)
 

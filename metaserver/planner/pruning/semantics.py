@@ -56,7 +56,7 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
     if op in ORDERED:
         if predicate.result == "uuid":
             return None
-        ranges = (_ordered(op, values[0], kind, semantics),)
+        ranges = (_to_ordered_range(op, values[0], kind, semantics),)
         above = op in (Op.GT, Op.GT_EQ) and semantics is not ComparisonSemantics.SQL
         return KeyRanges(kind, ranges, nulls, above and kind in FLOATS)
     inside = op in (Op.EQ, Op.IN)
@@ -74,7 +74,7 @@ def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 
 
-def _ordered(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
+def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
     below = op in (Op.LT, Op.LT_EQ)
     closed = op in (Op.LT_EQ, Op.GT_EQ)
     # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal.

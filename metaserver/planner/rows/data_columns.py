@@ -101,11 +101,14 @@ class DataRows:
         limit_bytes: int,
         decoded_bytes: int,
     ) -> None:
-        """`mapping`: the table's.
+        """Create a reader for one request.
 
         Args:
-            limit_bytes: What one request may fetch.
-            decoded_bytes: What it may hold in memory.
+            objects: The storage.
+            loop: The event loop.
+            mapping: The table's name mapping.
+            limit_bytes: The number of bytes that one request may fetch.
+            decoded_bytes: The number of bytes that it may hold in memory.
         """
         self._objects, self._loop, self._mapping = objects, loop, mapping
         self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
@@ -158,9 +161,9 @@ class DataRows:
         """Decoded columns count towards the budget until the caller has consumed them."""
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
-            yield self._decoded(source, path, records, read, budget)
+            yield self._decode_file(source, path, records, read, budget)
 
-    def _decoded(
+    def _decode_file(
         self,
         source: _Ranges,
         path: str,

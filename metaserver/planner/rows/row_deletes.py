@@ -79,7 +79,7 @@ class RowDeletes:
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
 
-    def evaluator_of(self, scan: ScanPlan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
+    def evaluator_of(self, scan: ScanPlan, known_keys: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """Return the evaluator of one request.
 
         Args:
@@ -88,7 +88,7 @@ class RowDeletes:
         mapping = name_mapping_of(scan.metadata.properties)
         loop = asyncio.get_running_loop()
         data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes)
-        return DeleteEvaluator(scan, self._files, data, known or {})
+        return DeleteEvaluator(scan, self._files, data, known_keys or {})
 
 
 class DeleteEvaluator:
@@ -163,7 +163,7 @@ class DeleteEvaluator:
         if not all(column_id in self._known for column_id, _ in columns):
             return None
         if columns not in self._hashes:
-            self._hashes[columns] = _hashed([self._known[column_id] for column_id, _ in columns])
+            self._hashes[columns] = _hash_keys([self._known[column_id] for column_id, _ in columns])
         exact, loose = self._hashes[columns]
         return _at(exact, rows), None if loose is None else _at(loose, rows)
 
@@ -247,21 +247,21 @@ class _Evaluation:
     def _hashes_of(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
-        known = None if self.keys is None else self.evaluator.hashes_of(columns, self.keys[rows])
-        if known is not None:
-            return known
+        known_hashes = None if self.keys is None else self.evaluator.hashes_of(columns, self.keys[rows])
+        if known_hashes is not None:
+            return known_hashes
         order = np.argsort(self.positions[rows], kind="stable")
         positions = self.positions[rows[order]]
         with self.evaluator.data.read(path, *counts, [column_id for column_id, _ in columns], positions) as values:
             try:
-                exact, loose = _hashed([keys_of(values[column_id], kind) for column_id, kind in columns])
+                exact, loose = _hash_keys([keys_of(values[column_id], kind) for column_id, kind in columns])
             except ValueError as error:
                 raise Unreadable(path, str(error)) from None
         inverse = np.argsort(order, kind="stable")
         return _at(exact, inverse), None if loose is None else _at(loose, inverse)
 
 
-def _hashed(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
+def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
     loose = merge_zeros(columns)
     return hash_halves(columns), None if loose is None else hash_halves(loose)
 
