@@ -19,7 +19,7 @@ from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
-from seamark.connector.client.values import At, LoadedTable
+from seamark.connector.client.values import At, EngineTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
@@ -158,7 +158,7 @@ def audit_index(
     return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
 
 
-def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMetadata) -> IndexTask:
+def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
     """Return a task without a folder, because nothing is written."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
@@ -168,7 +168,7 @@ def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMeta
     return IndexTask(metadata.table_uuid, definition, projection, "", storage, EnvironmentKeys(table))
 
 
-def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTable, TableMetadata, bool]:
+def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTable, TableMetadata, bool]:
     """Return the index, the table and its metadata, and whether both are of the same snapshot; retried if others
     commit.
     """

@@ -18,7 +18,7 @@ from seamark.connector.arrow.partitions import Partition, Partitioner
 from seamark.connector.arrow.sort_order import Ordering
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
-from seamark.connector.client.values import LoadedTable
+from seamark.connector.client.values import EngineTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
@@ -57,7 +57,7 @@ class WriteTarget:
     indexes: tuple[IndexTask, ...] = ()
 
     @staticmethod
-    def of(loaded: LoadedTable, name: Name | None = None) -> WriteTarget:
+    def of(loaded: EngineTable, name: Name | None = None) -> WriteTarget:
         """Return the target for the table's current schema, spec, sort order and enabled indexes.
 
         Args:

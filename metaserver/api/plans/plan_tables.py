@@ -34,7 +34,7 @@ from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
-from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
+from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
 from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
@@ -42,7 +42,7 @@ from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWrite
 from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.store.model import PlanTable
+from seamark.metaserver.store.model import StoredPlanTable
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -306,7 +306,7 @@ class _NewPlanTable:
             usage.plans.put(plan_table.shown_id, end_ms, 0)
         return _answer(plan_table)
 
-    async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> PlanTable:
+    async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> StoredPlanTable:
         app, entry, holder = self._app, self._entry, self._holder
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
         assert snapshot is not None
@@ -314,7 +314,7 @@ class _NewPlanTable:
         location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
         written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
         files = tuple(path for path, _ in written.files)
-        plan_table = PlanTable(
+        plan_table = StoredPlanTable(
             id=plan_id,
             namespace=entry.namespace,
             name=name,
@@ -331,7 +331,7 @@ class _NewPlanTable:
         )
         if holder is not None:
             (planned,) = written.metadata.snapshots
-            plan_snapshot = shown_snapshot(plan_id, metadata, planned)
+            plan_snapshot = make_plan_snapshot(plan_id, metadata, planned)
             text = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
                 plan_table, audience=holder.audience, shown_id=plan_snapshot.snapshot_id, shown=text
@@ -356,7 +356,7 @@ def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 
-def _answer(plan: PlanTable) -> PlanTableResponse:
+def _answer(plan: StoredPlanTable) -> PlanTableResponse:
     return PlanTableResponse(
         plan.name,
         plan.snapshot_id,

@@ -156,7 +156,7 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
     if table.plan_snapshot_id is not None:
         return await _version(catalog, table, namespace, name, audience)
     if audience is not None:
-        plan = await catalog.plan_views.named(namespace, name, audience)
+        plan = await catalog.plan_views.find(namespace, name, audience)
         inner = (await catalog.views.load(namespace, plan.of_name)).metadata
         schema = inner.schema(inner.current_version.schema_id)
         columns = () if schema is None else tuple(field.name for field in schema.fields)
@@ -164,9 +164,9 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
             table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns
         )
     try:
-        plan, _ = await catalog.plan_tables.named(namespace, name)
+        plan, _ = await catalog.plan_tables.find(namespace, name)
     except NoSuchTable:
-        plan = await catalog.plan_views.named(namespace, name)
+        plan = await catalog.plan_views.find(namespace, name)
     return ReplacedReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
@@ -174,7 +174,7 @@ async def _version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)
-    shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
+    shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)

@@ -44,7 +44,7 @@ from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, fi
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry, NamespacePath
-from seamark.metaserver.store.sql.changes import Changes, watch
+from seamark.metaserver.store.sql.changes import CommitCounter, watch
 
 T = TypeVar("T")
 
@@ -70,7 +70,7 @@ class PointerCache:
     therefore queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
     """
 
-    def __init__(self, tables: Tables, changes: Changes | None) -> None:
+    def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
         """If `changes` is None, each request reads the pointer."""
         self._tables = tables
         self._changes = changes

@@ -105,10 +105,10 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
     """Return the part of the expression on these columns; None: on all columns."""
-    known = None if columns is None else frozenset(columns)
+    column_ids = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:
-        is_known = known is None or predicate.column_id in known
+        is_known = column_ids is None or predicate.column_id in column_ids
         return predicate if is_known and predicate.kind not in FLOATS else TRUE
 
     return replaced(bound, part)
@@ -134,21 +134,21 @@ def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
     return number, view.blocks[number], position - int(view.starts[number])
 
 
-def _mask(view: TableView, positions: Iterable[int], *, others: bool) -> npt.NDArray[np.uint8]:
-    mask = np.full(view.file_count, others, dtype=np.uint8)
-    mask[list(positions)] = not others
+def _mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.NDArray[np.uint8]:
+    mask = np.full(view.file_count, elsewhere, dtype=np.uint8)
+    mask[list(positions)] = not elsewhere
     return mask
 
 
 def _select_files(files: AddedFiles, positions: Iterable[int]) -> Selection:
     selection = files.selection.copy()
-    selection.intersect(_mask(files.view, positions, others=False))
+    selection.intersect(_mask(files.view, positions, elsewhere=False))
     return selection
 
 
 def _drop(selection: Selection, positions: Sequence[int]) -> None:
     if positions:
-        selection.intersect(_mask(selection.view, positions, others=True))
+        selection.intersect(_mask(selection.view, positions, elsewhere=True))
 
 
 def _file(view: TableView, position: int, condition: Expression) -> _File:
@@ -163,7 +163,7 @@ def _file(view: TableView, position: int, condition: Expression) -> _File:
     )
 
 
-async def first_match(
+async def find_first_match(
     source: CheckedFiles, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
     """Return the first pair (data file row, delete file row) whose delete may remove rows of the data file.
@@ -219,10 +219,10 @@ async def first_match(
             return True
         return not isinstance(deleted_keys, DeletedKeys) or bool(deleted_keys.exact.has(*hashes).any())
 
-    def first() -> tuple[int, int] | None:
+    def find_first() -> tuple[int, int] | None:
         return next((pair for pair in pairs if matches(*pair)), None)
 
-    return await asyncio.to_thread(first)
+    return await asyncio.to_thread(find_first)
 
 
 def _positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:

@@ -87,7 +87,7 @@ class Cleaner:
         return done
 
     async def _clean_tables(self) -> int:
-        entries = await self._store.indexed_tables(self._after, _TABLES_A_ROUND)
+        entries = await self._store.list_indexed_tables(self._after, _TABLES_A_ROUND)
         self._after = entries[-1].uuid if entries else None
         done = 0
         for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):

@@ -29,7 +29,7 @@ from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition,
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4
 FILES_MAX, FILES_MIN = 20, 2
@@ -166,7 +166,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
         return (await asyncio.to_thread(file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
-        columns = await gathered([partial(read, file) for file in chosen], _CONCURRENT)
+        columns = await gather([partial(read, file) for file in chosen], _CONCURRENT)
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except SeamarkError as error:

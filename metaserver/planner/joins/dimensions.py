@@ -41,7 +41,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
@@ -246,7 +246,7 @@ class Dimensions:
                     columns[ref] = column
             return {ref: column for ref, column in columns.items() if column is not None}
 
-        return await gathered([partial(read, file) for file in files], _FILES_CONCURRENT)
+        return await gather([partial(read, file) for file in files], _FILES_CONCURRENT)
 
 
 def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:

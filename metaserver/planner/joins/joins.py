@@ -35,7 +35,7 @@ from seamark.metaserver.planner.joins.periods import period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
 IN_LOOP_VALUES = 200
@@ -118,7 +118,7 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: f
 
     Waits until `until_s`, in monotonic seconds.
     """
-    results = await gathered([partial(_filters_of, dimensions, join, until_s) for join in joins])
+    results = await gather([partial(_filters_of, dimensions, join, until_s) for join in joins])
     pairs = list(zip(joins, results, strict=True))
     parts = []
     for number in dict.fromkeys(join.any_of for join in joins):

@@ -104,7 +104,7 @@ class LocationChecker:
             return not blocks  # not one of this server's stores; or the files are in several stores
         if not own.isdisjoint(with_folders(key)):
             return True
-        overlapping = await self._store.claims_overlapping([key], uuid, 1 if blocks else 0)
+        overlapping = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
         above = set(with_folders(key))
         if any(claim.location in above for claim in overlapping):
             raise Forbidden(

@@ -70,7 +70,7 @@ class Preparation:
                 while not self._planned.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
-                            for instant in await self._timeline.next(watcher, _BATCH):
+                            for instant in await self._timeline.read_next(watcher, _BATCH):
                                 if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
                                     self._note(instant.uuid, instant.namespace, instant.name)
 

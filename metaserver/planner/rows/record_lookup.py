@@ -37,7 +37,7 @@ from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordInd
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
@@ -201,7 +201,7 @@ class _Search:
         part = await asyncio.to_thread(self._keys.part, start)
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)
-        results = await gathered(
+        results = await gather(
             [partial(asyncio.to_thread, self._of_parts, range(n, count, threads), *part) for n in range(threads)]
         )
         return await asyncio.to_thread(self._merge_results, results)
