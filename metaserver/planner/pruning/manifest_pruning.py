@@ -47,7 +47,7 @@ class ManifestSummaries:
         self._columns_max = 0
 
     def find_needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
-        """Return the indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
+        """Return the indexes of the manifests that may list a file whose partition satisfies its spec's expression."""
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
