@@ -346,7 +346,7 @@ async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tm
                 ("evil.bucket(4, id) = 1", 400),
                 ("id = 1 AND NOT evil . truncate(data, 4) = 'a'", 400),
                 ("bucket(id, 4) = 1", 400),
-                ("evil.\"bucket\" (4, id) = 1", 400),
+                ('evil."bucket" (4, id) = 1', 400),
                 # The filter has no row for these.
                 ("evil.f(id) = NULL", 400),
                 ("(SELECT id FROM theirs.secret) = NULL", 400),
