@@ -163,7 +163,7 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
 ) -> None:
     """A parser of SQL, and pandas, which PyArrow imports where it is installed: a tenth of a second each."""
     threads: dict[str, int] = {}
-    kept, body = importlib.import_module, metadata._arrow_body
+    kept, body = importlib.import_module, metadata._encode_arrow
 
     def import_module(name: str, package: str | None = None) -> Any:
         threads.setdefault(name, threading.get_ident())
@@ -174,7 +174,7 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
         return body(*args)
 
     monkeypatch.setattr(importlib, "import_module", import_module)
-    monkeypatch.setattr(metadata, "_arrow_body", arrow_body)
+    monkeypatch.setattr(metadata, "_encode_arrow", arrow_body)
     for module in (bitmaps, explain, explain_query, plan_tables, sql_texts):
         for name, value in vars(module).copy().items():
             if isinstance(value, lazy_module.LazyModule):

@@ -177,7 +177,7 @@ class _FilesPage:
     def _partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._grouped is None:
             self._grouped = group_by_partition(self._files)
-        values = [partition_json(self._metadata, partition) for partition in self._grouped.partitions]
+        values = [encode_partition(self._metadata, partition) for partition in self._grouped.partitions]
         return self._grouped.numbers, values
 
     def _delete_files(self) -> Longs:
@@ -232,7 +232,7 @@ class ColumnStats:
             if name == "file-path":
                 columns.append(_decode_strings(files.texts("file_path")))
             elif side := _SIDES.get(name):
-                columns.append(_values(stats.bounds(side), self._column.kind))
+                columns.append(_decode_values(stats.bounds(side), self._column.kind))
             else:
                 columns.append(_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
         return columns
@@ -295,7 +295,7 @@ class PartitionListing:
 
     def _item(self, partition: PartitionTuple) -> dict[str, Any]:
         """Keyed by the JSON form: two manifests may store equal values with different types."""
-        shown = partition_json(self._metadata, partition)
+        shown = encode_partition(self._metadata, partition)
         item = self._rows.get(key := (partition.spec_id, to_json(shown)))
         if item is None:
             item = self._rows[key] = dict.fromkeys(PARTITION_COLUMNS, 0)
@@ -320,7 +320,7 @@ class PartitionListing:
                 item |= {"last-updated-ms": time_ms, "last-updated-snapshot-id": int(ids[id_positions[file]])}
 
 
-def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
+def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
     """Return values by name in the order of the table's spec, as JSON single values of the current field types."""
     stored = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
@@ -343,8 +343,8 @@ def encode_bound_json(kind: str, value: Value) -> object:
         return None
 
 
-def _values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
-    """Bounds as JSON single values."""
+def _decode_values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
+    """Return bounds as JSON single values."""
     if isinstance(values, Strings):
         return [
             None if string is None else encode_bound_json(kind, value_of(Form.STRINGS, kind, string))

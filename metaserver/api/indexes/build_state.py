@@ -90,7 +90,12 @@ class Build:
 
 
 async def load_build(call: Call, *, inflight: bool = False) -> Build:
-    """NotFound unless it is a build of this index and table; CommitConflict if it has ended but must be in flight."""
+    """Return the build in the path.
+
+    Raises:
+        NotFound: Unless it is a build of this index and table.
+        CommitConflict: If it has ended but must be in flight.
+    """
     _, name, build_id = call.names
     table = await load(call)
     instant = await call.components.store.instant(build_id)
@@ -113,7 +118,7 @@ def require_inflight(instant: Instant) -> None:
 
 
 def progress_of(build: Build) -> dict[str, Any]:
-    """Computed from the registered index files in the build's folder, in any state."""
+    """Return the progress, computed from the registered index files in the build's folder, in any state."""
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     done = sum(file.rows for file in files)
@@ -151,7 +156,11 @@ async def move(call: Call, instant: Instant, state: InstantState, more: dict[str
 
 
 async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
-    """CommitConflict while another build of the index is in progress."""
+    """Check that no other build of the index is in progress.
+
+    Raises:
+        CommitConflict: While another build is in progress.
+    """
     since_ms = call.components.clock.now_ms() - EXCLUSIVE_MS
     for build in await _in_flight(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:

@@ -40,10 +40,10 @@ from seamark.metaserver.api.indexes.build_state import (
 from seamark.metaserver.api.indexes.index_state import (
     READER,
     SnapshotFiles,
+    find_missing_files,
+    find_named_snapshots,
     find_new_files_by_snapshot,
     load,
-    missing,
-    snapshots_named,
 )
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.index.files.registration import read_index_file
@@ -123,9 +123,9 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     await roll_back_abandoned(call, table)
     if body.exclusive:
         await require_alone(call, table, name)
-    new_files = await find_new_files_by_snapshot(call, table.metadata, snapshots_named(table.metadata))
+    new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
     live = table.registered.live(definition.id)
-    lag = [(new.files, await missing(call, new, live)) for new in new_files]
+    lag = [(new.files, await find_missing_files(call, new, live)) for new in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -219,13 +219,13 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     build = await load_build(call, inflight=True)
     metadata = build.table.metadata
-    token = _token(call, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
+    token = _token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
     live = build.table.registered.live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
     for at in range(token.at, len(new_files)):
-        rows = np.flatnonzero(await missing(call, new_files[at], live))
+        rows = np.flatnonzero(await find_missing_files(call, new_files[at], live))
         rows = rows[rows >= token.row] if at == token.at else rows
         chosen, limit = rows[:limit], limit - min(limit, len(rows))
         page.append((new_files[at].files, chosen))

@@ -97,7 +97,7 @@ class _FolderFile(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """Sorts merged files before the files they were merged from, then newer files first."""
+        """The sort key: merged files before the files they were merged from, then newer files first."""
         return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 

@@ -77,8 +77,13 @@ class NewFiles(NamedTuple):
 
 
 async def load(call: Call) -> TableIndexes:
-    """The table in the path. NoSuchTable. Forbidden when the metadata names a location that the table does not claim:
-    index files are listed and written below it."""
+    """Return the table in the path.
+
+    Raises:
+        NoSuchTable: If there is no such table.
+        Forbidden: If the metadata names a location that the table does not claim, because index files are listed and
+            written below it.
+    """
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     await call.components.catalog.check_writable(loaded)
@@ -102,7 +107,7 @@ async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None)
     return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 
 
-def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
+def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
     """Return the current snapshot, then the other snapshots of branches and tags, newest first; at most
     SNAPSHOTS_MAX.
     """
@@ -145,7 +150,7 @@ async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]
     return audits
 
 
-async def missing(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def find_missing_files(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return bool[rows]: new files that these index files do not describe and could describe."""
     return ~await find_covered_files(call, new.files, live) & new.files.ids.identified & new.fresh
 

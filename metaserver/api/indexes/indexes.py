@@ -42,11 +42,11 @@ from seamark.metaserver.api.indexes.index_state import (
     TableIndexes,
     files_of,
     find_covered_files,
+    find_missing_files,
+    find_named_snapshots,
     find_new_files_by_snapshot,
     load,
-    missing,
     read_audit_times_ms,
-    snapshots_named,
 )
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
@@ -193,11 +193,14 @@ def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
 async def list_indexes(call: Call) -> dict[str, Any]:
     table = await load(call)
     defined = read_definitions(table.metadata)
-    state = await _table_state(call, table)
-    listed = [await _index(call, table, state, definition) for definition in defined.by_name.values()]
+    state = await _read_table_state(call, table)
+    listed = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
     listed += [_broken_to_json(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda index: str(index["name"]))
-    listed += [_bucket(table.metadata, state.files, definition) for definition in bucket_definitions(table.metadata)]
+    listed += [
+        _describe_bucket_index(table.metadata, state.files, definition)
+        for definition in bucket_definitions(table.metadata)
+    ]
     return {"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed}
 
 
@@ -227,7 +230,7 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
 
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
-        definition = _definition(name, body, defined, metadata)
+        definition = _change_definition(name, body, defined, metadata)
         limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
@@ -254,13 +257,15 @@ async def drop_index(call: Call) -> None:
 
     def compute_update(metadata: TableMetadata) -> dict[str, Any]:
         if PREFIX + name not in metadata.properties:
-            raise _missing(name, read_definitions(metadata).by_name)
+            raise _make_missing_error(name, read_definitions(metadata).by_name)
         return {"action": "remove-properties", "removals": [PREFIX + name]}
 
     await _commit(call, compute_update)
 
 
-def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
+def _change_definition(
+    name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata
+) -> IndexDefinition:
     """Return the index's definition with the changes of the body, or a new definition."""
     before = defined.by_name.get(name)
     kind = body.kind if body.kind is not None else before.kind if before else None
@@ -320,13 +325,13 @@ async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, A
         {definition.name: definition for definition in bucket_definitions(table.metadata)} if definition is None else {}
     )
     if definition is None and name not in buckets:
-        raise _missing(name, (*defined.by_name, *buckets))
-    state = await _table_state(call, table)
+        raise _make_missing_error(name, (*defined.by_name, *buckets))
+    state = await _read_table_state(call, table)
     if definition is None:
-        return _bucket(table.metadata, state.files, buckets[name])
+        return _describe_bucket_index(table.metadata, state.files, buckets[name])
     files = [file for file in table.registered.files if file.definition == definition.id]
     shown = [_index_file_to_json(file) for file in files[-_LISTED_FILES_MAX:]]
-    return {**await _index(call, table, state, definition), "index-files": shown}
+    return {**await _describe_index(call, table, state, definition), "index-files": shown}
 
 
 class _TableState(NamedTuple):
@@ -338,19 +343,21 @@ class _TableState(NamedTuple):
     audits: Mapping[str, int]
 
 
-async def _table_state(call: Call, table: TableIndexes) -> _TableState:
+async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
     metadata = table.metadata
-    new_files = await find_new_files_by_snapshot(call, metadata, snapshots_named(metadata))
+    new_files = await find_new_files_by_snapshot(call, metadata, find_named_snapshots(metadata))
     audits = await read_audit_times_ms(call, table)
     if metadata.current_snapshot_id is None:
         return _TableState(await files_of(call, metadata, None), new_files, audits)
     return _TableState(new_files[0].files, new_files[1:], audits)
 
 
-async def _index(call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition) -> dict[str, Any]:
+async def _describe_index(
+    call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
+) -> dict[str, Any]:
     live, files = table.registered.live(definition.id), state.files
     mask = await find_covered_files(call, files, live)
-    of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.other_snapshots])
+    of_refs = sum([int((await find_missing_files(call, other, live)).sum()) for other in state.other_snapshots])
     indexed, total = int(mask.sum()), files.ids.count
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
@@ -387,8 +394,10 @@ async def _index(call: Call, table: TableIndexes, state: _TableState, definition
     }
 
 
-def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition) -> dict[str, Any]:
-    """Return a bucket index covers the files of every partition spec with this bucket."""
+def _describe_bucket_index(
+    metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition
+) -> dict[str, Any]:
+    """Return a bucket index, which covers the files of every partition spec with this bucket."""
     term = definition.terms[0]
     specs = [
         spec.spec_id
@@ -448,7 +457,7 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
     }
 
 
-def _missing(name: str, names: Iterable[str]) -> NotFound:
+def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
     near = near_names(name[:_NAME_SHOWN], names, most=1, cutoff=0.5)  # price_bitmap for price
     hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_NAME_SHOWN]!r}; {hint}")
@@ -467,5 +476,5 @@ def find_defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
     if name not in defined.by_name:
         if name.startswith(BUCKET_PREFIX):
             check_name(name)
-        raise _missing(name, defined.by_name)
+        raise _make_missing_error(name, defined.by_name)
     return defined.by_name[name]

@@ -139,7 +139,10 @@ class _Predicate:
 
 @dataclass(frozen=True)
 class _Selection:
-    """`after` is the last file of the previous page, as an entry id; `checksum` covers what tokens depend on."""
+    """The request, as it was parsed.
+
+    `after` is the last file of the previous page, as an entry id. `checksum` covers all that tokens depend on.
+    """
 
     bound_scan: BoundScan
     predicate: _Predicate
@@ -240,7 +243,7 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
         metadata = by_schema(metadata, body.schema_id)
     checksum = _checksum(body, metadata)
     snapshot_id, after = _start(body, metadata, checksum)
-    predicate = _predicate(body, metadata)
+    predicate = _read_predicate(body, metadata)
     request = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
@@ -270,7 +273,7 @@ def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> t
     return read_token(body.page_token, checksum, metadata)
 
 
-def _predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
+def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
     filter_json = bytes(body.filter)
     if body.meaning not in (None, "sql", "iceberg"):
         raise BadRequest(f"meaning is {body.meaning[:40]!r}; it must be sql or iceberg")
@@ -285,7 +288,7 @@ def _predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
 
 
 class _Page:
-    """`last` is the last file of the page when there are more."""
+    """A page of the answer; `last` is the last file of the page if there are more."""
 
     def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]

@@ -168,7 +168,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     assert entry is not None
     query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
-    columns, possible = await _keys(call, terms, query.requested_keys, len(data))
+    columns, possible = await _convert_keys(call, terms, query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
@@ -257,7 +257,9 @@ def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Te
     return tuple(own[term.column_id, term.transform] for term in terms)
 
 
-async def _keys(call: Call, terms: Sequence[Term], raw_keys: Any, body_bytes: int) -> tuple[list[Keys], Mask | None]:
+async def _convert_keys(
+    call: Call, terms: Sequence[Term], raw_keys: Any, body_bytes: int
+) -> tuple[list[Keys], Mask | None]:
     if isinstance(raw_keys, pa.Table):
         arrays, shared_bytes = await asyncio.to_thread(arrays_of, terms, raw_keys)
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):

@@ -142,7 +142,7 @@ async def list_files(call: Call) -> web.Response:
     content = call.query.get("content", "all")
     if content not in ("all", "data", "deletes"):
         raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
-    page = _page(call, metadata, ("files", content))
+    page = _read_page_request(call, metadata, ("files", content))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
     planner = call.components.planner
@@ -177,8 +177,8 @@ async def list_files(call: Call) -> web.Response:
 async def list_column_stats(call: Call) -> web.Response:
     metadata = await _metadata(call)
     column = stats_column(metadata, call.names[1])
-    fields = _fields(call.query.get("fields"))
-    page = _page(call, metadata, ("stats", str(column.id)))
+    fields = _read_fields(call.query.get("fields"))
+    page = _read_page_request(call, metadata, ("stats", str(column.id)))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
     return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
@@ -195,7 +195,7 @@ async def list_column_stats(call: Call) -> web.Response:
 )
 async def list_partitions(call: Call) -> web.Response:
     metadata = await _metadata(call)
-    page = _page(call, metadata, ("partitions",))
+    page = _read_page_request(call, metadata, ("partitions",))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
 
@@ -219,13 +219,13 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
         if column is not None:
             if not isinstance(column.type, str):
                 raise BadRequest(f"Column {name} has no statistics; request those of {_inside(schema, name)}")
-            return RequestedColumn(column.id, _kind(column.type))
+            return RequestedColumn(column.id, _canonical_kind(column.type))
     near = near_names(name, metadata.current_schema.index.by_name)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 
 
-def _kind(type_text: str) -> str:
+def _canonical_kind(type_text: str) -> str:
     try:
         return canonical_primitive(type_text)
     except BadRequest:  # a type of a later format version: it has counts, but bounds that are unknown here
@@ -245,7 +245,7 @@ def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
     return parse_prefix(call.query.get("partition", ""), metadata, call.app[PREFIXES])
 
 
-def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
+def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
     wanted_arrow = arrow.wants_arrow(call.headers)
     page_max = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
     limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
@@ -257,7 +257,7 @@ def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Pa
     return _Page(*read_token(page_token, number, metadata), limit, number, wanted_arrow)
 
 
-def _fields(fields_text: str | None) -> tuple[str, ...]:
+def _read_fields(fields_text: str | None) -> tuple[str, ...]:
     if fields_text is None:
         return tuple(name for name in STATS_COLUMNS if name != "file")
     names = tuple(dict.fromkeys(fields_text.split(",")))
@@ -280,7 +280,7 @@ def _delete_view(view: TableView) -> TableView:
 
 async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
     work: Callable[[], bytes | bytearray] = partial(
-        _arrow_body if page.arrow else _json_body, page, list_name, names, listing
+        _encode_arrow if page.arrow else _encode_json, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     # PyArrow imports pandas, where it is installed, before it makes its first array: a seventh of a second.
@@ -290,7 +290,7 @@ async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: 
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _arrow_body(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
+def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
     end = min(listing.total, page.start + page.limit)
     token = page.token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
@@ -298,7 +298,7 @@ def _arrow_body(page: _Page, list_name: str, names: tuple[str, ...], listing: Li
     return listing.stream(names, min(page.start, end), end, about)
 
 
-def _json_body(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
+def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
     rows = items(listing, names, min(page.start, end), end)
     return encode_json({"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.token(listing.total)})

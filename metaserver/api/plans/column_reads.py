@@ -1,7 +1,7 @@
 """Which columns a plan or a scan report reads, and how old the oldest partition is, for `catalog/column_usage.py`.
 
-Where something is not known, the read counts as one of more: of every column, or of the whole table. So no column looks
-unread that is read. Costs of a plan: one pass over the partition values of its files.
+If something is not known, the read counts as a read of more: of every column, or of the whole table. So no column
+looks unread although it is read. The cost for a plan is one pass over the partition values of its files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
-from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
+from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
 
@@ -73,7 +73,7 @@ async def count_plan(
         named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates}
-    end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
+    end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
     read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.components.clock.now_ms()))
     usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
     return read

@@ -205,7 +205,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
-    read = await _filter(call, body, metadata)
+    read = await _read_filter(call, body, metadata)
     scan_request = ScanRequest(
         filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
     )
@@ -263,7 +263,7 @@ async def explain_scan(
     return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
 
 
-async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
+async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
     if body.where is None:
         filter_json = bytes(body.filter)
         if not filter_json:
@@ -293,14 +293,14 @@ def _explain_scan(
     estimates = estimate_layouts(scan, samples, properties)
     files = files_at(scan.view, scan.entry_ids)
     deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
-    residuals, complete = _residuals(scan)
+    residuals, complete = _collect_residuals(scan)
     kept_files: Any = msgspec.UNSET
     if listed:
         listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
         kept_files = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
-        stages=[_stage(stage) for stage in scan.stages],
+        stages=[_describe_stage(stage) for stage in scan.stages],
         indexes=[ExplainedIndex(use.name, use.kind, use.files_in, use.files_removed) for use in scan.indexes],
         complete=scan.complete,
         files=scan.files,
@@ -310,10 +310,10 @@ def _explain_scan(
         filter=expression_json(scan.bound),
         not_used=read.unused,
         not_used_reasons=read.reasons,
-        terms=[_term(effect) for effect in effects_of_terms(scan, samples)],
+        terms=[_describe_term(effect) for effect in effects_of_terms(scan, samples)],
         layouts=[ExplainedLayout(list(one.columns), one.files_in, one.files) for one in estimates.layouts],
         unknown_layouts=[UnknownLayout(column, reason) for column, reason in estimates.unknown.items()],
-        columns=list(_columns(scan.bound, set())),
+        columns=list(_collect_columns(scan.bound, set())),
         residuals=residuals,
         residuals_complete=complete,
         kept=kept_files,
@@ -322,7 +322,7 @@ def _explain_scan(
     )
 
 
-def _term(effect: TermEffect) -> ExplainedTerm:
+def _describe_term(effect: TermEffect) -> ExplainedTerm:
     return ExplainedTerm(
         filter=expression_json(effect.expression),
         column=effect.column,
@@ -336,7 +336,7 @@ def _term(effect: TermEffect) -> ExplainedTerm:
     )
 
 
-def _stage(stage: PruningStage) -> ExplainedStage:
+def _describe_stage(stage: PruningStage) -> ExplainedStage:
     return ExplainedStage(
         name=stage.name,
         files_in=stage.files_in,
@@ -350,17 +350,17 @@ def _stage(stage: PruningStage) -> ExplainedStage:
     )
 
 
-def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
+def _collect_columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
     """Yield the distinct columns in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
-            yield from _columns(child, seen)
+            yield from _collect_columns(child, seen)
     elif isinstance(expression, Bound) and expression.column_id not in seen:
         seen.add(expression.column_id)
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 
-def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
+def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """Return the residuals and their numbers of files, most files first, and whether the list is complete."""
     within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])

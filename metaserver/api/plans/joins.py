@@ -166,7 +166,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
         raise BadRequest(f"The join with {shown} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}")
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
-        pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
+        pairs = tuple(_bind_pair(metadata, other, *names) for names in spec.on.items())
         expression = await _bind_filter(call, spec, other)
         unless = await _bind_unless(call, spec, metadata)
         likes = _bind_likes(spec, other)
@@ -263,7 +263,7 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
     return resolve_literals(expression, metadata.current_schema, metadata.schemas)
 
 
-def _pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
+def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
     left, right = _find_column(metadata.current_schema, own_name), _find_column(other.current_schema, other_name)
     return Pair(left.id, left.name, kind_of(left.type), right.id, kind_of(right.type))
 

@@ -37,7 +37,7 @@ from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
 from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
-from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
+from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
 from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
@@ -204,7 +204,7 @@ def _read(data: bytes, metadata: TableMetadata) -> _Read:
     check_lease(body.lease_s)
     if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
         raise BadRequest(f"kept-max is {body.max_kept_fraction}; it must be a share from 0 to 1")
-    return body, _filter(body, metadata)
+    return body, _read_filter(body, metadata)
 
 
 def _bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
@@ -214,7 +214,7 @@ def _bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableReques
     return body, BoundScan.bind(metadata, request)
 
 
-def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
+def _read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     filter_json = bytes(body.filter)
     if body.predicate is None:
         return parse_filter(filter_json, metadata, functions=True)
@@ -302,7 +302,7 @@ class _NewPlanTable:
         plan_table = await self._store(manifests_of_plan, answer, plan_id)
         usage = app[COMPONENTS].catalog.column_usage
         if plan_table.shown_id is not None and usage.is_on:
-            end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
+            end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
             usage.plans.put(plan_table.shown_id, end_ms, 0)
         return _answer(plan_table)
 

@@ -51,8 +51,11 @@ T = TypeVar("T")
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
-"""`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
-may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`)."""
+"""The values of the header that says how the client uses residuals.
+
+`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
+may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`).
+"""
 POLL_S = 0.5
 """How long a poll waits for a running plan."""
 _ENTRIES_MAX = 10_000

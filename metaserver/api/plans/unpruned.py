@@ -53,7 +53,7 @@ def find_unpruned_reasons(
         reasons.append("each file may have rows that meet the condition, by its partition, its bounds and the indexes")
     elif not joins and not beside:
         reasons.append("the query has no condition and no join by which files could be left out")
-    reasons += [_of_join(outcome, ", ".join(join.on)) for join, outcome in _outermost(joins, outcomes)]
+    reasons += [_of_join(outcome, ", ".join(join.on)) for join, outcome in _select_outermost(joins, outcomes)]
     reasons += beside
     if not complete:
         reasons.append("a time limit ended the plan, or an index was late: a repeat may keep fewer files")
@@ -68,7 +68,9 @@ def _of_join(outcome: JoinOutcome, columns: str) -> str:
     return f"each file may have rows that join with {table} ({keys} of {columns}), by its bounds and the indexes"
 
 
-def _outermost(joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
+def _select_outermost(
+    joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]
+) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
     at = 0
     for join in joins:
         yield join, outcomes[at]

@@ -1,4 +1,4 @@
-"""What the server and the worker process of a statement say to each other.
+"""The protocol between the server and the worker process of a statement.
 
 The worker reads one request, a line of JSON, from its standard input. It answers with frames on a pipe: a kind (one
 byte), the length of the content (four bytes, big-endian), and the content. First comes a head or an error, then data,

@@ -32,7 +32,7 @@ from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
-from seamark.metaserver.planner.joins.dimension_columns import FileColumn, iterate_filtered_columns, rows_where
+from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import columns_of
 from seamark.metaserver.planner.view.view import Selection, TableView, never
@@ -267,7 +267,7 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
         raise Unreadable(file.path, str(error)) from None
     if any(column.clipped for column in columns.values()):
         return False
-    rows = rows_where(file.condition, (), columns)
+    rows = find_rows_where(file.condition, (), columns)
     return rows is not None and not rows.any()
 
 

@@ -70,7 +70,7 @@ class Derived:
 
     @property
     def size_bytes(self) -> int:
-        """Now: values may grow."""
+        """The present memory: values may grow."""
         return sum([value.size_bytes for value in list(self._values.values())])
 
 
@@ -83,10 +83,11 @@ class BlockMemory:
     __slots__ = ("_head_bytes", "_is_mapped", "_used_bytes", "on_growth", "size_bytes", "verified")
 
     def __init__(self, size_bytes: int, head_bytes: int) -> None:
-        """`size_bytes`: of all of it.
+        """Start to count the memory of a block.
 
         Args:
-            head_bytes: Of its first part, which is always used.
+            size_bytes: The size of the whole memory.
+            head_bytes: The size of its first part, which is always used.
         """
         self.size_bytes = size_bytes
         self._head_bytes = head_bytes
@@ -232,7 +233,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Memory with what is derived; of a mapped file, what was used."""
+        """The memory with derived values; of a mapped file, only the part that was used."""
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
@@ -255,7 +256,7 @@ class Block:
 
     @property
     def content(self) -> int:
-        """0: data files, 1: delete files."""
+        """The content: 0 for data files, 1 for delete files."""
         return self._directory.content
 
     @property
@@ -355,7 +356,7 @@ class Block:
         return self._column(self._directory.texts.get(name))
 
     def raw(self, name: str, row: int) -> bytes | None:
-        """file_path, file_format, key_metadata or referenced_data_file, as bytes."""
+        """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of a row, as bytes."""
         column = self.text_column(name)
         key = None if column is None else column.key(row)
         assert key is None or isinstance(key, bytes)
@@ -366,7 +367,7 @@ class Block:
         return None if raw is None else raw.decode("utf-8", "replace")
 
     def lists_of(self, name: str) -> list[list[int] | None]:
-        """split_offsets or equality_ids of every row."""
+        """Return `split_offsets` or `equality_ids` of every row."""
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
@@ -389,7 +390,9 @@ class Block:
         return None if values is None else (self.column_at(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
-        return tuple([_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition])
+        return tuple(
+            [_decode_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition]
+        )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
         """Return (type, packed values or None if all are null); None if the block's spec lacks the field."""
@@ -430,7 +433,7 @@ class Block:
 
     def bound(self, side: str, column_id: int, row: int) -> Value | None:
         column = self.bound_column(side, column_id)
-        return None if column is None else _value(column, self._columns[column_id].kind, row)
+        return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
     def column_at(self, packed: Packed) -> PackedColumn:
         """Read access to a packed column of this block."""
@@ -465,7 +468,7 @@ def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
     return np.asarray(bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_)
 
 
-def _value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
+def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
     key = None if column is None else column.key(row)
     if column is None or key is None:
         return None

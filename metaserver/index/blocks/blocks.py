@@ -25,7 +25,7 @@ from seamark.metaserver.objects.port import ObjectStore
 T = TypeVar("T")
 
 _MANY = 8
-"""From this number on, blocks that the disk has are opened together."""
+"""The number of blocks from which blocks that the disk has are opened together."""
 
 
 class Blocks:
@@ -115,7 +115,7 @@ class Blocks:
 
     def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Return the manifests whose blocks are not in memory."""
-        return [manifest for manifest in manifests if _key(manifest) not in self._alive]
+        return [manifest for manifest in manifests if _cache_key_of(manifest) not in self._alive]
 
     async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the blocks in the order of the manifests.
@@ -123,7 +123,7 @@ class Blocks:
         Raises:
             Corrupt: With its path, if a manifest is missing, damaged, or contradicts the manifest list.
         """
-        keys = [_key(manifest) for manifest in manifests]
+        keys = [_cache_key_of(manifest) for manifest in manifests]
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
         absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
         if len(absent) >= _MANY:
@@ -133,10 +133,10 @@ class Blocks:
             absent = {key: manifest for key, manifest in absent.items() if key not in blocks}
         if absent:
             blocks.update(await self._load_absent(absent))
-        return _agreeing(manifests, [blocks[key] for key in keys])
+        return _check_agreement(manifests, [blocks[key] for key in keys])
 
     async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
-        """Blocks of manifests, by key, from the disk or from the storage."""
+        """Return the blocks of manifests, by key, from the disk or from the storage."""
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
@@ -213,7 +213,7 @@ def _release(changes: deque[int], memory: BlockMemory) -> None:
     changes.append(-memory.size_bytes)
 
 
-def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
+def _check_agreement(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
     """Return the blocks.
 
     Raises:
@@ -241,5 +241,5 @@ def _check(manifest: ManifestFile, block: Block) -> None:
         raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 
 
-def _key(manifest: ManifestFile) -> str:
+def _cache_key_of(manifest: ManifestFile) -> str:
     return f"block/{VERSION}/{manifest.manifest_path}?{manifest.manifest_length}"

@@ -77,7 +77,7 @@ class Decoders:
 
     @contextmanager
     def many(self, size_bytes: int) -> Iterator[None]:
-        """While it is active, manifests with this many bytes in total are expected."""
+        """Expect, while the context is active, manifests with this many bytes in total."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return
@@ -157,7 +157,11 @@ class _Process:
     """
 
     def __init__(self) -> None:
-        """OSError if it cannot be started."""
+        """Start the process.
+
+        Raises:
+            OSError: If it cannot be started.
+        """
         begin = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
         path = [entry or os.getcwd() for entry in sys.path]
         self._process = subprocess.Popen(  # noqa: S603  this program
@@ -270,7 +274,7 @@ def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """The main function of a decoding process.
+    """Run a decoding process.
 
     It ignores a terminal's Ctrl-C, and ends when its input ends.
     """

@@ -86,7 +86,7 @@ class RemoteIndexFile:
 
     @property
     def size_bytes(self) -> int:
-        """Memory; a bitmap index grows with queries."""
+        """The memory; that of a bitmap index grows with queries."""
         return self.files_bytes + self.blob.size_bytes
 
     @property

@@ -28,7 +28,7 @@ class Usage:
         self._used: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
-        """A plan on this table probed the index for `files_in` files, and `files_removed` of them were pruned."""
+        """Note that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
         key = (uuid, definition_id)
         used = self._used.get(key)
         if used is None:

@@ -23,8 +23,13 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.keys import has_keys
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn, distinct_keys, rows_where
-from seamark.metaserver.planner.joins.dimensions import ListedFile, file_columns, list_files_at
+from seamark.metaserver.planner.joins.dimension_columns import (
+    DimensionColumn,
+    FileColumn,
+    distinct_keys,
+    find_rows_where,
+)
+from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_at, read_file_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -42,7 +47,7 @@ _CONCURRENT = 4
 _HITS_MIN = 3
 """The number of hits from which the share in a sample is about the share in all files."""
 _PROBABLE = 0.05
-"""What is observed with less probability than this contradicts the assumption."""
+"""The least probability of an observation that does not contradict the assumption."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class ColumnSample:
         Args:
             condition: On this column alone.
         """
-        masks = ((rows_where(condition, (), {self.column: column}), column) for column in self.columns)
+        masks = ((find_rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
 
     def share_of_rows(self, condition: Expression) -> float:
@@ -157,13 +162,13 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
 
 async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> ColumnSample | str:
     column = DimensionColumn(parts[0].column_id, parts[0].kind)
-    files = await asyncio.to_thread(_files_left, scan, parts)
+    files = await asyncio.to_thread(_find_files_left, scan, parts)
     chosen = _choose_sample_files(files)
     if len(chosen) < min(FILES_MIN, len(files)):
         return f"its files have too many rows to read some: {files[0].records:,} in one"
 
     async def read(file: ListedFile) -> FileColumn:
-        return (await asyncio.to_thread(file_columns, rows, scan.metadata, file, [column]))[column]
+        return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
         columns = await gather([partial(read, file) for file in chosen], _CONCURRENT)
@@ -174,7 +179,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
     return ColumnSample(column, len(files), sum(max(0, file.records) for file in files), tuple(columns))
 
 
-def _files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
+def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
     """Return the files that the conditions leave, by partition values and bounds."""
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]

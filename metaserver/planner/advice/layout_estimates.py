@@ -112,25 +112,27 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never)
     files = files_at(scan.view, selection.entry_ids())
-    policy = _policy_columns(properties)
+    policy = _read_policy_columns(properties)
     shares_of: dict[str, Shares] = {}
     unknown: dict[str, str] = {}
     for name, (parts, intervals) in columns.items():
         if name in policy:
             continue
-        shares = _row_shares(scan, files, parts, intervals, samples.get(parts[0].column_id))
+        shares = _estimate_row_shares(scan, files, parts, intervals, samples.get(parts[0].column_id))
         if isinstance(shares, str):
             unknown[name] = shares
         elif shares is not None:
             shares_of[name] = shares
     if not shares_of:
         return LayoutEstimates([], unknown)
-    partitions = _partitions(files, properties)
+    partitions = _count_partitions(files, properties)
     files_in = sum(each.files * count for each, count in partitions.items())
     limit = files_in * min(_WORTHWHILE, _BETTER * _share_of_bytes(scan, files))
     if policy:
         asked = {name: columns[name] for name in policy if name in columns}
-        ours = [_row_shares(scan, files, *asked[name], samples.get(asked[name][0][0].column_id)) for name in asked]
+        ours = [
+            _estimate_row_shares(scan, files, *asked[name], samples.get(asked[name][0][0].column_id)) for name in asked
+        ]
         column_shares = [
             *(shares for shares in ours if shares and not isinstance(shares, str)),
             *shares_of.values(),
@@ -143,14 +145,14 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions)) for name, each in shares_of.items()
     ]
     singles.sort(key=lambda one: one.files)
-    best = _best_clustering(singles, shares_of, partitions)
+    best = _choose_clustering(singles, shares_of, partitions)
     return LayoutEstimates(
         [one for one in (*([best] if best else ()), *singles) if one.files <= limit],
         unknown,
     )
 
 
-def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
+def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns by which the policy of the table clusters it; empty without a valid policy."""
     try:
         layout = ClusteringLayout.of(properties)
@@ -159,7 +161,7 @@ def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
     return () if layout is None else layout.columns
 
 
-def _partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
+def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
     """Count the partitions by their numbers of files and layers after a rewrite."""
     target_bytes = max(1, count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
     grouped = group_by_partition(candidates)
@@ -182,7 +184,7 @@ def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
     return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.longs("file_size_in_bytes").clip(0).sum())))
 
 
-def _best_clustering(
+def _choose_clustering(
     singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
 ) -> LayoutEstimate | None:
     """Return the clustering that keeps the fewest files.
@@ -210,13 +212,13 @@ def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions
     for (all_files, layers), count in partitions.items():
         files = math.ceil(all_files / layers)
         slices = max(1, math.ceil(files ** (1 / len(columns)) - 1e-9))
-        cells = math.prod(_slices(shares, slices) for shares in columns)
+        cells = math.prod(_count_slices(shares, slices) for shares in columns)
         kept_files = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
         total += count * min(all_files, layers * kept_files)
     return total
 
 
-def _slices(shares: Shares, count: int) -> int:
+def _count_slices(shares: Shares, count: int) -> int:
     """Return how many of `count` equal shares of the rows the intervals touch."""
     touched: set[int] = set()
     for low, high in shares:
@@ -234,18 +236,18 @@ def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[In
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
-        intervals = _intervals(part) if isinstance(part, Bound) else None
+        intervals = _find_intervals(part) if isinstance(part, Bound) else None
         if intervals is None:
             continue
         assert isinstance(part, Bound)
         before = columns.get(part.name)
         if before is not None:
-            intervals = [both for one in before[1] for other in intervals if (both := _intersection(one, other))]
+            intervals = [both for one in before[1] for other in intervals if (both := _intersect(one, other))]
         columns[part.name] = ([*(() if before is None else before[0]), part], intervals)
     return columns
 
 
-def _intervals(part: Bound) -> list[Interval] | None:
+def _find_intervals(part: Bound) -> list[Interval] | None:
     """Return the intervals of the part's values; None for a part that no order of the rows helps."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
@@ -264,15 +266,17 @@ def _intervals(part: Bound) -> list[Interval] | None:
     return None
 
 
-def _intersection(left: Interval, right: Interval) -> Interval | None:
-    low, has_low = _tighter((left[0], left[2]), (right[0], right[2]), lower=True)
-    high, has_high = _tighter((left[1], left[3]), (right[1], right[3]), lower=False)
+def _intersect(left: Interval, right: Interval) -> Interval | None:
+    low, has_low = _choose_tighter((left[0], left[2]), (right[0], right[2]), lower=True)
+    high, has_high = _choose_tighter((left[1], left[3]), (right[1], right[3]), lower=False)
     if low is not None and high is not None and (low > high or (low == high and not (has_low and has_high))):  # type: ignore[operator]
         return None
     return low, high, has_low, has_high
 
 
-def _tighter(left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, lower: bool) -> tuple[Key | None, bool]:
+def _choose_tighter(
+    left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, lower: bool
+) -> tuple[Key | None, bool]:
     if left[0] is None or right[0] is None:
         return right if left[0] is None else left
     if left[0] == right[0]:
@@ -283,7 +287,7 @@ def _tighter(left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, l
 # Where the rows are
 
 
-def _row_shares(
+def _estimate_row_shares(
     scan: ScanPlan,
     candidates: FoundFiles,
     parts: Sequence[Bound],
@@ -310,7 +314,7 @@ def _row_shares(
         return None
     if not any(low == high for low, high, *_ in intervals):
         return spread
-    distinct = _distinct_values(scan, part.column_id)
+    distinct = _count_distinct_values(scan, part.column_id)
     if distinct is None:
         return sample or NOT_SAMPLED
     return [(low, max(high, min(1.0, low + 1 / distinct))) for low, high in spread]
@@ -326,7 +330,7 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
     return [sample.share_of_rows(both) / intervals] * intervals
 
 
-def _distinct_values(scan: ScanPlan, column_id: int) -> int | None:
+def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
     """Return the number of distinct values in the newest statistics of the table that have the column."""
     for file in reversed(scan.metadata.statistics):
         for blob in file.blob_metadata:
@@ -366,8 +370,8 @@ class _Axis(NamedTuple):
             present = [(first, last) for first, last in texts if first is not None and last is not None]
             if not present:
                 return None
-            common = _common(min(first for first, _ in present), max(last for _, last in present))
-            low, high = (np.array([_number(pair[side], common) for pair in present]) for side in (0, 1))
+            common = _find_common_prefix(min(first for first, _ in present), max(last for _, last in present))
+            low, high = (np.array([_to_number(pair[side], common) for pair in present]) for side in (0, 1))
         elif stats.form is Form.FLOATS:
             is_known = ~(np.isnan(lower) | np.isnan(upper)) & np.isfinite(lower) & np.isfinite(upper)
             scale = 0.25
@@ -401,7 +405,7 @@ class _Axis(NamedTuple):
             key: The key.
             after: Whether to return the end of the key's rows instead of their start.
         """
-        position = _number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
+        position = _to_number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
     def _share_below(self, position: float) -> float:
@@ -410,12 +414,12 @@ class _Axis(NamedTuple):
         return float(parts @ self.rows / max(1.0, self.rows.sum()))
 
 
-def _common(first: bytes, last: bytes) -> bytes:
+def _find_common_prefix(first: bytes, last: bytes) -> bytes:
     length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
 
 
-def _number(text: bytes, common: bytes) -> float:
+def _to_number(text: bytes, common: bytes) -> float:
     """Return a string as a number of the same order, as far as its first bytes after `common` decide."""
     if not text.startswith(common):
         return 0.0 if text < common else float(1 << (8 * _DIGITS))

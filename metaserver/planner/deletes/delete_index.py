@@ -223,10 +223,11 @@ class DeleteIndex:
         )
 
     def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-        """Return the values of `_values` below, with dates converted to the unit of timestamps if the column was
-        promoted.
+        """Return the values of `_read_partition_values`.
+
+        Dates are converted to the unit of timestamps if the column was promoted.
         """
-        values = _values(block, field_id, rows)
+        values = _read_partition_values(block, field_id, rows)
         day = self._units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
         return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
 
@@ -431,7 +432,7 @@ def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.
     return named
 
 
-def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
     """Return the values of one partition field, as objects that are equal if the partition values are equal; None
     for null.
 

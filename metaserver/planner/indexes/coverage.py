@@ -159,7 +159,7 @@ class Coverage:
         return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
 
 
-async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
+async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
     """Return the coverage of each definition's index files, by definition id.
 
     The latest one is cached as long as the view lives.

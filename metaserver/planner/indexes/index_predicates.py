@@ -133,7 +133,7 @@ def project(
     composite = tuple(
         (definition, equalities)
         for definition in definitions
-        if len(definition.terms) > 1 and (equalities := _equalities(bound, definition))
+        if len(definition.terms) > 1 and (equalities := _find_equalities(bound, definition))
     )
     key_set_predicates = tuple(
         KeySetPredicate(definition, dynamic_filter)
@@ -212,7 +212,7 @@ def _keep_if_supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]
     return predicate if KINDS[by_field[predicate.column_id].kind].supports(predicate) else TRUE
 
 
-def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
+def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
     """Return, for each term, a predicate that lists its values and that every matching row satisfies.
 
     None if a term has no such predicate.

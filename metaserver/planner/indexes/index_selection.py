@@ -26,7 +26,7 @@ from seamark.metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.index.files.remote import RANGES_MAX, RemoteIndexFile
 from seamark.metaserver.index.files.usage import Usage
-from seamark.metaserver.planner.indexes.coverage import IndexFileRef, coverages
+from seamark.metaserver.planner.indexes.coverage import IndexFileRef, compute_coverages
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import BoundScan
@@ -47,7 +47,7 @@ class _RemoteHits(NamedTuple):
     hits: dict[object, Flags]
 
 
-def _result(task: asyncio.Task[T | None]) -> T | None:
+def _take_result(task: asyncio.Task[T | None]) -> T | None:
     """Return the result of a task; None for a task that is not done.
 
     An unexpected error is logged and does not fail the plan.
@@ -122,7 +122,7 @@ class IndexSelection:
             definition_id: [usable[file.location] for file in of_definition if file.location in usable]
             for definition_id, of_definition in listed_files.items()
         }
-        coverage = await coverages(view, described)
+        coverage = await compute_coverages(view, described)
         hits_by_key: dict[object, dict[str, Flags]] = {}
         for location, of_file in remote_hits.items():
             for key, hits in of_file.hits.items():
@@ -185,12 +185,14 @@ class IndexSelection:
         }
         awaited = [task for location, task in tasks.items() if location not in remote_reads]
         await asyncio.wait([*awaited, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
-        remote_hits = {location: hits for location, task in remote_reads.items() if (hits := _result(task)) is not None}
+        remote_hits = {
+            location: hits for location, task in remote_reads.items() if (hits := _take_result(task)) is not None
+        }
         for task in remote_reads.values():
             task.cancel()
         if unanswered := [tasks[location] for location in remote_reads if location not in remote_hits]:
             await asyncio.wait(unanswered, timeout=max(0.0, until_s - self._clock.monotonic()))
-        opened |= {location: index for location, task in tasks.items() if (index := _result(task)) is not None}
+        opened |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
         return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
@@ -231,7 +233,7 @@ class IndexSelection:
             if file.location in missing
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
-        loaded = [_result(task) for task in tasks]
+        loaded = [_take_result(task) for task in tasks]
         for task in tasks:
             task.cancel()
         return any(loaded)

@@ -18,7 +18,7 @@ from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.record import Found
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
 from seamark.metaserver.index.files.remote import RemoteIndexFile
-from seamark.metaserver.planner.indexes.coverage import Coverage, coverages
+from seamark.metaserver.planner.indexes.coverage import Coverage, compute_coverages
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
@@ -89,7 +89,7 @@ class IndexResolver:
         else:
             ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
         usable = [result for result in ready if result is not None]
-        coverage = (await coverages(view, {definition.id: usable}))[definition.id]
+        coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
@@ -102,7 +102,7 @@ class IndexResolver:
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
         usable = [index for index in ready if index is not None]
-        coverage = (await coverages(view, {definition.id: usable}))[definition.id]
+        coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         files = {index.location: index for index in usable}
         return BitmapIndex(definition, coverage, files, {file.location: file for file in listed})
 

@@ -44,7 +44,14 @@ class Conjunct:
         opened: Mapping[str, OpenIndex],
         damaged: dict[str, str],
     ) -> None:
-        """Damaged index files are added to `damaged`, and not used again."""
+        """Prepare the conjunct.
+
+        Args:
+            keys: The keys that match.
+            coverage: The files that the index files describe.
+            opened: The index files in memory, by location.
+            damaged: Damaged index files, by location. Files that prove damaged are added to it, and not used again.
+        """
         self._keys = keys
         self._damaged = damaged
         self.parts = [self._part(part.location, opened) for part in coverage.parts]

@@ -120,7 +120,7 @@ class FileColumn:
             return FileColumn._of_keys(keys_of(pa.nulls(rows), column_ref.kind))
         if column.parent is not None:
             raise Unreadable(path, f"it lacks the column {column.name}, whose default within a struct is not supported")
-        return FileColumn._constant(_default(column, column_ref.kind, path), column_ref.kind, rows)
+        return FileColumn._constant(_read_default(column, column_ref.kind, path), column_ref.kind, rows)
 
     @staticmethod
     def _constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
@@ -163,7 +163,7 @@ class FileColumn:
             return distinct
         selected = np.zeros(self._count, dtype=np.bool_)
         selected[self._ranks[present]] = True
-        return _subset(distinct, selected)
+        return _select_keys(distinct, selected)
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
@@ -180,16 +180,16 @@ Columns = Mapping[DimensionColumn, FileColumn]
 
 
 def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
-    """Yield the columns that `rows_where` reads."""
+    """Yield the columns that `find_rows_where` reads."""
     for predicate in predicates_of(bound):
         if (plain := _to_plain_condition(predicate)) is not None:
             yield from (DimensionColumn(bound.column_id, bound.kind) for bound in predicates_of(plain))
     yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
 
 
-def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
+def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
     """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all."""
-    mask = _rows(bound, columns)
+    mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
         mask = both_of(mask, matching)
@@ -201,13 +201,13 @@ def both_of(left: Mask | None, right: Mask | None) -> Mask | None:
     return right if left is None else left if right is None else left & right
 
 
-def _rows(expression: Expression, columns: Columns) -> Mask | None:
+def _find_rows(expression: Expression, columns: Columns) -> Mask | None:
     match expression:
         case And(children):
-            parts = [part for child in children if (part := _rows(child, columns)) is not None]
+            parts = [part for child in children if (part := _find_rows(child, columns)) is not None]
             return np.logical_and.reduce(parts) if parts else None
         case Or(children):
-            branches = [_rows(child, columns) for child in children]
+            branches = [_find_rows(child, columns) for child in children]
             bounded_branches = [branch for branch in branches if branch is not None]
             return np.logical_or.reduce(bounded_branches) if len(bounded_branches) == len(branches) else None
         case Always(value):
@@ -220,7 +220,7 @@ def _rows(expression: Expression, columns: Columns) -> Mask | None:
 def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
     plain = _to_plain_condition(predicate)
     if plain is None or not isinstance(plain, Bound):
-        return None if plain is None else _rows(plain, columns)
+        return None if plain is None else _find_rows(plain, columns)
     ranges = key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
     return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].rows_within(ranges)
 
@@ -239,7 +239,7 @@ def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
     return listed[0] if len(listed) == 1 else union_of(listed, CODES if has_codes(kind) else BYTES)
 
 
-def _subset(distinct: Distinct, selected: Mask) -> Distinct:
+def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:
     if distinct.codes is not None:
         return Distinct(distinct.codes[selected])
     assert distinct.starts is not None
@@ -249,7 +249,7 @@ def _subset(distinct: Distinct, selected: Mask) -> Distinct:
     return Distinct(None, starts, distinct.heap[np.repeat(selected, lengths)])
 
 
-def _default(column: Column, kind: str, path: str) -> int | bytes:
+def _read_default(column: Column, kind: str, path: str) -> int | bytes:
     try:
         literal = parse_literal(kind, column.initial_default)
         if isinstance(literal, Above | Below | Between):

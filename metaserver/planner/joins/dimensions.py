@@ -32,8 +32,8 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     FileColumn,
     both_of,
     distinct_keys,
+    find_rows_where,
     iterate_filtered_columns,
-    rows_where,
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
 from seamark.metaserver.planner.lookup.lookup import files_at
@@ -215,7 +215,7 @@ class Dimensions:
 
             def compute() -> tuple[KeySet, ...]:
                 masks = [
-                    both_of(rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
+                    both_of(find_rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
                     for of_file in read
                 ]
                 return tuple(_keys_of(column, kind, read, masks) for column, kind in request.columns)
@@ -239,7 +239,7 @@ class Dimensions:
             columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
             missing = [ref for ref, column in columns.items() if column is None]
             if missing:
-                fresh = await asyncio.to_thread(file_columns, rows, metadata, file, missing)
+                fresh = await asyncio.to_thread(read_file_columns, rows, metadata, file, missing)
                 for ref, column in fresh.items():
                     key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
@@ -270,7 +270,7 @@ def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
     )
 
 
-def file_columns(
+def read_file_columns(
     rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
     """Read columns of a data file, in a thread.
@@ -280,7 +280,7 @@ def file_columns(
     """
     if file.format != "parquet":
         raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
-    schemas = _newest_first(metadata)
+    schemas = _sort_newest_first(metadata)
     columns = {}
     with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed]) as arrays:
         for ref in needed:
@@ -301,7 +301,7 @@ def file_columns(
     return columns
 
 
-def _newest_first(metadata: TableMetadata) -> list[Schema]:
+def _sort_newest_first(metadata: TableMetadata) -> list[Schema]:
     """Return all schemas, the current one first, then by descending id."""
     return sorted(
         metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id), reverse=True
@@ -316,7 +316,7 @@ def _default_and_names(
     They are part of cache keys, because tables registered from one metadata file share files and column ids, and may
     define different defaults for a new column; a name mapping can change.
     """
-    columns = (schema.column(column_ref.column_id) for schema in _newest_first(metadata))
+    columns = (schema.column(column_ref.column_id) for schema in _sort_newest_first(metadata))
     default = repr(next((column.initial_default for column in columns if column is not None), None))
     return default, None if mapping is None else mapping_of_columns(mapping, [column_ref.column_id])
 

@@ -28,7 +28,9 @@ def has_extremes(kind: str, other: str) -> bool:
     return kind == other and kind in _KINDS
 
 
-def extreme_condition(column_id: int, name: str, extreme: str, other_id: int, kind: str, scan: ScanPlan) -> Expression:
+def find_extreme_condition(
+    column_id: int, name: str, extreme: str, other_id: int, kind: str, scan: ScanPlan
+) -> Expression:
     """Return the condition that a column is not beyond the extreme of another column in all rows of a scan.
 
     Args:

@@ -29,9 +29,9 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
-from seamark.metaserver.planner.joins.extremes import EXTREMES, extreme_condition
+from seamark.metaserver.planner.joins.extremes import EXTREMES, find_extreme_condition
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
-from seamark.metaserver.planner.joins.periods import period_condition
+from seamark.metaserver.planner.joins.periods import make_period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -103,7 +103,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 class JoinFilters(NamedTuple):
     dynamic_filters: tuple[DynamicFilter, ...]
     outcomes: tuple[JoinOutcome, ...]
-    """In the order of the joins, depth first."""
+    """The outcomes in the order of the joins, depth first."""
     condition: Expression = TRUE
     """A further condition, of joins that are no dynamic filters. Bound to the table's columns."""
 
@@ -201,7 +201,7 @@ async def _extreme_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
         bound_scan = BoundScan.bind(join.metadata, ScanRequest(snapshot_id=join.snapshot_id))
 
         def read(scan: ScanPlan) -> Expression:
-            return extreme_condition(pair.column_id, pair.name, join.transform, pair.other_id, pair.kind, scan)
+            return find_extreme_condition(pair.column_id, pair.name, join.transform, pair.other_id, pair.kind, scan)
 
         condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
@@ -211,9 +211,13 @@ async def _extreme_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
-    """DimensionSkipped if the keys give none."""
+    """Return the condition that the keys give for the column whose period the other table has.
+
+    Raises:
+        DimensionSkipped: If the keys give none.
+    """
     try:
-        return period_condition(pair.column_id, pair.name, pair.kind, transform, keys)
+        return make_period_condition(pair.column_id, pair.name, pair.kind, transform, keys)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
 

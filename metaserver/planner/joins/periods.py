@@ -35,7 +35,7 @@ def has_periods(transform: str, kind: str, other: str) -> bool:
     return kind != "timestamptz" and other in ("date", "timestamp")
 
 
-def period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
+def make_period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
     """Return the condition that the transform of the column is the period of one of the keys.
 
     Raises:
@@ -63,8 +63,9 @@ def period_condition(column_id: int, name: str, kind: str, transform: str, keys:
 
 
 def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
-    """At most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals: the widest gaps between
-    them stay out.
+    """Return at most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals.
+
+    The ranges leave out the widest gaps between the ordinals.
     """
     if not ordinals:
         return []

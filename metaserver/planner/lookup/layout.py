@@ -107,8 +107,8 @@ def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_ra
 
     `column` has a type with bounds.
     """
-    sides = [_keys(files.stats(column)) for files in snapshots]
-    axis, ranks = _axis([keys for pair in sides for keys in pair], by_rank)
+    sides = [_read_keys(files.stats(column)) for files in snapshots]
+    axis, ranks = _build_axis([keys for pair in sides for keys in pair], by_rank)
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
     return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)]
 
@@ -130,7 +130,7 @@ def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     return bars
 
 
-def size_classes(data_files: FoundFiles) -> list[SizeClass]:
+def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
     """Return the classes that have files, ascending."""
     sizes = data_files.longs("file_size_in_bytes").clip(0)
     classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
@@ -144,7 +144,7 @@ def size_classes(data_files: FoundFiles) -> list[SizeClass]:
     ]
 
 
-def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
+def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
     """Return (lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
     lower, upper = stats.bounds("lower"), stats.bounds("upper")
     if isinstance(lower, Strings) or isinstance(upper, Strings):
@@ -160,7 +160,7 @@ def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
     return lower[is_known], upper[is_known]
 
 
-def _axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
+def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
     """Return the axis of all keys, and the ranks of the keys of each side."""
     if any(isinstance(side, list) for side in sides):
         texts: list[Key] = sorted({key for side in sides for key in side})

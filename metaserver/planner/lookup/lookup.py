@@ -234,10 +234,11 @@ class FoundStatistics:
         return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
-        """Return lower or upper bounds: int64 (MISSING if absent), float64 (NaN if absent) or bytes, by `form`.
+        """Return lower or upper bounds.
 
-        The values are those of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals
-        unscaled; decimals with more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
+        They are int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`. The values are those
+        of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled; decimals with
+        more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
         """
         files, kind = self._files, self.column.kind
         sides = files._layouts.bounds(files.view, side, self.column.id)

@@ -17,14 +17,14 @@ _FEW = 64
 _TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
-def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
+def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
     """Return the end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some.
 
     Rows without a time do not count. If no row has a time, the result is far in the future.
     """
     oldest = _FAR_MS
     for number, of_block in _ids_by_block(view, rows):
-        time_and_column = _time_column(view, number, metadata)
+        time_and_column = _find_time_column(view, number, metadata)
         if time_and_column is None:
             return None
         time, column = time_and_column
@@ -37,7 +37,7 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
-            # Most plans keep few files, whose least value a list finds sooner.
+            # Most plans keep few files: `min` of a list is faster then.
             earliest = min(values.tolist()) if len(values) <= _FEW else int(values.min())
             oldest = min(oldest, partition_end_ms(time, earliest))
     return oldest
@@ -61,12 +61,12 @@ def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     return [(int(numbers[first]), entry_ids[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
 
 
-def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
+def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
     """Return int64[rows]: the end of the partition of each row of a block; MISSING for a partition without a time.
 
     None if the block's spec has no time, or several.
     """
-    time_and_column = _time_column(view, number, metadata)
+    time_and_column = _find_time_column(view, number, metadata)
     if time_and_column is None:
         return None
     time, column = time_and_column
@@ -76,7 +76,7 @@ def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: Tabl
     return np.array(ends, dtype=np.int64)[numbers]
 
 
-def _time_column(
+def _find_time_column(
     view: TableView, number: int, metadata: TableMetadata
 ) -> tuple[TimeColumn, PackedColumn | None] | None:
     """Return the time by which a block is partitioned, and its values; None in their place if all are null."""

@@ -201,7 +201,7 @@ def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None =
     Raises:
         BadRequest: For an unknown field, a value that is invalid for its field, and malformed text.
     """
-    return _read_prefix(text, _table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
+    return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
 
 
 def _read_prefix(text: str, table: _TableFields) -> Prefix:
@@ -270,7 +270,7 @@ class PrefixCache:
             return cached[1]
         table = self._cache.get((*version, None))
         if table is None:
-            table = (_table_fields(metadata), EVERYTHING)
+            table = (_collect_table_fields(metadata), EVERYTHING)
             self._cache.put((*version, None), table, object_bytes(table[0].fields))
         prefix = _read_prefix(text, table[0])
         if len(text) <= _CACHED_TEXT_MAX:
@@ -278,10 +278,10 @@ class PrefixCache:
         return prefix
 
 
-def _table_fields(metadata: TableMetadata) -> _TableFields:
+def _collect_table_fields(metadata: TableMetadata) -> _TableFields:
     specs = metadata.partition_specs
     names = {field.name for spec in specs for field in spec.fields}
-    fields = {name: {spec.spec_id: _field(metadata, spec, name) for spec in specs} for name in names}
+    fields = {name: {spec.spec_id: _find_field(metadata, spec, name) for spec in specs} for name in names}
     return _TableFields(specs, metadata.schemas, fields)
 
 
@@ -312,7 +312,7 @@ def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expr
             predicate: Expression = FALSE
             if field is not None:
                 try:
-                    predicate = _predicate(field, raw)
+                    predicate = _make_predicate(field, raw)
                     parsed.add(name)
                 except ValueError as error:
                     problems[name] = str(error)
@@ -323,7 +323,7 @@ def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expr
     return by_spec
 
 
-def _field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
+def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
     """Return the spec's field with this name, otherwise its field with the id that the name has in another spec."""
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
@@ -358,13 +358,13 @@ def _result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), canonical_primitive(kind))
 
 
-def _predicate(field: _Field, raw: _Raw) -> Expression:
+def _make_predicate(field: _Field, raw: _Raw) -> Expression:
     kind = field.kind
     if kind is None:
         raise ValueError("the type of its values is unknown, because no schema has its source column")
     if raw.value is None or (raw.path and raw.value in _NULLS):
         return Bound(Op.IS_NULL, field.id, field.name, kind, "identity", kind, ())
-    value = _value(field, raw)
+    value = _parse_value(field, raw)
     if value is None:
         return FALSE
     if isinstance(value, float) and math.isnan(value):
@@ -372,7 +372,7 @@ def _predicate(field: _Field, raw: _Raw) -> Expression:
     return Bound(Op.EQ, field.id, field.name, kind, "identity", kind, (value,))
 
 
-def _value(field: _Field, raw: _Raw) -> Value | None:
+def _parse_value(field: _Field, raw: _Raw) -> Value | None:
     """Return None for a value that no value of the type equals.
 
     Raises:
@@ -381,7 +381,7 @@ def _value(field: _Field, raw: _Raw) -> Value | None:
     raw_value = raw.value
     if isinstance(raw_value, str):
         if field.transform in _ORDINAL:
-            return _ordinal(field.transform, raw_value)
+            return _parse_ordinal(field.transform, raw_value)
         if field.base in ("float", "double") and raw_value.lower().lstrip("+-") in _FLOATS:
             return float(raw_value)
         if raw.path and field.base in ("binary", "fixed"):
@@ -402,7 +402,7 @@ _OUT_OF_RANGE = (Above, Below, Between)
 _FLOATS = ("nan", "infinity")
 
 
-def _ordinal(transform: str, text: str) -> int:
+def _parse_ordinal(transform: str, text: str) -> int:
     """Return years, months or hours since 1970 (spec, "Partition Transforms"), parsed from Iceberg's format."""
     match = _ORDINAL[transform].fullmatch(text)
     example = {"year": "2024", "month": "2024-01", "hour": "2024-01-01-05"}[transform]

@@ -43,7 +43,11 @@ class LocationChecker:
         self._warehouse = warehouse
 
     async def check(self, uuid: str, metadata: TableMetadata, lists: Sequence[str], view: TableView) -> None:
-        """Forbidden if the snapshot names anything in a location that a table other than `uuid` claims."""
+        """Check that no other table claims a location that the snapshot names.
+
+        Raises:
+            Forbidden: If the snapshot names anything in a location that a table other than `uuid` claims.
+        """
         deletes = [manifest.manifest_path for manifest in view.delete_manifests]
         own, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)

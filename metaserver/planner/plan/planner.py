@@ -432,10 +432,7 @@ class Planner:
         return lambda: monotonic() >= until_s
 
     def check_invariants(self) -> None:
-        """AssertionError if the account of memory is wrong.
-
-        For tests.
-        """
+        """Check, for tests, that the account of memory is right."""
         self._views.check_invariants()
 
 

@@ -58,7 +58,7 @@ def narrow(
         if not expression.value:
             selection.clear()
     elif isinstance(expression, And):
-        for number, child in enumerate(sorted(expression.children, key=_cost)):
+        for number, child in enumerate(sorted(expression.children, key=_estimate_cost)):
             if number and selection.is_empty:
                 return
             narrow(selection, child, leaf, expired)
@@ -70,8 +70,8 @@ def narrow(
         leaf(selection, expression)
 
 
-def _cost(expression: Expression) -> int:
-    """Evaluation order: fixed-width comparisons, then strings, then nested expressions."""
+def _estimate_cost(expression: Expression) -> int:
+    """Return the place in the evaluation order: fixed-width comparisons, then strings, then nested expressions."""
     if isinstance(expression, Bound):
         return 1 if form_of(expression.kind) is Form.STRINGS else 0
     return 2 if isinstance(expression, And) else 3
@@ -104,7 +104,7 @@ def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn,
 
 
 def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
-    """STARTS_WITH: some value between lower and upper has the prefix `value`."""
+    """Narrow by STARTS_WITH: some value between lower and upper has the prefix `value`."""
     prefix = _text(value)
     compare_keys(selection, upper, GE, prefix)
     if following := after_prefix(prefix):
@@ -114,7 +114,7 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
 def conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
 ) -> list[Callable[[Selection], None]]:
-    """NOT_STARTS_WITH: conditions under which some value between lower and upper lacks the prefix `value`."""
+    """Return the conditions of NOT_STARTS_WITH: some value between lower and upper lacks the prefix `value`."""
     prefix = _text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
     if following := after_prefix(prefix):
@@ -208,7 +208,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
 
 
 def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN; null matches both."""
+    """Narrow by NOT_EQ or NOT_IN; null matches both."""
     if len(bound.values) > IN_LIMIT:
         return
     for value in bound.values:
@@ -237,7 +237,7 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
 
 
 def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Partition values of float and double: rare, so numpy evaluates them block by block.
+    """Narrow by partition values of float and double, which are rare: numpy evaluates them block by block.
 
     NaN is greater than every number, as in Java; the two zeros are equal.
     """
@@ -404,10 +404,10 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
 
 
 def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
-    """Conditions under which the bounds of UUIDs may be in another order than a reader's: exactly one bound has the
-    first bit set, or exists.
+    """Return the conditions under which the bounds of UUIDs may be in another order than a reader's.
 
-    Values between two such bounds in one order may be outside them in the other order.
+    This is so if exactly one bound has the first bit set, or if exactly one exists. Values between two such bounds in
+    one order may be outside them in the other order.
     """
 
     def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
@@ -423,7 +423,7 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
 
 
 def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
-    """Treats -0.0 and 0.0 as equal, as SQL does, and as ordered, as Iceberg does: a file is kept if either matches.
+    """Compare with a zero: keep a file if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, which orders them.
 
     x < 0.0 may match a row with -0.0, and x > -0.0 a row with 0.0.
     """
@@ -474,8 +474,9 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
 
 
 def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
-    """Conditions under which the bounds show a value other than `value` (NOT_STARTS_WITH: a value without the
-    prefix).
+    """Return the conditions under which the bounds show a value other than `value`.
+
+    For NOT_STARTS_WITH it is a value without the prefix.
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
@@ -486,7 +487,7 @@ def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> 
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """IN: some listed value is between the bounds."""
+    """Narrow by IN: some listed value is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
@@ -501,7 +502,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
 
 
 def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Lower and upper bounds, if all of them are integers."""
+    """Return the lower and upper bounds, if all of them are integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]

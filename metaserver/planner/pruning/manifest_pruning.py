@@ -135,7 +135,7 @@ class _Column:
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
         if self.form is Form.INTEGERS:
             stated = [_NOTHING if one is None else one for one in summaries]
-            low, high = ([_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
+            low, high = ([_read_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
             is_known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
             self.is_known: Flags = np.array(is_known, dtype=np.bool_)
             self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
@@ -186,7 +186,7 @@ def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
     """Return whether a manifest may have a match, by a summary of texts or bytes."""
     if summary is None:
         return True
-    low, high = (_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
+    low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
     return low is None or high is None or _overlaps(bound.op, keys.sorted_keys(bound, Form.STRINGS), low, high)
 
 
@@ -213,7 +213,7 @@ def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
             return True
 
 
-def _key(form: Form, kind: str, data: bytes | None) -> Key | None:
+def _read_key(form: Form, kind: str, data: bytes | None) -> Key | None:
     if data is None:
         return None
     try:

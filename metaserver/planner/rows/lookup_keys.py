@@ -141,13 +141,13 @@ def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
         elif value == "NaN" and term.kind in FLOATS:
             nans[number] = True
         else:
-            key = _key(term, value, number)
+            key = _convert_key(term, value, number)
             possible[number] &= key is not None
         keys.append(key)
-    return _keys(term.kind, keys, nulls, nans)
+    return _convert_keys(term.kind, keys, nulls, nans)
 
 
-def _key(term: Term, value: Any, number: int) -> Key | None:
+def _convert_key(term: Term, value: Any, number: int) -> Key | None:
     """Return None if no row can have the value."""
     try:
         literal: Literal = parse_literal(term.kind, value)
@@ -165,7 +165,7 @@ def _key(term: Term, value: Any, number: int) -> Key | None:
         return None
 
 
-def _keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
+def _convert_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
     valid = bits_of(~nulls) if nulls.any() else None
     nan = bits_of(nans) if nans.any() else None
     if has_codes(kind):

@@ -85,13 +85,12 @@ class Locator:
     ) -> LocatedRows:
         """Locate the rows of keys in a scan of a whole snapshot.
 
-        `asked`, bool[keys]: the keys that can exist, None for all.
-
         Args:
+            scan: The scan.
+            definition: The record index.
             columns: The keys, one column for each term of the record index.
-
-        Raises:
-            TooLarge: If the keys have more than ROWS_MAX rows.
+            asked: The keys that can exist, bool[keys]; None for all.
+            entry: The table.
         """
         view = scan.view
         keys = _LookupKeys(columns, asked)
@@ -260,7 +259,11 @@ class _Search:
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:
-    """TooLarge, before rows are gathered, if keys with very many rows fill whole pages."""
+    """Refuse, before rows are gathered, keys with very many rows.
+
+    Raises:
+        TooLarge: If the rows of keys fill whole pages.
+    """
     spans = stretches(record.fences.first, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:

@@ -58,7 +58,7 @@ _Groups = list[tuple[int, Longs]]
 
 
 class RowDeletion(NamedTuple):
-    """bool[n] each.
+    """The deleted and the undecided rows, bool[n] each.
 
     A row that is both, because not everything could be read, is deleted.
     """
@@ -74,7 +74,12 @@ class RowDeletes:
     """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
-        """`decoded_bytes`: memory limit of one decoded delete file, and of decoded data files for one request."""
+        """Create the evaluator of deletes.
+
+        Args:
+            objects: The storage.
+            decoded_bytes: The memory limit of one decoded delete file, and of decoded data files for one request.
+        """
         self._objects = objects
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
@@ -159,7 +164,10 @@ class DeleteEvaluator:
         return groups, applying, unread
 
     def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
-        """Hash of these columns in these rows, and hash with both zeros merged; None if the values are not known."""
+        """Return the hash of these columns in these rows, and the hash with both zeros merged.
+
+        None if the values are not known.
+        """
         if not all(column_id in self._known for column_id, _ in columns):
             return None
         if columns not in self._hashes:

@@ -211,7 +211,7 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
     """
     snapshot = resolve_snapshot(metadata, options)
     schema = resolve_schema(metadata, snapshot, options)
-    other_schemas = schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
+    other_schemas = find_schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
     if not other_schemas:
         return BoundScan.bind_by(schema, metadata, options, snapshot, filter)
     sure, ambiguous, filtered = [], [], set()
@@ -257,14 +257,14 @@ def names_are_ambiguous(metadata: TableMetadata) -> bool:
 
 
 def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
-    """Column ids by lower-case name, because Spark ignores case."""
+    """Return the column ids by lower-case name, because Spark ignores case."""
     ids_by_name: dict[str, set[int]] = {}
     for name, column_id in schema.index.by_name.items():
         ids_by_name.setdefault(name.lower(), set()).add(column_id)
     return ids_by_name
 
 
-def schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
+def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
     """Return the other schemas that the table may have had while the snapshot was the head of a branch.
 
     These are the schemas from the snapshot's own to the current one, or to the one of the next snapshot.

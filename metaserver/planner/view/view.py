@@ -37,7 +37,7 @@ _SKETCHED_ROWS = 100_000
 """A side has sketches if one comparison may read at least this many rows."""
 ENTRY_BITS = 32
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
-"""The part of an entry id that is the entry in its manifest."""
+"""The bits of an entry id that number the entry in its manifest."""
 
 
 class BoundColumn:
@@ -246,7 +246,7 @@ class TableView:
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the other blocks."""
-        heads = [_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
+        heads = [_read_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
         self._heads: Longs = self.with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
@@ -476,7 +476,7 @@ def objects(values: Sequence[object]) -> Objects:
     return array
 
 
-def _head(block: Block) -> tuple[int, int, bool]:
+def _read_head(block: Block) -> tuple[int, int, bool]:
     """Return (rows, spec id, whether a record count is 0 or unknown)."""
     counts = block.packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
@@ -536,10 +536,13 @@ _WAITING_MAX = 16
 
 
 class Selection:
-    """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1.
+    """The selected rows of a view.
+
+    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if every row is, and 2 if the rows are selected
+    whose byte in `mask`, uint8[rows], is 1.
 
     Comparisons wait until the selection is read. Then they are done together, block by block: a plan of millions of
-    files waits for memory more than for anything else, and what one comparison leaves of a block is still in the
+    files waits for memory more than for anything else, and the rest of a block after one comparison is still in the
     processor's cache for the next. If only the rows are read, no mask is made.
     """
 
@@ -575,7 +578,7 @@ class Selection:
         self._waiting.append((side.layout, side.low, side.high, op, literal))
 
     def apply_waiting(self) -> None:
-        """Do the comparisons that wait."""
+        """Apply the comparisons that wait."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             _scan.narrow_all(waiting, self.view.extents, self._state, self.mask)
@@ -647,10 +650,7 @@ class Selection:
         self.state[number] = 2 if self.mask[first:end].any() else 0
 
     def check_invariants(self) -> None:
-        """AssertionError for an invalid state or mask byte.
-
-        For tests.
-        """
+        """Check, for tests, that every state and mask byte is valid."""
         assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
         for number in np.flatnonzero(self.state == 2):
             part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]
