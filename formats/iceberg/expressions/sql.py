@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from sqlglot import exp, tokens
+from sqlglot import TokenType, exp, tokens
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 
@@ -140,16 +140,16 @@ def find_borrowed_rights(text: str) -> str | None:
     """
     words = tokens_in(_SQL, text)
     for number, word in enumerate(words):
-        name = word.text.upper()
-        is_quoted = word.token_type is tokens.TokenType.IDENTIFIER
-        if name in _QUERIES and not is_quoted and word.token_type is not tokens.TokenType.STRING:
+        name = str(word.text).upper()
+        is_quoted = word.token_type is TokenType.IDENTIFIER
+        if name in _QUERIES and not is_quoted and word.token_type is not TokenType.STRING:
             return name
-        is_called = number + 1 < len(words) and words[number + 1].token_type is tokens.TokenType.L_PAREN
+        is_called = number + 1 < len(words) and words[number + 1].token_type is TokenType.L_PAREN
         if not is_called or not (is_quoted or name[:1].isalpha() or name[:1] == "_"):
             continue
         before = words[number - 1] if number else None
-        is_type = before is not None and before.token_type is tokens.TokenType.ALIAS
-        is_of_schema = before is not None and before.token_type is tokens.TokenType.DOT
+        is_type = before is not None and before.token_type is TokenType.ALIAS
+        is_of_schema = before is not None and before.token_type is TokenType.DOT
         if is_quoted or is_of_schema or not (is_type or name in _BEFORE_BRACKETS):
             return text[word.start : words[number + 1].end + 1]
     return None
