@@ -140,7 +140,7 @@ def find_borrowed_rights(text: str) -> str | None:
     """
     words = tokens_in(_SQL, text)
     for number, word in enumerate(words):
-        name: str = word.text.upper()
+        name = str(word.text).upper()
         is_quoted = word.token_type is TokenType.IDENTIFIER
         if name in _QUERIES and not is_quoted and word.token_type is not TokenType.STRING:
             return name
