@@ -139,15 +139,22 @@ def timeline(
 
 def _show(instants: list[Instant], *, as_json: bool) -> None:
     if as_json:
-        for one in instants:
-            click.echo(json.dumps(msgspec.structs.asdict(one)))
+        for instant in instants:
+            click.echo(json.dumps(msgspec.structs.asdict(instant)))
     elif instants:
         print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
 
 
-def _row(one: Instant) -> tuple[str, ...]:
-    what = join_name((*one.namespace, *([one.name] if one.name else [])))
-    return time_text(one.requested_ms), one.action, one.state, what, one.who, _details(one.summary)
+def _row(instant: Instant) -> tuple[str, ...]:
+    target = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
+    return (
+        time_text(instant.requested_ms),
+        instant.action,
+        instant.state,
+        target,
+        instant.who,
+        _details(instant.summary),
+    )
 
 
 def _details(summary: Mapping[str, Any]) -> str:
@@ -158,7 +165,7 @@ def _details(summary: Mapping[str, Any]) -> str:
     updates = summary.get("updates")
     if "operation" not in summary and isinstance(updates, list):
         return ", ".join(dict.fromkeys(map(str, updates)))[:200]
-    kept = [
+    visible = [
         f"{name} {value}" for name, value in summary.items() if isinstance(value, str | int) and name not in _HIDDEN
     ]
-    return ", ".join(kept[:6])[:200]
+    return ", ".join(visible[:6])[:200]

@@ -70,7 +70,7 @@ class FileRowReader:
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
         self._groups = RowGroups(self.file.metadata, fields, self.where)
-        self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
+        self._mark_codes: dict[tuple[str, ...], pq.ParquetFile] = {}
 
     def batches(self, chosen: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
@@ -174,9 +174,9 @@ class FileRowReader:
                 yield None, min(BATCH_ROWS, rows - start)
             return
         coded = tuple(coded_columns(self.file, number, names)) if few else ()
-        if coded and coded not in self._coded:
-            self._coded[coded] = self.coded(coded)
-        file = self._coded[coded] if coded else self.file
+        if coded and coded not in self._mark_codes:
+            self._mark_codes[coded] = self.coded(coded)
+        file = self._mark_codes[coded] if coded else self.file
         for batch in file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
             yield batch, batch.num_rows
 

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.write.row_locations import BatchKeys, hashes_of, key_fields
-from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.delete_files import merge_zeros
@@ -98,7 +98,7 @@ def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -
 def _concatenated(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
     """Return the rows as a table; without rows, an empty table with these columns."""
     if not given:
-        return pa.schema([(field.name, plain_type(field.type)) for field in fields]).empty_table()
+        return pa.schema([(field.name, to_row_type(field.type)) for field in fields]).empty_table()
     try:
         return pa.concat_tables([pa.Table.from_batches([batch]) for batch in given], promote_options="permissive")
     except pa.ArrowException as error:

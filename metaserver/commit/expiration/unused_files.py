@@ -17,7 +17,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from seamark.formats.storage.locations import plain_location, spellings
+from seamark.formats.storage.locations import normalize_location, spellings
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.lookup.lookup import lookup
@@ -96,8 +96,8 @@ async def find_unused(
     async for files in content_files(manifests, compared):
         for key in files:
             found.pop(key, None)
-    kept = {plain_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
-    others = [path for path in (*_lists(removed), *statistics_files(before)) if plain_location(path) not in kept]
+    kept = {normalize_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
+    others = [path for path in (*_lists(removed), *statistics_files(before)) if normalize_location(path) not in kept]
 
     def choose() -> UnusedFiles:
         content = [(path, size) for path, size in found.values() if allowed(path)]
@@ -139,7 +139,7 @@ async def _manifests(
             if not skip_missing:
                 raise
             continue
-        found.update((plain_location(manifest.manifest_path), manifest) for manifest in listed)
+        found.update((normalize_location(manifest.manifest_path), manifest) for manifest in listed)
         if len(found) > MANIFESTS_MAX:
             raise _too_large(f"{MANIFESTS_MAX:,} manifests")
     return found
@@ -177,5 +177,5 @@ def _sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str,
         for path, size in zip(paths, sizes, strict=True):
             if path is not None:
                 text = path.decode()
-                found[plain_location(text)] = text, size
+                found[normalize_location(text)] = text, size
     return found
