@@ -27,7 +27,7 @@ from seamark.commands.terminal import (
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import split_table
 from seamark.formats.index.keys.terms import split_arguments
-from seamark.formats.index.kinds.kinds import KINDS, parameters, takers
+from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.runtime import errors
 
 _BUILT_NEXT = (
@@ -62,9 +62,9 @@ def index() -> None:
 
 def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command an option for each parameter of an index kind."""
-    for parameter in parameters().values():
-        about = f"Of {', '.join(takers(parameter.name))}: {parameter.meaning}. Default: {parameter.default:g}."
-        command = click.option(f"--{parameter.name}", type=float, help=about)(command)
+    for one in parameters().values():
+        about = f"Of {', '.join(kinds_with_parameter(one.name))}: {one.meaning}. Default: {one.default:g}."
+        command = click.option(f"--{one.name}", type=float, help=about)(command)
     return command
 
 

@@ -14,7 +14,7 @@ from seamark.connector.client.values import parse_as_of
 from seamark.connector.jobs.statements import parse_bytes
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name, flag_name
-from seamark.metaserver.settings.sources import exposed_secrets, load
+from seamark.metaserver.settings.sources import find_exposed_secrets, load
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _DURATION = re.compile(r"([1-9][0-9]{0,9})([smhdwy])\Z")
@@ -67,7 +67,7 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """
     try:
         settings = load(flags, os.environ, config)
-        exposed = exposed_secrets(os.environ, config)
+        exposed = find_exposed_secrets(os.environ, config)
     except ConfigError as error:
         raise refuse(error) from None
     if exposed is not None:

@@ -53,7 +53,7 @@ from seamark.metaserver.api.http.slots import WorkerLimits
 from seamark.metaserver.catalog.catalog import open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
-from seamark.metaserver.catalog.ownership.claims import claimed
+from seamark.metaserver.catalog.ownership.claims import list_claimed
 from seamark.metaserver.commit.changes.group_commit import open_commits
 from seamark.metaserver.commit.engine_commits.engine_commits import EngineCommits
 from seamark.metaserver.commit.expiration.expiration import Expiration
@@ -145,7 +145,7 @@ async def open_components(
             objects,
             clock,
             catalog.documents.table,
-            partial(claimed, catalog.parts),
+            partial(list_claimed, catalog.parts),
             folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
             retention_s=settings.index_retention_s,
         )
@@ -443,7 +443,7 @@ async def serve(
         await stack.enter_async_context(table_services(components, url_of(settings, sock)))
         freeze_garbage()
         warn_of_plain_http(settings)
-        _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.changed())
+        _log.info("serving", url=url_of(settings, sock), pid=os.getpid(), settings=settings.list_changed())
         on_ready()
         if is_first:
             await stack.enter_async_context(

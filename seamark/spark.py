@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from seamark.connector.spark.source.source import register
     from seamark.connector.spark.sql import sql
     from seamark.connector.spark.statements.execution import execute, explain
-    from seamark.connector.write.clustering import JoinedTable
+    from seamark.connector.write.clustering import ClusteringJoin
 
 __all__ = [
-    "JoinedTable",
+    "ClusteringJoin",
     "cluster",
     "connect",
     "execute",
@@ -44,7 +44,7 @@ __getattr__ = exports(
         "seamark.connector.spark.source.source": ("register",),
         "seamark.connector.spark.sql": ("sql",),
         "seamark.connector.spark.statements.execution": ("execute", "explain"),
-        "seamark.connector.write.clustering": ("JoinedTable",),
+        "seamark.connector.write.clustering": ("ClusteringJoin",),
     },
     extra="spark",
 )

@@ -22,10 +22,10 @@ import pyarrow.parquet as pq
 from bench.report import OURS, Report, Row
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
-from seamark.connector.parquet.copy.leaves import match
+from seamark.connector.parquet.copy.leaves import match_leaves
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
-from seamark.connector.write.data_files import writer_options
+from seamark.connector.write.data_files import writer_options_of
 from seamark.formats.iceberg.files.footer import PATCH, encode_group, patch_chunks, read_footer
 
 FILES, ROWS, GROUP_ROWS = 8, 1_200_000, 300_000
@@ -82,7 +82,7 @@ def data_file(path: Path, number: int, rows: int, encryption: Any = None) -> Pat
         },
         schema=schema,
     )
-    options = writer_options({})
+    options = writer_options_of({})
     pq.write_table(table, path, row_group_size=GROUP_ROWS, encryption_properties=encryption, **options)
     return path
 
@@ -108,14 +108,14 @@ def _copy(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
         assembler = FileAssembler(open_sink(str(out), Storage()), target.footer)
         for path in paths:
             source = opened.enter_context(SourceFile(str(path), Storage()))
-            columns = match(target.leaves, source.leaves).columns
+            columns = match_leaves(target.leaves, source.leaves).columns
             for number in range(len(source.footer.groups)):
                 assembler.add([Pick(source, number, columns, range(len(columns)))])
         assembler.close()
 
 
 def _rewrite(paths: Sequence[Path], out: Path, schema: pa.Schema) -> None:
-    with pq.ParquetWriter(out, schema, **writer_options({})) as writer:
+    with pq.ParquetWriter(out, schema, **writer_options_of({})) as writer:
         for path in paths:
             with pq.ParquetFile(path) as file:
                 for number in range(file.num_row_groups):

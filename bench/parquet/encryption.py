@@ -28,7 +28,7 @@ from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import ParquetKeys, scheme_of
 from seamark.connector.parquet.encryption.kms import MasterKeyFile
-from seamark.connector.write.data_files import writer_options
+from seamark.connector.write.data_files import writer_options_of
 
 COLUMNS = ("id", "city", "price", "payload")
 _MASTERS = MasterKeyFile({name: os.urandom(16) for name in ("footer", *COLUMNS)})
@@ -96,7 +96,7 @@ def _copy(paths: Sequence[Path], out: Path) -> None:
         assert first.encryption is not None
         columns = range(len(first.leaves))
         scheme = scheme_of(first.encryption, [leaf.path for leaf in first.leaves], columns)
-        assembler = FileAssembler(open_sink(str(out), Storage()), first.footer, _KEYS.new_encryption(scheme))
+        assembler = FileAssembler(open_sink(str(out), Storage()), first.footer, _KEYS.create_encryption(scheme))
         for source in sources:
             for number in range(len(source.footer.groups)):
                 assembler.add([Pick(source, number, columns, columns)])
@@ -106,7 +106,7 @@ def _copy(paths: Sequence[Path], out: Path) -> None:
 def _rewrite(paths: Sequence[Path], out: Path, algorithm: str) -> None:
     decryption = _KEYS.decryption_properties()
     schema = pq.read_schema(paths[0], decryption_properties=decryption)
-    with pq.ParquetWriter(out, schema, encryption_properties=_properties(algorithm), **writer_options({})) as writer:
+    with pq.ParquetWriter(out, schema, encryption_properties=_properties(algorithm), **writer_options_of({})) as writer:
         for path in paths:
             with pq.ParquetFile(path, decryption_properties=decryption) as file:
                 for number in range(file.num_row_groups):

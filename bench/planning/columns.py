@@ -186,7 +186,7 @@ def _country(batch: Batch) -> Stats:
 
 
 def _device(batch: Batch) -> Stats:
-    """Return a third of the files hold one device only."""
+    """Return the statistics of a column. A third of the files hold one device only."""
     first, second = batch.drawn(len(DEVICES)), batch.drawn(len(DEVICES))
     second = np.where(batch.drawn(3) == 0, first, second)
     return Stats(choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), _none(batch))

@@ -70,7 +70,8 @@ def _hour(table: Table, turn: int) -> Any:
 
 
 def _one_day(table: Table, turn: int) -> Any:
-    """Return the second day is after every file: it makes the filter different, and keeps nothing."""
+    """Return a filter for one day. Its second day is after every file: it makes the filter different, and keeps
+    nothing."""
     days = [day_text(_middle_us(table) // DAY_US), day_text(START_DAY + 100_000 + turn)]
     return {"type": "in", "term": "day", "values": days}
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.report import OURS, Report, Row
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.metaserver.catalog.pointers import created_entry
+from seamark.metaserver.catalog.pointers import make_entry
 from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.job_queue import JobQueue
 from seamark.metaserver.services.proposer import NEVER, JobProposer
@@ -91,7 +91,7 @@ async def _create(server: Running, tables: int) -> None:
         uuid = str(server.components.clock.uuid4())
         path = folder / f"{number}.metadata.json"
         path.write_text(text.replace(found.uuid, uuid))
-        entry = created_entry((f"n{number % NAMESPACES}",), f"t{number}", uuid, f"file://{path}", 0)
+        entry = make_entry((f"n{number % NAMESPACES}",), f"t{number}", uuid, f"file://{path}", 0)
         batch.append(CreateEntry(entry=entry))
         if len(batch) == 500 or number == tables - 1:
             await server.components.store.transact(batch)

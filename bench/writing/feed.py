@@ -28,7 +28,7 @@ from bench.writing.writers import AnswersDiffer
 from seamark.connector.client.catalog import create_namespace, create_table
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
-from seamark.connector.read.scans import bound_filter, scan
+from seamark.connector.read.scans import bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan
 from tests.services.seamark import Seamark
 
@@ -261,7 +261,7 @@ def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], 
     """Return the tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
     began_s = time.perf_counter()
     opened = open_table(client, table, CURRENT)
-    tasks = list(plan(client, opened, bound_filter(where, opened)))
+    tasks = list(plan(client, opened, bind_filter(where, opened)))
     seconds = time.perf_counter() - began_s
     (snapshot,) = (one for one in opened.history if one.snapshot_id == opened.snapshot_id)
     return tasks, int(snapshot.summary_map()["total-files-size"]), seconds

@@ -25,7 +25,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
 from seamark.connector.client.values import CURRENT
 from seamark.connector.jobs.clustering import cluster_incrementally
-from seamark.connector.read.scans import bound_filter, scan
+from seamark.connector.read.scans import bind_filter, scan
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.write.appends import append
 
@@ -178,7 +178,7 @@ def _opened(client: IndexClient, table: str, predicates: Sequence[str]) -> float
     opened = open_table(client, table, CURRENT)
     total = sum(task.size_bytes for task in plan(client, opened))
     shares = [
-        sum(task.size_bytes for task in plan(client, opened, bound_filter(where, opened))) / total
+        sum(task.size_bytes for task in plan(client, opened, bind_filter(where, opened))) / total
         for where in predicates
     ]
     return 100 * float(np.mean(shares))

@@ -35,7 +35,7 @@ from bench.writing.writers import AnswersDiffer, read_since, reads
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, estimate_remaining_rows
 from seamark.connector.spark.session import read
@@ -201,7 +201,7 @@ def _compared(report: Report, made: Lake, table: str, size: Size, case: str, whe
 
 def _found(client: SeamarkClient, table: str, where: str | None) -> RemainingRows:
     opened = open_table(client, table, CURRENT)
-    return estimate_remaining_rows(client, opened, bound_filter(where, opened))
+    return estimate_remaining_rows(client, opened, bind_filter(where, opened))
 
 
 def _ours(made: Lake, table: str, where: str | None) -> DataFrame:

@@ -221,7 +221,7 @@ def making(folder: Path) -> Iterator[SeamarkClient]:
 
 def at_once(write: Callable[[T], WrittenFiles], parts: Iterable[T]) -> WrittenFiles:
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        return WrittenFiles.joined(pool.map(write, parts))
+        return WrittenFiles.join(pool.map(write, parts))
 
 
 def metadata_of(client: SeamarkClient, name: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from seamark.commands.connecting import server_command, server_options
 from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name
-from seamark.connector.client.values import Instant
+from seamark.connector.client.values import TimelineInstant
 
 _LIMIT = 20
 _FOLLOW_S = 1.0
@@ -137,7 +137,7 @@ def timeline(
         since = new[-1].position if new else since
 
 
-def _show(instants: list[Instant], *, as_json: bool) -> None:
+def _show(instants: list[TimelineInstant], *, as_json: bool) -> None:
     if as_json:
         for instant in instants:
             click.echo(json.dumps(msgspec.structs.asdict(instant)))
@@ -145,16 +145,9 @@ def _show(instants: list[Instant], *, as_json: bool) -> None:
         print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
 
 
-def _row(instant: Instant) -> tuple[str, ...]:
-    target = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
-    return (
-        time_text(instant.requested_ms),
-        instant.action,
-        instant.state,
-        target,
-        instant.who,
-        _details(instant.summary),
-    )
+def _row(one: TimelineInstant) -> tuple[str, ...]:
+    what = join_name((*one.namespace, *([one.name] if one.name else [])))
+    return time_text(one.requested_ms), one.action, one.state, what, one.who, _details(one.summary)
 
 
 def _details(summary: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.file_systems import client_storage
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.storage import Storage, confine, confined_folders
-from seamark.connector.client.values import LoadedTable
+from seamark.connector.client.values import EngineTable
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
 from seamark.formats.iceberg.metadata.clustering import joins_of
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -80,14 +80,14 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
             )
 
 
-def _load_checked_storage(arguments: Mapping[str, Any]) -> LoadedTable:
+def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
     """Return the storage that a check of access uses, as that of a table."""
     endpoint = arguments.get("endpoint", "")
     location = arguments.get("location", "") or ("s3://" if endpoint else "")
-    return LoadedTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
+    return EngineTable(b"", location, arguments.get("storage") or {"s3.endpoint": endpoint})
 
 
-def _folders_of(client: SeamarkClient, request: JobRequest, loaded: LoadedTable) -> tuple[list[str], list[str]]:
+def _folders_of(client: SeamarkClient, request: JobRequest, loaded: EngineTable) -> tuple[list[str], list[str]]:
     """Return the local folders of the table, and those that its jobs only read."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
@@ -115,7 +115,7 @@ def local_folders(locations: Iterable[str]) -> Iterator[str]:
             yield path.rstrip("/") or "/"
 
 
-def _list_named_files(loaded: LoadedTable) -> Iterator[str]:
+def _list_named_files(loaded: EngineTable) -> Iterator[str]:
     """Yield the files that variables name: those of the keys of encrypted files, and those of the storage's library."""
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):
@@ -125,7 +125,7 @@ def _list_named_files(loaded: LoadedTable) -> Iterator[str]:
         yield from storage.configuration_files()
 
 
-def _ports(url: str, loaded: LoadedTable) -> Iterator[int]:
+def _ports(url: str, loaded: EngineTable) -> Iterator[int]:
     """Yield the ports of this server, of the storage, of proxies, and of names of hosts."""
     yield _DNS
     urls = [url, *(os.environ.get(name, "") for name in _PROXIES)]

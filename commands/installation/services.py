@@ -10,7 +10,7 @@ from seamark.commands.programs import JOB_WORKER
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.policies import service_jobs
-from seamark.connector.client.values import Instant
+from seamark.connector.client.values import TimelineInstant
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.storage.locations import parse_location
@@ -68,7 +68,7 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
         )
 
 
-def _find_failed_runs(runs: list[Instant]) -> Iterator[Instant]:
+def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
     """Yield the last run of each service on each table that failed.
 
     Args:
@@ -83,7 +83,7 @@ def _find_failed_runs(runs: list[Instant]) -> Iterator[Instant]:
                 yield run
 
 
-def _still_fails(client: SeamarkClient, run: Instant) -> bool:
+def _still_fails(client: SeamarkClient, run: TimelineInstant) -> bool:
     """Return whether the server counts the run as a problem: not if the table, its index or its policy is gone."""
     try:
         problems = client.health((*run.namespace, run.name))["problems"]

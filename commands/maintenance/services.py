@@ -14,7 +14,7 @@ from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_rows, say, show_count, show_size, time_text
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import service_jobs
-from seamark.connector.client.values import Instant
+from seamark.connector.client.values import TimelineInstant
 from seamark.metaserver.timeline.instants import MAINTENANCE
 
 _DEFAULT_LIMIT = 20
@@ -77,7 +77,7 @@ def _running_row(job: dict[str, Any]) -> tuple[str, ...]:
     return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _describe_progress(job["progress"])
 
 
-def _row(run: Instant) -> tuple[str, ...]:
+def _row(run: TimelineInstant) -> tuple[str, ...]:
     summary = run.summary
     return (
         time_text(run.requested_ms),

@@ -213,7 +213,7 @@ async def _explain_table(
             read,
             asked[0],
             beside=asked[1],
-            kept_max=rewrites.KEPT_MAX,
+            max_kept_fraction=rewrites.KEPT_MAX,
         )
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None

@@ -16,7 +16,7 @@ from seamark.commands.serving.workers import supervise
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
 from seamark.metaserver.api.http.observability.logs import configure_logging
 from seamark.metaserver.objects.router import check_warehouse_root
-from seamark.metaserver.runtime.home import PRIVATE_UMASK, locked_home, prepare_home, write_server_file
+from seamark.metaserver.runtime.home import PRIVATE_UMASK, lock_home, prepare_home, write_server_file
 from seamark.metaserver.server import bind, log_repaired, open_certificate, run, url_of
 from seamark.metaserver.settings.settings import Settings, redact_url
 
@@ -50,7 +50,7 @@ def _serve(settings: Settings) -> None:
     configure_logging(settings)
     log_repaired(prepare_home(settings))
     check_warehouse_root(settings)
-    with locked_home(settings):
+    with lock_home(settings):
         _serve_locked(settings)
 
 

@@ -47,7 +47,7 @@ def arrow_schema(schema: Schema) -> pa.Schema:
     Raises:
         Unwritable: For an unsupported type.
     """
-    return pa.schema(_arrow_fields(schema.fields, ""))
+    return pa.schema(_to_arrow_fields(schema.fields, ""))
 
 
 def arrow_type(kind: Type, path: str = "") -> pa.DataType:
@@ -57,12 +57,12 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
         Unwritable: With `path`, for an unsupported type.
     """
     if isinstance(kind, StructType):
-        return pa.struct(_arrow_fields(kind.fields, f"{path}."))
+        return pa.struct(_to_arrow_fields(kind.fields, f"{path}."))
     if isinstance(kind, ListType):
-        return pa.list_(_arrow_field("element", kind.element_id, kind.element, kind.element_required, path))
+        return pa.list_(_to_arrow_field("element", kind.element_id, kind.element, kind.element_required, path))
     if isinstance(kind, MapType):
-        key = _arrow_field("key", kind.key_id, kind.key, True, path)
-        return pa.map_(key, _arrow_field("value", kind.value_id, kind.value, kind.value_required, path))
+        key = _to_arrow_field("key", kind.key_id, kind.key, True, path)
+        return pa.map_(key, _to_arrow_field("value", kind.value_id, kind.value, kind.value_required, path))
     try:
         if kind != UNKNOWN:
             return _FILE_TYPES.get(kind) or to_row_type(kind)
@@ -71,22 +71,22 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
     raise Unwritable(f"column {path} is {kind}; Seamark cannot write values of this type")
 
 
-def _arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
+def _to_arrow_fields(fields: Iterable[Field], prefix: str) -> list[pa.Field]:
     arrow_fields: list[pa.Field] = []
-    taken: set[str] = set()
+    used_names: set[str] = set()
     for field in fields:
         if field.type == UNKNOWN:
             continue
         name = file_name_of(field.name)
-        if name in taken:  # `a b` and `a_x20b`; readers match by ids
+        if name in used_names:  # `a b` and `a_x20b`; readers match by ids
             name = f"{name}_{field.id}"
-        taken.add(name)
+        used_names.add(name)
         kind = arrow_type(field.type, prefix + field.name)
         arrow_fields.append(pa.field(name, kind, not field.required, {FIELD_ID: str(field.id)}))
     return arrow_fields
 
 
-def _arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str) -> pa.Field:
+def _to_arrow_field(name: str, field_id: int, kind: Type, required: bool, path: str) -> pa.Field:
     return pa.field(name, arrow_type(kind, f"{path}.{name}"), not required, {FIELD_ID: str(field_id)})
 
 
@@ -97,11 +97,11 @@ def file_name_of(name: str) -> str:
     """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
-    first = f"_{name[0]}" if name[:1].isdigit() else _escaped(name[:1])
-    return first + "".join(map(_escaped, name[1:]))
+    first = f"_{name[0]}" if name[:1].isdigit() else _escape(name[:1])
+    return first + "".join(map(_escape, name[1:]))
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return character if re.fullmatch(r"\w", character) else f"_x{ord(character):X}"
 
 
@@ -118,11 +118,11 @@ def conform(batch: pa.RecordBatch, schema: Schema, arrow: pa.Schema) -> pa.Recor
         Unwritable: If the rows cannot be written.
     """
     rows = batch.num_rows
-    arrays = _fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
+    arrays = _cast_fields(batch.schema.names, batch.columns, schema.fields, rows, None, "")
     return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
-def _fields(
+def _cast_fields(
     names: Sequence[str],
     arrays: Sequence[pa.Array],
     fields: Iterable[Field],
@@ -137,8 +137,8 @@ def _fields(
         raise Unwritable(f"the data has several columns named {prefix}{duplicate}")
     columns = {field.name: field for field in fields}
     if extra := [name for name in by_name if name not in columns]:
-        known = ", ".join(prefix + name for name in columns)
-        raise Unwritable(f"the table has no column {prefix}{extra[0]}; it has {known[:500]}")
+        columns_text = ", ".join(prefix + name for name in columns)
+        raise Unwritable(f"the table has no column {prefix}{extra[0]}; it has {columns_text[:500]}")
     cast_arrays = []
     for name, field in columns.items():
         path, array = prefix + name, by_name.get(name)
@@ -148,14 +148,14 @@ def _fields(
                     f"column {path} has the type unknown, which has only null values; the data has other values"
                 )
         elif array is None:
-            cast_arrays.append(_default_column(field, rows, path))
+            cast_arrays.append(_build_default_column(field, rows, path))
         else:
             cast_arrays.append(_check_nulls(_cast(array, field.type, within, path), not field.required, within, path))
     return cast_arrays
 
 
 def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Array:
-    array = _decoded(array)
+    array = _to_plain_array(array)
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), arrow_type(kind, path))
     if isinstance(kind, StructType):
@@ -167,14 +167,14 @@ def _cast(array: pa.Array, kind: Type, within: Mask | None, path: str) -> pa.Arr
     return _cast_primitive(array, kind, path)
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def _to_plain_array(array: pa.Array) -> pa.Array:
     """Return the array without extension type, dictionary, run-end encoding or views; its values stay."""
     if isinstance(array, pa.ExtensionArray):
-        return _decoded(array.storage)
+        return _to_plain_array(array.storage)
     if pa.types.is_dictionary(array.type):
-        return _decoded(array.dictionary_decode())
+        return _to_plain_array(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
-        return _decoded(pc.run_end_decode(array))
+        return _to_plain_array(pc.run_end_decode(array))
     if pa.types.is_string_view(array.type):
         return array.cast(pa.large_string())
     if pa.types.is_binary_view(array.type):
@@ -195,13 +195,13 @@ def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str
         raise Unwritable(
             f"column {path} is required; {len(wrong):,} of its values are null, the first in row {wrong[0]}"
         )
-    return _without_validity(array)
+    return _drop_validity(array)
 
 
-def _without_validity(array: pa.Array) -> pa.Array:
+def _drop_validity(array: pa.Array) -> pa.Array:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
-        return pa.ExtensionArray.from_storage(kind, _without_validity(array.storage))
+        return pa.ExtensionArray.from_storage(kind, _drop_validity(array.storage))
     if pa.types.is_struct(kind):
         return pa.StructArray.from_arrays(
             [array.field(position) for position in range(kind.num_fields)], fields=list(kind)
@@ -215,7 +215,7 @@ def _without_validity(array: pa.Array) -> pa.Array:
 
 def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: str) -> pa.Array:
     if not pa.types.is_struct(array.type):
-        raise _other_type(array, kind, path)
+        raise _type_error(array, kind, path)
     mask = None
     if array.null_count:
         mask = array.is_null()
@@ -223,7 +223,7 @@ def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: s
         within = valid if within is None else within & valid
     arrays = [array.field(position) for position in range(array.type.num_fields)]
     names = [field.name for field in array.type]
-    children = _fields(names, arrays, kind.fields, len(array), within, f"{path}.")
+    children = _cast_fields(names, arrays, kind.fields, len(array), within, f"{path}.")
     return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)), mask=mask)
 
 
@@ -238,16 +238,16 @@ _LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
     if not any(is_list(array.type) for is_list in _LISTS):
-        raise _other_type(array, kind, path)
+        raise _type_error(array, kind, path)
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     values = _cast_elements(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
     mask = array.is_null() if array.null_count else None
-    return pa.ListArray.from_arrays(_offsets(lengths, path), values, type=arrow_type(kind, path), mask=mask)
+    return pa.ListArray.from_arrays(_compute_offsets(lengths, path), values, type=arrow_type(kind, path), mask=mask)
 
 
 def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
     if not pa.types.is_map(array.type):
-        raise _other_type(array, kind, path)
+        raise _type_error(array, kind, path)
     offsets = array.offsets.to_numpy()
     lengths = np.diff(offsets)
     keys, items = (child.slice(offsets[0], offsets[-1] - offsets[0]) for child in (array.keys, array.items))
@@ -261,14 +261,14 @@ def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
             lengths = np.where(nulls, 0, lengths)
     keys = _cast_elements(keys, kind.key, True, f"{path}.key")
     items = _cast_elements(items, kind.value, kind.value_required, f"{path}.value")
-    return pa.MapArray.from_arrays(_offsets(lengths, path), keys, items, type=arrow_type(kind, path), mask=mask)
+    return pa.MapArray.from_arrays(_compute_offsets(lengths, path), keys, items, type=arrow_type(kind, path), mask=mask)
 
 
 def _cast_elements(array: pa.Array, kind: Type, required: bool, path: str) -> pa.Array:
     return _check_nulls(_cast(array, kind, None, path), not required, None, path)
 
 
-def _offsets(lengths: npt.NDArray[Any], path: str) -> pa.Array:
+def _compute_offsets(lengths: npt.NDArray[Any], path: str) -> pa.Array:
     ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     if ends[-1] > _OFFSET_MAX:
         raise Unwritable(f"column {path} has {ends[-1]:,} elements in one batch of rows; write smaller batches")
@@ -284,7 +284,7 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
         return array
     accepts, cast = _CASTS[name]
     if not any(is_of(source) for is_of in accepts):
-        raise _other_type(array, kind, path)
+        raise _type_error(array, kind, path)
     if pa.types.is_timestamp(source) and (source.tz is None) != (target.tz is None):
         has, needs = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
         raise Unwritable(f"column {path} is {kind}, of {needs}; the data's {source} has {has}")
@@ -292,12 +292,12 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
         return cast(array, target)
     except (pa.ArrowInvalid, ValueError) as error:
         raise Unwritable(
-            f"column {path} is {kind}, which cannot hold all values of the data ({source}{_range(array)}): "
+            f"column {path} is {kind}, which cannot hold all values of the data ({source}{_format_range(array)}): "
             f"{str(error).splitlines()[0]}"
         ) from None
 
 
-def _range(array: pa.Array) -> str:
+def _format_range(array: pa.Array) -> str:
     """Return the range of values for a message; temporal values as integers, because Python cannot represent all of
     them.
     """
@@ -311,7 +311,7 @@ def _range(array: pa.Array) -> str:
     return f" from {least} to {most}"
 
 
-def _other_type(array: pa.Array, kind: Type, path: str) -> Unwritable:
+def _type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:
     return Unwritable(f"column {path} is {type_name(kind)}; the data has {array.type}, which is not cast to it")
 
 
@@ -337,14 +337,14 @@ def _to_decimal(array: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _to_uuid(array: pa.Array, target: pa.DataType) -> pa.Array:
     if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
-        values = [None if text is None else _uuid_bytes(text) for text in array.to_pylist()]
+        values = [None if text is None else _to_uuid_bytes(text) for text in array.to_pylist()]
         storage = pa.array(values, pa.binary(16))
     else:
         storage = _to_fixed(array, pa.binary(16))
     return pa.ExtensionArray.from_storage(target, storage)
 
 
-def _uuid_bytes(text: str) -> bytes:
+def _to_uuid_bytes(text: str) -> bytes:
     if len(text) != 36:
         raise ValueError(f"{text[:50]!r} is not a UUID of 36 characters")
     return UUID(text).bytes
@@ -388,22 +388,22 @@ value."""
 # Absent columns
 
 
-def _default_column(field: Field, rows: int, path: str) -> pa.Array:
+def _build_default_column(field: Field, rows: int, path: str) -> pa.Array:
     if field.write_default is not None:
-        return _repeated_default(field.type, field.write_default, rows, path)
+        return _repeat_default(field.type, field.write_default, rows, path)
     if field.required:
         raise Unwritable(f"column {path} is required, and the data has no such column")
     return pa.nulls(rows, arrow_type(field.type, path))
 
 
-def _repeated_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
+def _repeat_default(kind: Type, default: object, rows: int, path: str) -> pa.Array:
     """Return an array of `rows` times a JSON default value.
 
     Raises:
         Unwritable: For an invalid default.
     """
     if isinstance(kind, StructType) and default == {}:  # the fields of a struct have their own defaults
-        children = _fields([], [], kind.fields, rows, None, f"{path}.")
+        children = _cast_fields([], [], kind.fields, rows, None, f"{path}.")
         return pa.StructArray.from_arrays(children, fields=list(arrow_type(kind, path)))
     if not isinstance(kind, str):
         raise Unwritable(f"column {path} has an unsupported write default; give a value for the column")

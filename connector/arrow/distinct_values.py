@@ -20,7 +20,7 @@ _WIDTHS = {
     "float": 4,
     **dict.fromkeys(("long", "double", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"), 8),
 }
-_BYTES_A_DECIMAL = 16
+_BYTES_PER_DECIMAL = 16
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -33,29 +33,29 @@ def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
     if values.null_count:
         values = values.drop_null()
     if len(values):
-        builder.add(_hashes(values, kind))
+        builder.add(_hash_values(values, kind))
 
 
-def _hashes(values: pa.Array, kind: str) -> Hashes:
+def _hash_values(values: pa.Array, kind: str) -> Hashes:
     name = base_name(kind)
     if name in _WIDTHS:
         width = _WIDTHS[name]
-        return hash_fixed(_fixed(values, width), width)
+        return hash_fixed(_read_fixed_bytes(values, width), width)
     if name == "boolean":
         return hash_fixed(pc.unique(values).cast(pa.uint8()).to_numpy(zero_copy_only=False), 1)
     if name == "decimal":
         values = pc.unique(values)  # cheaper than the shortest form of each
-        return hash_bytes(*_shortest(_fixed(values, _BYTES_A_DECIMAL).reshape(-1, _BYTES_A_DECIMAL)))
+        return hash_bytes(*_shorten(_read_fixed_bytes(values, _BYTES_PER_DECIMAL).reshape(-1, _BYTES_PER_DECIMAL)))
     if pa.types.is_fixed_size_binary(values.type):
         width = values.type.byte_width
-        return hash_fixed(_fixed(values, width), width)
+        return hash_fixed(_read_fixed_bytes(values, width), width)
     values = values.cast(pa.large_binary())
     starts = np.frombuffer(values.buffers()[1], np.int64, len(values) + 1, 8 * values.offset)
     heap = values.buffers()[2]
     return hash_bytes(np.frombuffer(heap, np.uint8) if heap is not None else np.zeros(0, np.uint8), starts)
 
 
-def _fixed(values: pa.Array, width: int) -> Bytes:
+def _read_fixed_bytes(values: pa.Array, width: int) -> Bytes:
     """Return the bytes of values of `width` bytes each.
 
     Raises:
@@ -66,7 +66,7 @@ def _fixed(values: pa.Array, width: int) -> Bytes:
     return np.frombuffer(values.buffers()[1], np.uint8, len(values) * width, values.offset * width)
 
 
-def _shortest(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
+def _shorten(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
     """Return the heap and the starts of big-endian numbers without the bytes that only repeat the sign.
 
     Args:
@@ -77,7 +77,7 @@ def _shortest(little: Bytes) -> tuple[Bytes, npt.NDArray[np.int64]]:
     # A byte is needless if it and all before it repeat the sign, and the next byte shows the same sign.
     repeats = (big[:, :-1] == sign) & ((big[:, 1:] >= 0x80) == (sign == 0xFF))
     needless = np.logical_and.accumulate(repeats, axis=1).sum(axis=1)
-    kept = np.arange(big.shape[1]) >= needless[:, None]
+    is_significant = np.arange(big.shape[1]) >= needless[:, None]
     starts = np.zeros(len(big) + 1, dtype=np.int64)
     np.cumsum(big.shape[1] - needless, out=starts[1:])
-    return np.ascontiguousarray(big[kept]), starts
+    return np.ascontiguousarray(big[is_significant]), starts

@@ -80,7 +80,7 @@ def _matches(predicate: Bound, column: pa.Array) -> Mask:
         matches = pc.starts_with(column, str(values[0]))
         matches = matches if op is Op.STARTS_WITH else pc.invert(matches)
     elif op in _COMPARED:
-        matches = _COMPARED[op](column, arrow_array(_kind(predicate), values)[0])
+        matches = _COMPARED[op](column, arrow_array(_result_type_of(predicate), values)[0])
         if op in _NAN_MATCHES and predicate.result in FLOATS:
             matches = pc.or_(matches, pc.is_nan(column))
     else:
@@ -90,7 +90,7 @@ def _matches(predicate: Bound, column: pa.Array) -> Mask:
 
 
 def _is_in(column: pa.Array, predicate: Bound) -> pa.Array:
-    values = arrow_array(_kind(predicate), predicate.values)
+    values = arrow_array(_result_type_of(predicate), predicate.values)
     if predicate.result in FLOATS:  # `is_in` distinguishes -0.0 from 0.0; adding 0.0 makes them equal
         zero = pa.scalar(0.0, column.type)
         column, values = pc.add(column, zero), pc.add(values, zero)
@@ -102,11 +102,11 @@ def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
     """Apply the predicate's transform, once for each distinct value."""
     apply = function(predicate.transform, predicate.kind)
     encoded = column.dictionary_encode()
-    results = [None if value is None else apply(value) for value in plain_values(encoded.dictionary, predicate.kind)]
-    return arrow_array(_kind(predicate), results).take(encoded.indices)
+    results = [None if value is None else apply(value) for value in to_literals(encoded.dictionary, predicate.kind)]
+    return arrow_array(_result_type_of(predicate), results).take(encoded.indices)
 
 
-def _kind(predicate: Bound) -> str:
+def _result_type_of(predicate: Bound) -> str:
     """Return the result type of the predicate; for a truncated decimal with 38 digits, because truncation can add
     digits.
     """
@@ -115,7 +115,7 @@ def _kind(predicate: Bound) -> str:
     return f"decimal(38, {decimal_scale(kind)})" if is_truncated_decimal else kind
 
 
-def plain_values(column: pa.Array, kind: str) -> Iterable[Value | None]:
+def to_literals(column: pa.Array, kind: str) -> Iterable[Value | None]:
     """Return the values of an array as Python literals of expressions.
 
     Args:

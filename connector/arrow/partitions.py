@@ -43,7 +43,7 @@ Partition = tuple[Any, ...]
 
 _BIAS = np.uint64(1 << 63)
 _CODES_MAX = 2**62
-_NARROW = 2**15
+_INT16_CODES_MAX = 2**15
 """numpy sorts 16-bit integers by radix, which takes a tenth of the time."""
 _EXACTLY = Context(prec=100)
 
@@ -71,7 +71,7 @@ class PartitionTerm:
     kind: str
     positions: tuple[int, ...]
 
-    def of(self, rows: pa.RecordBatch | pa.Table) -> Values:
+    def apply(self, rows: pa.RecordBatch | pa.Table) -> Values:
         return apply_transform(self.transform, self.kind, column_at(rows, self.positions))
 
     @property
@@ -139,11 +139,11 @@ class Partitioner:
         """Return the partitions of a batch, each with the positions of its rows, ascending; None for all rows."""
         if not batch.num_rows:
             return []
-        columns = [term.of(batch) for term in self.terms if term.transform != VOID]
+        columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
         if all(len(column.values) == 1 for column in columns):
             return [(self._tuple([column.values[0] for column in columns]), None)]
-        codes = _combined_codes(columns)
-        if codes.max() < _NARROW:
+        codes = _combine_codes(columns)
+        if codes.max() < _INT16_CODES_MAX:
             codes = codes.astype(np.int16)
         order = np.argsort(codes, kind="stable")
         starts = np.flatnonzero(np.diff(codes[order], prepend=codes[order[0]] - 1))
@@ -159,7 +159,7 @@ class Partitioner:
         return [encode_json(term.result, value) for term, value in zip(self.terms, partition, strict=True)]
 
 
-def _combined_codes(columns: Sequence[Values]) -> Longs:
+def _combine_codes(columns: Sequence[Values]) -> Longs:
     """Return int64[rows]: a distinct code for each combination of values."""
     codes, count = columns[0].codes, len(columns[0].values)
     for column in columns[1:]:
@@ -182,18 +182,18 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     base = base_name(kind)
     if name == "truncate" and base in ("string", "binary"):
         slice_function = pc.utf8_slice_codeunits if base == "string" else pc.binary_slice
-        return _by_dictionary(IDENTITY, kind, slice_function(column, 0, width_of(transform)))
+        return _encode_by_dictionary(IDENTITY, kind, slice_function(column, 0, width_of(transform)))
     if not has_codes(kind):
         if name == "bucket" and base != "decimal":
             return _bucket_of_bytes(keys_of(column, kind), width_of(transform))
-        return _by_dictionary(transform, kind, column)
+        return _encode_by_dictionary(transform, kind, column)
     keys = keys_of(column, kind)
     if base in FLOATS:
         return _distinct_floats(keys)
     if name == "bucket" and base == "decimal":
         apply = function(transform, kind)
-        return _map_values(_distinct(_numbers(keys), keys), apply)
-    distinct = _distinct(_VECTORISED[name](_numbers(keys), transform, kind), keys)
+        return _map_values(_encode_numbers(_to_numbers(keys), keys), apply)
+    distinct = _encode_numbers(_VECTORISED[name](_to_numbers(keys), transform, kind), keys)
     return (
         Values(distinct.codes, [None if value is None else bool(value) for value in distinct.values])
         if base == "boolean"
@@ -201,12 +201,12 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
     )
 
 
-def _numbers(keys: Keys) -> Longs:
+def _to_numbers(keys: Keys) -> Longs:
     assert keys.codes is not None
     return keys.codes.view(np.int64) if keys.kind == "boolean" else (keys.codes ^ _BIAS).view(np.int64)
 
 
-def _distinct(numbers: Longs, keys: Keys) -> Values:
+def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
     """Encode `numbers`, int64[rows]; the numbers of null keys are ignored."""
     valid = keys.valid
     if valid is None:
@@ -225,11 +225,13 @@ def _distinct_floats(keys: Keys) -> Values:
     """Encode floats by their bits: -0.0 differs from 0.0, all NaN are equal."""
     assert keys.codes is not None
     codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
-    distinct = _distinct((codes ^ _BIAS).view(np.int64), keys)
-    return Values(distinct.codes, [None if value is None else _double(value + (1 << 63)) for value in distinct.values])
+    distinct = _encode_numbers((codes ^ _BIAS).view(np.int64), keys)
+    return Values(
+        distinct.codes, [None if value is None else _decode_double(value + (1 << 63)) for value in distinct.values]
+    )
 
 
-def _double(code: int) -> float:
+def _decode_double(code: int) -> float:
     if code == 2**64 - 1:
         return float("nan")
     bits = code ^ (1 << 63) if code >> 63 else code ^ (2**64 - 1)
@@ -243,7 +245,7 @@ def _map_values(distinct: Values, apply: Callable[[Any], Any]) -> Values:
     return Values(np.array(mapped, dtype=np.int64)[distinct.codes], list(ordinals))
 
 
-def _by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
+def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> Values:
     """Encode a column of strings, bytes or wide decimals, and apply the transform to the distinct values."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # without chunks
@@ -280,7 +282,7 @@ def _bucket(numbers: Longs, transform: str, kind: str) -> Longs:
 def _bucket_of_bytes(keys: Keys, width: int) -> Values:
     assert keys.starts is not None
     assert keys.heap is not None
-    return _distinct(_bucket_of_hash(_murmur.hash_spans(keys.heap, keys.starts, 0, 32), width), keys)
+    return _encode_numbers(_bucket_of_hash(_murmur.hash_spans(keys.heap, keys.starts, 0, 32), width), keys)
 
 
 def _bucket_of_hash(hashes: npt.NDArray[np.uint64], width: int) -> Longs:

@@ -48,10 +48,10 @@ class Ordering:
             if field.transform != VOID
         ]
 
-    def sorted(self, rows: pa.Table) -> pa.Table:
+    def sort(self, rows: pa.Table) -> pa.Table:
         keys: list[npt.NDArray[np.uint64]] = []
         for field in self._fields:
-            keys.extend(_sort_keys(field, rows))
+            keys.extend(_build_sort_keys(field, rows))
         if not keys or rows.num_rows < 2:
             return rows
         order = np.lexsort(keys[::-1])
@@ -60,16 +60,16 @@ class Ordering:
         return rows.take(pa.array(order))
 
 
-def _sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
+def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
     """Sort keys of a field: uint64[rows] each, the most significant first."""
-    ranks, valid = _ranks(field.term, rows)
+    ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:
         return [ranks]
     return [(valid if field.nulls_first else ~valid).astype(np.uint64), np.where(valid, ranks, np.uint64(0))]
 
 
-def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
+def _rank_values(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_] | None]:
     """Return (ranks in the order of the values, uint64[rows]; the rows that are not null, bool[rows], None for all
     rows).
     """
@@ -86,12 +86,12 @@ def _ranks(term: PartitionTerm, rows: pa.Table) -> tuple[npt.NDArray[np.uint64],
         assert keys.codes is not None
         codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), _NAN, keys.codes)
         return codes, None if keys.valid is None else mask_of(keys.valid, keys.rows)
-    storage = _storage(column)
+    storage = _to_storage(column)
     ranks = pc.rank(storage, tiebreaker="dense").to_numpy(zero_copy_only=False).astype(np.uint64)
     return ranks, storage.is_valid().to_numpy(zero_copy_only=False) if storage.null_count else None
 
 
-def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not isinstance(column.type, pa.BaseExtensionType):
         return column
     return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)

@@ -43,7 +43,7 @@ from seamark.connector.client.row_answers import (
     keys_stream,
     lookup_of,
 )
-from seamark.connector.client.values import CURRENT, At, Explanation, Instant, LoadedTable, PlanTable, given
+from seamark.connector.client.values import CURRENT, At, EngineTable, Explanation, PlanTable, TimelineInstant, given
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json, from_values
 
@@ -187,14 +187,14 @@ class SeamarkClient:
         action: str | None = None,
         newest_first: bool = False,
         limit: int | None = None,
-    ) -> Iterator[Instant]:
+    ) -> Iterator[TimelineInstant]:
         """Yield what happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
         query = {"order": "desc" if newest_first else "asc", **given({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
             answer = self._json("GET", path, {**query, **given({"since": since, "limit": left})})
-            yield from self._convert(answer["instants"], list[Instant])
+            yield from self._convert(answer["instants"], list[TimelineInstant])
             if not answer["instants"] or answer["next-since"] is None:
                 return
             since = answer["next-since"]
@@ -216,7 +216,7 @@ class SeamarkClient:
         for found in self._named(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
             yield (*found["namespace"], found["name"])
 
-    def load_table(self, table: Name, *, history: bool = False) -> LoadedTable:
+    def load_table(self, table: Name, *, history: bool = False) -> EngineTable:
         """Return a table, and by what settings and keys its files are reached; with `history` all its snapshots.
 
         Raises:
@@ -233,7 +233,7 @@ class SeamarkClient:
         storage = dict(found.config)
         for keys in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
-        return LoadedTable(bytes(found.metadata), location, storage)
+        return EngineTable(bytes(found.metadata), location, storage)
 
     def _named(self, what: str, key: str, parent: str = "") -> Iterator[Any]:
         query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}

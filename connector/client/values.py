@@ -32,7 +32,7 @@ class At:
 CURRENT = At()
 
 
-class Instant(msgspec.Struct, frozen=True, rename="kebab"):
+class TimelineInstant(msgspec.Struct, frozen=True, rename="kebab"):
     """An instant of the timeline (docs/reference/timeline.md).
 
     Pass `position` as `since` to continue after it.
@@ -55,7 +55,7 @@ class Instant(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTable:
+class EngineTable:
     """A table as engines load it.
 
     `metadata` is its JSON, with the snapshots that a branch or tag names, or all.

@@ -19,7 +19,7 @@ from seamark.connector.client.errors import NotFound
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
-from seamark.connector.client.values import At, LoadedTable
+from seamark.connector.client.values import At, EngineTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
@@ -30,7 +30,7 @@ from seamark.formats.index.definitions import of_id
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.runtime.errors import BadRequest
 
-_TRIES = 5
+_ATTEMPTS_MAX = 5
 """Attempts to load an index and its table at the same snapshot while other clients commit."""
 LIVE, QUARANTINED = "live", "quarantined"
 _NOT_LIVE = "superseded"
@@ -92,7 +92,7 @@ class _AuditedIndex:
         location = listed["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
         if verdict.problems and self.report and not verdict.has_newer_version:
-            self.states[location] = state = _report(self.client, self.table, self.index.name, verdict)
+            self.states[location] = state = _report_problems(self.client, self.table, self.index.name, verdict)
             if state == _NOT_LIVE:
                 return replace(verdict, problems=())
         return verdict
@@ -151,12 +151,14 @@ def audit_index(
     for index_file in live:
         verdicts.append(audited.verify(index_file, sample))
         on_verdict(verdicts[-1], len(live))
-    uncounted = _uncounted_reason(audited_index, verdicts) if is_consistent else "others keep committing to the table"
+    uncounted = (
+        _explain_missing_count(audited_index, verdicts) if is_consistent else "others keep committing to the table"
+    )
     rows = None if uncounted else _count_rows(client, table, metadata, verdicts)
     return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
 
 
-def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMetadata) -> IndexTask:
+def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
     """Return a task without a folder, because nothing is written."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
@@ -166,13 +168,13 @@ def _task_of(table: Name, index: Index, loaded: LoadedTable, metadata: TableMeta
     return IndexTask(metadata.table_uuid, definition, projection, "", storage, EnvironmentKeys(table))
 
 
-def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, LoadedTable, TableMetadata, bool]:
+def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTable, TableMetadata, bool]:
     """Return the index, the table and its metadata, and whether both are of the same snapshot; retried if others
     commit.
     """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS_MAX):
         before = metadata.current_snapshot_id
         index = client.index(table, name)
         loaded = client.load_table(table)
@@ -191,7 +193,7 @@ def _compare_counts(verdict: VerificationResult, listed: dict[str, Any]) -> Veri
     return replace(verdict, problems=(*verdict.problems, problem))
 
 
-def _report(client: IndexClient, table: Name, name: str, verdict: VerificationResult) -> str:
+def _report_problems(client: IndexClient, table: Name, name: str, verdict: VerificationResult) -> str:
     """Report the problems to the server; return the state of the index file."""
     reason = "; ".join(verdict.problems)
     try:
@@ -201,7 +203,7 @@ def _report(client: IndexClient, table: Name, name: str, verdict: VerificationRe
     return str(answer["state"])
 
 
-def _uncounted_reason(index: Index, verdicts: Sequence[VerificationResult]) -> str | None:
+def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult]) -> str | None:
     """Return why the rows cannot be counted; None if they can."""
     unlisted = sum(index.json["levels"].values()) - len(verdicts)
     if unlisted:
@@ -222,11 +224,11 @@ def _count_rows(
         return 0
     live = np.zeros(len(ids), dtype=np.bool_)
     for page in client.iter_files(table, content="data", at=At(metadata.current_snapshot_id)):
-        live |= np.isin(ids, _ids(page.to_pydict()))
+        live |= np.isin(ids, _collect_file_ids(page.to_pydict()))
     return int(records[live].sum())
 
 
-def _ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
+def _collect_file_ids(page: dict[str, list[Any]]) -> npt.NDArray[np.uint64]:
     """Return the high halves of the identities of data files, which are sufficient to match them."""
     rows = [
         row

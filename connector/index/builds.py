@@ -36,9 +36,9 @@ PASSES_MAX = 64
 SMALL_FILES, SMALL_BYTES = 64, 1 << 30
 """A wave with fewer files and bytes is read in this process: starting a cluster takes longer."""
 _GROUP_FILES_MIN = 8
-_GROUPS_A_WORKER = 2
+_GROUPS_PER_WORKER = 2
 """Groups for each worker in a wave; with two, a slow group does not leave the other workers idle."""
-_SKIPPED_MAX = 1000
+_SKIPPED_FILES_MAX = 1000
 """Skipped files whose reasons a build keeps."""
 
 
@@ -254,8 +254,8 @@ class _Run:
         source = self._source()
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
-        groups = group_files(self._untried_files(source), self._wave_limits())
-        while wave := list(islice(groups, self._workers.parallelism * _GROUPS_A_WORKER)):
+        groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
+        while wave := list(islice(groups, self._workers.parallelism * _GROUPS_PER_WORKER)):
             expect(sum(map(len, wave)), sum(file.size_bytes for group in wave for file in group))
             for written in self._workers.run(source.task, wave):
                 self._register(written)
@@ -264,7 +264,7 @@ class _Run:
     def _source(self) -> BuildSource:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
 
-    def _untried_files(self, source: BuildSource) -> Iterator[DataFile]:
+    def _request_untried_files(self, source: BuildSource) -> Iterator[DataFile]:
         """Yield the missing files that were not tried before, requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
@@ -282,16 +282,16 @@ class _Run:
 
     def _register(self, written: WrittenIndex) -> None:
         self._skipped += len(written.skipped)
-        for path, reason in written.skipped[: _SKIPPED_MAX - len(self._reasons)]:
+        for path, reason in written.skipped[: _SKIPPED_FILES_MAX - len(self._reasons)]:
             self._reasons[path] = reason
         if written.location is not None:
             self._json = self._client.register_index_files(*self._build_key, [(written.location, written.size_bytes)])
         self._on_progress(self._progress(self._json))
 
-    def _wave_limits(self) -> GroupLimits:
+    def _choose_wave_limits(self) -> GroupLimits:
         """Limits that give every worker some groups, with at least `_GROUP_FILES_MIN` files in each."""
         progress = self._json["progress"]
-        shares = self._workers.parallelism * _GROUPS_A_WORKER
+        shares = self._workers.parallelism * _GROUPS_PER_WORKER
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
         return replace(self._limits, files=min(self._limits.files, files))
 
@@ -335,7 +335,7 @@ class BuildSource:
             Storage.of_table(loaded.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
         )
-        return BuildSource(task, {spec.spec_id: _identities(spec) for spec in metadata.partition_specs})
+        return BuildSource(task, {spec.spec_id: _identity_columns_of(spec) for spec in metadata.partition_specs})
 
     def knows(self, listed: Iterable[Mapping[str, Any]]) -> bool:
         """Return whether the loaded table had the partition specs of all these files."""
@@ -355,7 +355,7 @@ class TableReplaced(Exception):
     """The name now refers to another table."""
 
 
-def _identities(spec: PartitionSpec) -> frozenset[int]:
+def _identity_columns_of(spec: PartitionSpec) -> frozenset[int]:
     return frozenset(source for field in spec.fields if field.transform == IDENTITY for source in field.sources)
 
 

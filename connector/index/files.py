@@ -166,10 +166,10 @@ def keys_of_term(term: Term, column: pa.ChunkedArray) -> Keys:
         return keys_of(column, term.kind)
     if function := INDEXED_FUNCTIONS.get(term.transform):
         return keys_of(function.values(column), term.kind)
-    return _transformed_keys(keys_of(column, term.source), term)
+    return _transform_keys(keys_of(column, term.source), term)
 
 
-def _transformed_keys(source: Keys, term: Term) -> Keys:
+def _transform_keys(source: Keys, term: Term) -> Keys:
     """Return the keys of the transformed values.
 
     Uses the same transform function as the planner's projection, once for each distinct value.
@@ -177,7 +177,7 @@ def _transformed_keys(source: Keys, term: Term) -> Keys:
     apply = function(term.transform, term.source)
     present = source.present
     rows = np.arange(source.rows) if present is None else np.flatnonzero(present)
-    distinct, key_ordinals = _distinct(source, rows)
+    distinct, key_ordinals = _find_distinct(source, rows)
     results = [apply(_value_of_key(key, term.source)) for key in distinct]
     has_value = np.array([result is not None for result in results], dtype=np.bool_)
     valid = np.zeros(source.rows, dtype=np.bool_)
@@ -198,7 +198,7 @@ def _transformed_keys(source: Keys, term: Term) -> Keys:
     return Keys(term.kind, source.rows, None, starts, np.frombuffer(b"".join(encoded), dtype=np.uint8), bits, None)
 
 
-def _distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
+def _find_distinct(keys: Keys, rows: Any) -> tuple[list[Key], Any]:
     """Return the distinct keys of these rows, and for each row the ordinal of its key."""
     if keys.codes is not None:
         codes, ordinals = np.unique(keys.codes[rows], return_inverse=True)

@@ -247,7 +247,7 @@ class Indexer:
                 progress.damaged += 1
                 done.damaged += 1
                 _log.warning(
-                    "index file not right", table=_table_text(table), index=name, location=verdict.location,
+                    "index file not right", table=_format_table(table), index=name, location=verdict.location,
                     problems=list(verdict.problems[:3]),
                 )  # fmt: skip
             return has_time()
@@ -272,7 +272,7 @@ class Indexer:
         done.files_not_indexed += report.files_not_indexed
         _log.info(
             "index built",
-            table=_table_text(table),
+            table=_format_table(table),
             index=index.name,
             files=report.progress.files_done,
             rows=report.progress.rows_done,
@@ -309,7 +309,7 @@ class Indexer:
             done.merges += 1
             _log.info(
                 "index files merged",
-                table=_table_text(table),
+                table=_format_table(table),
                 index=name,
                 merged=len(merged),
                 files=written.files,
@@ -326,7 +326,7 @@ class Indexer:
         if backoff is not None and self.now() < backoff.until and backoff.lag_files in (None, lag_files):
             return
         table, index, _ = key
-        log = _log.bind(table=_table_text(table), index=index)
+        log = _log.bind(table=_format_table(table), index=index)
         try:
             action()
         except (Unreachable, Unavailable, Unauthenticated):
@@ -364,5 +364,5 @@ class _FilesNotIndexed(Exception):
         self.files = files
 
 
-def _table_text(table: Table) -> str:
+def _format_table(table: Table) -> str:
     return ".".join(table)

@@ -51,12 +51,12 @@ def select_merge(
         if f"/{FORMER_INDEX_FOLDER}/" in file.location:
             misplaced.append(file)
     for _, listed in sorted(levels.items()):
-        if len(listed) >= fanout and len(chosen := _first(listed, size_max_bytes)) > 1:
+        if len(listed) >= fanout and len(chosen := _take_first(listed, size_max_bytes)) > 1:
             return chosen
-    return _first(misplaced, size_max_bytes)
+    return _take_first(misplaced, size_max_bytes)
 
 
-def _first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
+def _take_first(files: Sequence[RegisteredFile], size_max_bytes: int) -> list[RegisteredFile]:
     """Return the first files up to this total size; at least one file, if there is one."""
     return next(divide(files, lambda file: (file.size_bytes,), (size_max_bytes,)), [])
 
@@ -81,7 +81,7 @@ def merge_index_files(
     }
     if len(identities) != 1:
         raise ValueError(f"index files of different tables or definitions cannot be merged: {', '.join(locations)}")
-    masks = _kept_masks(opened, dropped or {})
+    masks = _mask_entries(opened, dropped or {})
     if not any(mask.any() for mask in masks):
         return WrittenIndex(None, 0, 0, 0, ())
     header = opened[0].header
@@ -103,7 +103,7 @@ def merge_index_files(
     return WrittenIndex(location, len(files), files.rows, storage.write(location, parts), ())
 
 
-def _kept_masks(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
+def _mask_entries(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
     """For each index file bool[data files]: entries that are not dropped and in no newer index file."""
     seen: set[tuple[int, int]] = set()
     masks: list[Mask] = []

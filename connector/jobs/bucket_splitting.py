@@ -17,7 +17,7 @@ from seamark.connector.read.tables import ScanTask, plan
 from seamark.connector.write.compaction import CompactionPolicy, divide_tasks, group_by_partition, rewrite_batch
 from seamark.connector.write.replacements import (
     RewriteReport,
-    announced,
+    announce_batches,
     is_rewritable,
     open_rewritable,
     replace_batches,
@@ -64,7 +64,7 @@ def split_buckets(
         client,
         opened,
         tasks,
-        announced((batch, partial(rewrite_batch, opened, batch)) for batch in batches),
+        announce_batches((batch, partial(rewrite_batch, opened, batch)) for batch in batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,

@@ -46,13 +46,13 @@ from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    JoinedTable,
-    cell_bounds,
-    layer_properties,
-    new_layer,
-    range_bounds,
+    ClusteringJoin,
+    choose_cell_bounds,
+    choose_range_bounds,
+    derive_layer_properties,
+    generate_layer_name,
     read_joined_tables,
-    sortable_keys,
+    to_sortable_keys,
 )
 from seamark.connector.write.compaction import (
     CompactionPolicy,
@@ -62,19 +62,19 @@ from seamark.connector.write.compaction import (
     group_by_partition,
     has_many_deletes,
 )
-from seamark.connector.write.data_files import divided_by_protection, unchanged
+from seamark.connector.write.data_files import divide_by_protection, require_unchanged_scheme
 from seamark.connector.write.replacements import (
     BatchRunner,
     RewriteReport,
     RewrittenFiles,
-    announced,
+    announce_batches,
     is_rewritable,
     open_rewritable,
     replace_batches,
     run_here,
 )
 from seamark.connector.write.row_origins import OriginLog
-from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discard_on_error
 from seamark.connector.write.target import target_of, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.clustering import (
@@ -132,7 +132,7 @@ def cluster_incrementally(
         raise BadRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in opened.schema.fields]
     joins = joins_of({**inherited, **opened.metadata.properties})
-    tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
+    tables = {name: ClusteringJoin(join.table, join.on) for name, join in joins.items()}
     joined = read_joined_tables(client, layout.columns, tables, rows_max=JOINED_ROWS)
     attributes = Attributes(layout.columns, joined, plan_read(opened, names, TRUE).arrow)
     policy = CompactionPolicy.of(opened.metadata, inherited)
@@ -154,7 +154,7 @@ def cluster_incrementally(
         client,
         opened,
         tasks,
-        announced(batches),
+        announce_batches(batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
@@ -222,35 +222,35 @@ def _rewrite(
     if has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
-    suffix = layout.suffix(new_layer())
+    suffix = layout.suffix(generate_layer_name())
     layout_ids = [field.id for field in opened.schema.fields if field.name in attributes.columns]
     # Files that are encrypted in different ways do not share a new file.
     divided: defaultdict[EncryptionScheme | None, list[Layer]] = defaultdict(list)
     protections: dict[EncryptionScheme | None, FileProtection | None] = {}
     for layer in layers:
-        for protection, members in divided_by_protection(layer, target, keys):
+        for protection, members in divide_by_protection(layer, target, keys):
             scheme = None if protection is None else protection.scheme
             if protection is not None:
                 protection.refuse(layout_ids, PUBLISHES_LAYOUT)
             protections[scheme] = protection
             divided[scheme].append(members)
     first, rows, parts = 0, 0, list[WrittenFiles]()
-    with discarded_on_error(parts, target.storage):
+    with discard_on_error(parts, target.storage):
         for scheme, parts_of_layers in divided.items():
             works = []
             for members in parts_of_layers:
-                check = unchanged(scheme, target, keys)
+                check = require_unchanged_scheme(scheme, target, keys)
                 works.append(_LayerWork(opened, read_plan, members, layout, attributes, policy, first, keys, check))
                 first += sum(task.records for task in members)
             # Strings of different partitions are taken to be alike: their bounds are as long as the first layer needs.
-            properties = layer_properties(target.properties, works[0].sample[1], attributes.columns)
+            properties = derive_layer_properties(target.properties, works[0].sample[1], attributes.columns)
             into = replace(target, properties=properties)
             with TableWriter(into, origins=origins, suffix=suffix, protection=protections[scheme]) as writer:
                 for work in works:
                     rows += work.run(writer)
                     del work.sample
                 parts.append(writer.close())
-    written = WrittenFiles.joined(parts).checked(rows, target.storage)
+    written = WrittenFiles.join(parts).check_rows(rows, target.storage)
     tasks = [task for parts_of_layers in divided.values() for members in parts_of_layers for task in members]
     return RewrittenFiles(opened, target, tasks, written.limit_indexes(target.storage), origins)
 
@@ -282,20 +282,20 @@ class _LayerWork:
         size_bytes = _size_of(self.tasks)
         clustering = Clustering.of(self.attributes, sample, self.layout.curve)
         ranges = max(-(-size_bytes // RANGE_BYTES), -(-rows // RANGE_ROWS))
-        sampled = sortable_keys(clustering.keys(sample))
-        bounds = range_bounds(sampled, ranges)
+        sampled = to_sortable_keys(clustering.keys(sample))
+        bounds = choose_range_bounds(sampled, ranges)
         files = max(1, -(-size_bytes // self.policy.target_bytes))
         # Rows of an older partition spec go to several partitions, each of which gets its own files.
-        cut = _Cut(writer, cell_bounds(sampled, files), math.ceil(_FILE_MAX * rows / files))
+        cut = _Cut(writer, choose_cell_bounds(sampled, files), math.ceil(_FILE_MAX * rows / files))
         with TemporaryDirectory(prefix="seamark-clustering-") as folder:
             with _Spill(Path(folder), ranges, sealed=self.keys is not None) as spill:
                 for batch, origins in self._read():
-                    keys = sortable_keys(clustering.keys(batch))
+                    keys = to_sortable_keys(clustering.keys(batch))
                     spill.add(batch, origins, keys, np.searchsorted(bounds, keys, "right"))
             for batch, origins, keys in spill.ranges():
                 order = np.argsort(keys, kind="stable")
                 cut.write(batch.take(pa.array(order)), origins[order], keys[order])
-        writer.cut()
+        writer.close_files()
         return rows
 
     @cached_property
@@ -340,7 +340,7 @@ class _Cut:
         start = 0
         while start < rows.num_rows:
             if self._rows == self.rows_max or (self._rows and files[start] != self._file):
-                self.writer.cut()
+                self.writer.close_files()
                 self._rows = 0
             self._file = int(files[start])
             end = int(np.searchsorted(files, self._file, "right"))

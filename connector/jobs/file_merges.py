@@ -20,10 +20,10 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
-from seamark.connector.parquet.metrics import float_columns, leaves_of
+from seamark.connector.parquet.metrics import find_float_columns, leaves_of
 from seamark.connector.read.file_rows import partition_of, spec_of
 from seamark.connector.read.read_plan import plan_read
-from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.connector.write.compaction import BATCH_BYTES, BATCH_FILES, divide_tasks, group_by_partition, rewrite_rows
 from seamark.connector.write.copies import CopyPolicy
@@ -78,7 +78,7 @@ def merge_files(
     if target_bytes is not None:
         target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(target_bytes)})
     policy = CopyPolicy.of(target.properties)
-    tasks = list(plan(client, opened, stats=float_columns(opened.schema)))
+    tasks = list(plan(client, opened, stats=find_float_columns(opened.schema)))
     chosen = []
     selected = filter(is_rewritable, _select_tasks(opened, tasks, where, utc=utc))
     for members in group_by_partition(selected):
@@ -137,11 +137,11 @@ def drop_columns(
     keys = keys_of_table(opened.name)
     select = partial(_select_tasks, opened, where=where, utc=utc, whole_partitions=whole_partitions)
     if whole_partitions:  # most runs of a policy find nothing
-        bound = bound_filter(where, opened)
+        bound = bind_filter(where, opened)
         candidates = select(plan(client, opened, bound, stats=dropped.names))
         if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
             return RewriteReport()
-    tasks = list(plan(client, opened, stats=[*dropped.names, *float_columns(dropped.rest)]))
+    tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.rest)]))
     chosen = list(select(tasks))
     _check_rewritable(chosen)
     won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in chosen}
@@ -268,7 +268,7 @@ def _select_tasks(
     Raises:
         BadRequest: The condition selects a part of a partition. With `whole_partitions`, such a partition is left out.
     """
-    bound = bound_filter(where, opened)
+    bound = bind_filter(where, opened)
     if not utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
         raise BadRequest(
             "The session's time zone is not UTC, so times in the condition are ambiguous; set it to UTC, or compare "

@@ -89,7 +89,7 @@ def _result_of(report: RewriteReport) -> StatementResult:
 
 
 def answer_of(job: StatementJob) -> StatementAnswer:
-    """Return an error of any kind is an answer, on one line."""
+    """Return the answer of a statement. An error of any kind is an answer, on one line."""
     client = SeamarkClient(job.url, token=job.token)
     try:
         return StatementAnswer(run_statement(client, job.statement, utc=job.utc))

@@ -29,7 +29,7 @@ from seamark.connector.client.values import At
 from seamark.connector.jobs.partition_statistics import is_partitioned, write_partition_statistics
 from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import plan_read
-from seamark.connector.read.scans import joined
+from seamark.connector.read.scans import join_small_batches
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.puffin import Blob, footer_size_bytes, read_footer, write_puffin
@@ -173,7 +173,7 @@ class _Computation:
         read_plan = plan_read(self._opened, [field.name for field in chosen], TRUE)
         expect(len(tasks), sum(task.size_bytes for task in tasks))
         with closing(read_tasks(read_plan, self._opened.storage, tasks)) as read:
-            for batch in joined(_report_progress(read)):
+            for batch in join_small_batches(_report_progress(read)):
                 for field, column in zip(chosen, batch.columns, strict=True):
                     add_values(builders[field.id], column, self._types[field.id])
 

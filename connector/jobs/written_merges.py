@@ -31,7 +31,7 @@ from seamark.connector.write.compaction import (
 )
 from seamark.connector.write.copies import CopyPolicy
 from seamark.connector.write.replacements import BatchRunner, RewrittenFiles, run_here
-from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error
+from seamark.connector.write.table_writer import WrittenFiles, discard_on_error
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.files.parquet import Unreadable
 
@@ -57,7 +57,7 @@ def merge_written(
         parts: The files of each task.
         slots: Batches that `runner` runs together.
     """
-    with discarded_on_error(parts, target.storage):
+    with discard_on_error(parts, target.storage):
         return _merge_small_files(client, table, target, parts, runner, slots)
 
 
@@ -73,10 +73,10 @@ def _merge_small_files(
     tasks = [ScanTask(file, ()) for part in parts for file in part.files]
     groups = list(_find_mergeable(tasks, policy.target_bytes, slots))
     if not groups:
-        return WrittenFiles.joined(parts)
+        return WrittenFiles.join(parts)
     opened = open_table(client, table, At())
     if not _is_same(opened, target):  # its columns or partitions changed meanwhile; the commit decides
-        return WrittenFiles.joined(parts)
+        return WrittenFiles.join(parts)
     total_bytes = sum(task.size_bytes for group in groups for task in group)
     batches = [
         list(chain.from_iterable(batch)) for batch in divide_groups(groups, max(1, total_bytes // slots), BATCH_FILES)
@@ -84,7 +84,7 @@ def _merge_small_files(
     how = policy if target.ordering is None else None  # rows of several files are sorted together
     merged, replaced_paths = list[WrittenFiles](), set[str]()
     work = ((batch, partial(_rewrite, opened, target, batch, how)) for batch in batches)
-    with discarded_on_error(merged, target.storage):
+    with discard_on_error(merged, target.storage):
         for batch, rewrite in runner(work):
             with suppress(*_FAILED):
                 new = rewrite()
@@ -92,8 +92,8 @@ def _merge_small_files(
                     merged.append(new.written)
                     replaced_paths.update(task.path for task in batch)
     remaining, superseded = zip(*(_divide(part, replaced_paths) for part in parts), strict=True)
-    WrittenFiles.joined(superseded).discard(target.storage)
-    return WrittenFiles.joined([*remaining, *merged])
+    WrittenFiles.join(superseded).discard(target.storage)
+    return WrittenFiles.join([*remaining, *merged])
 
 
 def _find_mergeable(tasks: Sequence[ScanTask], target_bytes: int, slots: int) -> Iterator[list[ScanTask]]:

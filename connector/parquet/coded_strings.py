@@ -13,19 +13,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-_USED_MAX = 0.25
+_USED_ROWS_MAX_FRACTION = 0.25
 """Maximum fraction of the rows that are used."""
-_PLAIN_BYTES = 4
+_PLAIN_VALUE_MIN_BYTES = 4
 """Bytes that each value takes at least in a page without a dictionary: the length of the string."""
 _TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
 def are_few(used: npt.NDArray[np.bool_]) -> bool:
     """Return whether codes are faster for a row group of which these rows are used."""
-    return bool(np.count_nonzero(used) <= _USED_MAX * len(used))
+    return bool(np.count_nonzero(used) <= _USED_ROWS_MAX_FRACTION * len(used))
 
 
-def coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
+def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
     """Return the top-level columns of strings, among `names`, that have dictionaries for most of their values in the
     row group.
 
@@ -35,20 +35,20 @@ def coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> li
     # A name with a dot could also be the path of a field of a struct.
     flat = [name for name in names if "." not in name and schema.get_field_index(name) >= 0]
     wanted = {name for name in flat if schema.field(name).type in _TYPES}
-    found = []
+    coded = []
     for leaf in range(group.num_columns) if wanted else ():
         chunk = group.column(leaf)
         if (
             chunk.path_in_schema in wanted
             and file.metadata.schema.column(leaf).max_repetition_level == 0
             and chunk.has_dictionary_page
-            and chunk.total_uncompressed_size < _PLAIN_BYTES * chunk.num_values
+            and chunk.total_uncompressed_size < _PLAIN_VALUE_MIN_BYTES * chunk.num_values
         ):
-            found.append(chunk.path_in_schema)
-    return found
+            coded.append(chunk.path_in_schema)
+    return coded
 
 
-def decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return the batch with strings in the place of codes: with the types of the file's schema."""
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch

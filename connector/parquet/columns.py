@@ -29,7 +29,7 @@ from seamark.formats.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, Bo
 from seamark.formats.iceberg.metadata.name_mapping import NameMapping
 from seamark.formats.iceberg.types.schema import Schema
 
-DECODED_BYTES = 4 << 30
+DECODED_BYTES_MAX = 4 << 30
 """Memory that the columns of one file may take; a file whose columns take more is not indexed."""
 _BLOCK_BYTES = 64 << 10
 
@@ -95,7 +95,7 @@ def _read(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
 ) -> dict[int, pa.ChunkedArray]:
     """Return those of the columns that the file has."""
-    file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES))
+    file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
     if file.rows != rows:
         raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
     return file.read_plain_columns(find_columns(with_mapped_ids(list(file.schema), projection.mapping), column_ids))

@@ -116,24 +116,24 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
     default = properties.get(DEFAULT_MODE)
     columns = schema.index.by_id
     if default is not None:
-        fallback = _mode(default, _TRUNCATED)
+        fallback = _parse_mode(default, _TRUNCATED)
         modes = dict.fromkeys(columns, fallback)
     else:
         limit = as_int(properties, INFERRED_MAX, INFERRED_MAX_DEFAULT)
         all_columns = len(columns.keys() - _LINEAGE) <= limit
         fallback = _TRUNCATED if all_columns else _NONE
-        modes = dict.fromkeys(columns if all_columns else _first_columns(schema, limit), _TRUNCATED)
+        modes = dict.fromkeys(columns if all_columns else _select_first_columns(schema, limit), _TRUNCATED)
     for field in order.fields:
         if name_of(field.transform) in _ORDER_PRESERVING:
             modes |= dict.fromkeys(field.sources, fallback if fallback.bounds else _TRUNCATED)
     for name, text in properties.items():
         column = schema.column_named(name.removeprefix(COLUMN_MODE)) if name.startswith(COLUMN_MODE) else None
         if column is not None:
-            modes[column.id] = _mode(text, fallback)
+            modes[column.id] = _parse_mode(text, fallback)
     return modes
 
 
-def _mode(text: str, fallback: Mode) -> Mode:
+def _parse_mode(text: str, fallback: Mode) -> Mode:
     """Return the mode of a property; the fallback for an invalid value, as in Iceberg's writers."""
     normalized = text.strip().lower()
     if (match := _TRUNCATE.fullmatch(normalized)) and int(match[1]):
@@ -141,7 +141,7 @@ def _mode(text: str, fallback: Mode) -> Mode:
     return {"none": _NONE, "counts": _COUNTS, "full": _FULL}.get(normalized, fallback)
 
 
-def _first_columns(schema: Schema, limit: int) -> list[int]:
+def _select_first_columns(schema: Schema, limit: int) -> list[int]:
     """Return ids of the first `limit` primitive columns; the columns of a struct come before those of nested types
     in it.
     """
@@ -163,7 +163,7 @@ def _first_columns(schema: Schema, limit: int) -> list[int]:
     return ids
 
 
-def float_columns(schema: Schema) -> list[str]:
+def find_float_columns(schema: Schema) -> list[str]:
     """Return the names of the columns that have NaN counts, which copied row groups take from the manifest."""
     columns = schema.index.by_id
     floats = [leaf for leaf in leaves_of(schema) if base_name(leaf.kind) in FLOATS and not leaf.repeated]
@@ -173,7 +173,7 @@ def float_columns(schema: Schema) -> list[str]:
 class Metrics:
     """Collects the metrics of one file.
 
-    Call `add` with each row group before it is written, then `of` with the footer.
+    Call `add` with each row group before it is written, then `collect` with the footer.
     """
 
     def __init__(self, leaves: list[LeafColumn], modes: Mapping[int, Mode]) -> None:
@@ -211,7 +211,7 @@ class Metrics:
                     self._long_values[self._groups, leaf.id] = (min_max["min"].as_py(), min_max["max"].as_py())
         self._groups += 1
 
-    def of(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
+    def collect(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
         """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST specification.
 
         Args:
@@ -240,17 +240,17 @@ class Metrics:
                     nans[leaf.id] = sum(filter(None, counted))
             has_bounds = mode.bounds and leaf.id in nulls
             if has_bounds and (min_max := self._min_max(leaf, chunks)) is not None:
-                lower[leaf.id] = encode(leaf.kind, lower_bound(leaf.kind, min_max[0], mode.length))
-                upper_value = upper_bound(leaf.kind, min_max[1], mode.length)
+                lower[leaf.id] = encode(leaf.kind, compute_lower_bound(leaf.kind, min_max[0], mode.length))
+                upper_value = compute_upper_bound(leaf.kind, min_max[1], mode.length)
                 if upper_value is not None:
                     upper[leaf.id] = encode(leaf.kind, upper_value)
         return {
-            "column-sizes": _counts_map(sizes),
-            "value-counts": _counts_map(values),
-            "null-value-counts": _counts_map(nulls),
-            **({"nan-value-counts": _counts_map(nans)} if nans else {}),
-            "lower-bounds": _bounds_map(lower),
-            "upper-bounds": _bounds_map(upper),
+            "column-sizes": _to_counts_map(sizes),
+            "value-counts": _to_counts_map(values),
+            "null-value-counts": _to_counts_map(nulls),
+            **({"nan-value-counts": _to_counts_map(nans)} if nans else {}),
+            "lower-bounds": _to_bounds_map(lower),
+            "upper-bounds": _to_bounds_map(upper),
         }
 
     def _min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
@@ -259,9 +259,9 @@ class Metrics:
         for group, chunk in enumerate(chunks):
             statistics = chunk.statistics
             if (group, leaf.id) in self._long_values:
-                values.extend(_value(leaf.kind, value) for value in self._long_values[group, leaf.id])
+                values.extend(_decode_bound(leaf.kind, value) for value in self._long_values[group, leaf.id])
             elif statistics.has_min_max:
-                values.extend(_value(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
+                values.extend(_decode_bound(leaf.kind, value) for value in (statistics.min_raw, statistics.max_raw))
             elif chunk.num_values > statistics.null_count + self._nans.get((group, leaf.id), 0):
                 return None
         # Copied: parquet-java writes NaN, which bounds nothing, and text may be no UTF-8.
@@ -270,7 +270,7 @@ class Metrics:
         return (min(values), max(values)) if values else None
 
 
-def _value(kind: str, raw: Any) -> Any:
+def _decode_bound(kind: str, raw: Any) -> Any:
     """Return the Python value of a footer's bound; None if it is no value of the type."""
     name = base_name(kind)
     if name == "decimal" and isinstance(raw, bytes):
@@ -283,7 +283,7 @@ def _value(kind: str, raw: Any) -> Any:
     return raw
 
 
-def lower_bound(kind: str, value: Any, length: int | None) -> Any:
+def compute_lower_bound(kind: str, value: Any, length: int | None) -> Any:
     """Return a lower bound of a column with the minimum `value`.
 
     Args:
@@ -295,7 +295,7 @@ def lower_bound(kind: str, value: Any, length: int | None) -> Any:
     return value[:length] if name in _TRUNCATABLE else value
 
 
-def upper_bound(kind: str, value: Any, length: int | None) -> Any:
+def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
     """Return an upper bound of a column with the maximum `value`; None if none exists with this length."""
     name = base_name(kind)
     if name in FLOATS and value == 0:
@@ -305,9 +305,9 @@ def upper_bound(kind: str, value: Any, length: int | None) -> Any:
     return end_of_prefix(value[:length])
 
 
-def _counts_map(by_id: Mapping[int, int]) -> dict[str, list[int]]:
+def _to_counts_map(by_id: Mapping[int, int]) -> dict[str, list[int]]:
     return {"keys": list(by_id), "values": list(by_id.values())}
 
 
-def _bounds_map(by_id: Mapping[int, bytes]) -> dict[str, list[Any]]:
+def _to_bounds_map(by_id: Mapping[int, bytes]) -> dict[str, list[Any]]:
     return {"keys": list(by_id), "values": [bound.hex().upper() for bound in by_id.values()]}

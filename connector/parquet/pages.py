@@ -26,9 +26,9 @@ from seamark.formats.iceberg.files.thrift import I64, Fields
 
 STEP_ROWS = 1024
 """Rows of a stretch: the number of stretches with a requested row measures how sparse the rows are."""
-STRETCHES_MAX = 0.5
+STRETCHES_MAX_FRACTION = 0.5
 """Maximum fraction of a row group's stretches with a requested row; above it, the page index is not read."""
-BYTES_MAX = 0.7
+BYTES_MAX_FRACTION = 0.7
 """Maximum fraction of the columns' bytes in the required pages; above it, the whole row group is read."""
 COLUMNS_MAX = 20_000
 """Maximum column chunks of a file; decoding a larger footer takes longer than the pages save."""
@@ -96,7 +96,7 @@ class Pages:
             return None
         group = self._file.metadata.row_group(number)
         stretches = np.count_nonzero(np.diff(rows // STEP_ROWS)) + 1
-        if stretches * STEP_ROWS > STRETCHES_MAX * group.num_rows:
+        if stretches * STEP_ROWS > STRETCHES_MAX_FRACTION * group.num_rows:
             return None
         try:
             return self._read(number, group, names, rows)
@@ -116,7 +116,7 @@ class Pages:
         all_bytes = sum(int(chunk.starts[-1] + chunk.sizes[-1]) - chunk.begin for chunk in chunks)
         if (
             sum(chunk.size_of(chunk_pages) for chunk, chunk_pages in zip(chunks, pages, strict=True))
-            > BYTES_MAX * all_bytes
+            > BYTES_MAX_FRACTION * all_bytes
         ):
             return None
         by_rows: defaultdict[bytes, list[tuple[_Chunk, Longs]]] = defaultdict(list)
@@ -188,13 +188,13 @@ class Pages:
         first, last = chunks[0].rows[pages[0]], chunks[0].rows[pages[0] + 1]
         sources: list[tuple[_Chunk, bytes, list[bytes]]] = []
         for chunk, chunk_parts in zip(chunks, page_bytes, strict=True):
-            headers = [_data_page_header(part) for part in chunk_parts]
+            headers = [_parse_data_page_header(part) for part in chunk_parts]
             if [header.rows for header in headers] != (last - first).tolist():
                 return None
             dictionary = b""
             if any(header.encoding in _BY_DICTIONARY for header in headers):  # a chunk may change to another encoding
                 (dictionary,) = self._read_ranges([(chunk.begin, int(chunk.starts[0]) - chunk.begin)])
-                if _page_header(dictionary)[_PAGE_TYPE][1] != _DICTIONARY_PAGE:
+                if _parse_page_header(dictionary)[_PAGE_TYPE][1] != _DICTIONARY_PAGE:
                     return None
             sources.append((chunk, dictionary, chunk_parts))
         total_rows = int((last - first).sum())
@@ -207,12 +207,12 @@ class Pages:
         # The positions of the requested rows among the rows of the pages.
         page = np.searchsorted(first, wanted_rows, "right") - 1
         positions = (np.cumsum(last - first) - (last - first))[page] + wanted_rows - first[page]
-        taken = table.take(pa.array(positions)).combine_chunks()
-        return {chunk.name: single_array(taken.column(chunk.name)) for chunk in chunks}
+        selected = table.take(pa.array(positions)).combine_chunks()
+        return {chunk.name: single_array(selected.column(chunk.name)) for chunk in chunks}
 
     def _assemble_file(self, number: int, sources: Sequence[tuple[_Chunk, bytes, list[bytes]]], rows: int) -> bytes:
         """Return a Parquet file of one row group with these chunks: (chunk, dictionary page or nothing, data pages)."""
-        kind, bare = self._bare_chunks(number)
+        kind, bare = self._strip_chunks(number)
         chunks, body = list(bare), [_MAGIC]
         offset = len(_MAGIC)
         for chunk, dictionary, pages in sources:
@@ -236,7 +236,7 @@ class Pages:
         footer = thrift.write(self._footer | {_ROWS: (I64, rows), _ROW_GROUPS: groups})
         return b"".join((*body, footer, len(footer).to_bytes(4, "little"), _MAGIC))
 
-    def _bare_chunks(self, number: int) -> tuple[int, list[Fields]]:
+    def _strip_chunks(self, number: int) -> tuple[int, list[Fields]]:
         """Return the thrift element type and the chunks of a row group, without statistics, offsets and sizes."""
         cached = self._bare_chunks_of.get(number)
         if cached is None:
@@ -281,7 +281,7 @@ def _is_sound(chunk: _Chunk, end: int) -> bool:
     )
 
 
-def _page_header(data: bytes) -> Fields:
+def _parse_page_header(data: bytes) -> Fields:
     """Return the header of a page.
 
     Raises:
@@ -300,13 +300,13 @@ class _PageHeader(NamedTuple):
     encoding: int
 
 
-def _data_page_header(data: bytes) -> _PageHeader:
+def _parse_data_page_header(data: bytes) -> _PageHeader:
     """Return the header of a data page of a flat column.
 
     Raises:
         KeyError: For other page types.
     """
-    header = _page_header(data)
+    header = _parse_page_header(data)
     if header[_PAGE_TYPE][1] == _DATA_PAGE:
         page = header[_DATA][1]
         return _PageHeader(page[1][1], page[2][1])

@@ -42,14 +42,14 @@ class FileProjection:
         names, ids = [column.name for column in file], [id_of(column) for column in file]
         self._sources: dict[int, tuple[str, Convert] | pa.Scalar] = {}
         for field in fields:
-            position = _position_among(ids, field.id)
+            position = _find_position(ids, field.id)
             if position is None:
-                self._sources[field.id] = _default_value(field, partition)
+                self._sources[field.id] = _read_default(field, partition)
                 continue
             name = names[position]
             if names.count(name) > 1:
                 raise AmbiguousColumn(f"it has {names.count(name)} columns named {name!r}")
-            self._sources[field.id] = (name, _converter(file[position].type, field.type, field.name, partition))
+            self._sources[field.id] = (name, _make_converter(file[position].type, field.type, field.name, partition))
 
     def names(self, column_ids: Iterable[int]) -> list[str]:
         """Return the names of the file's columns that must be read for these columns."""
@@ -69,18 +69,18 @@ class FileProjection:
                 name, convert = source
                 arrays[column_id] = convert(batch.column(batch.schema.names.index(name)))
             elif isinstance(source, pa.Scalar):
-                arrays[column_id] = _repeated(source, rows)
+                arrays[column_id] = _repeat(source, rows)
         return arrays
 
 
-def _position_among(ids: Sequence[int | None], field_id: int) -> int | None:
+def _find_position(ids: Sequence[int | None], field_id: int) -> int | None:
     count = ids.count(field_id)
     if count > 1:
         raise AmbiguousColumn(f"it has {count} columns that may be column {field_id}")
     return ids.index(field_id) if count else None
 
 
-def _default_value(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
+def _read_default(field: Field, partition: Mapping[int, Value | None]) -> pa.Scalar:
     if isinstance(field.type, str) and field.id in partition:
         return arrow_array(field.type, [partition[field.id]])[0]
     if isinstance(field.type, str) and field.initial_default is not None:
@@ -88,51 +88,49 @@ def _default_value(field: Field, partition: Mapping[int, Value | None]) -> pa.Sc
     return pa.scalar(None, to_row_type(field.type))
 
 
-def _repeated(value: pa.Scalar, rows: int) -> pa.Array:
+def _repeat(value: pa.Scalar, rows: int) -> pa.Array:
     return pa.repeat(value, rows) if value.is_valid else pa.nulls(rows, value.type)
 
 
-def _converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
+def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
     arrow_type = to_row_type(target)
     match target:
         case StructType() if pa.types.is_struct(kind):
-            return _struct_converter(kind, target, name, partition)
+            return _make_struct_converter(kind, target, name, partition)
         case ListType() if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-            _same_id(kind.value_field, target.element_id, name)
-            element = _converter(kind.value_type, target.element, f"{name}.element", {})
+            _check_id(kind.value_field, target.element_id, name)
+            element = _make_converter(kind.value_type, target.element, f"{name}.element", {})
             return lambda array: _convert_list(array, element, arrow_type)
         case MapType() if pa.types.is_map(kind):
-            _same_id(kind.key_field, target.key_id, name)
-            _same_id(kind.item_field, target.value_id, name)
-            key = _converter(kind.key_type, target.key, f"{name}.key", {})
-            value = _converter(kind.item_type, target.value, f"{name}.value", {})
+            _check_id(kind.key_field, target.key_id, name)
+            _check_id(kind.item_field, target.value_id, name)
+            key = _make_converter(kind.key_type, target.key, f"{name}.key", {})
+            value = _make_converter(kind.item_type, target.value, f"{name}.value", {})
             return lambda array: _convert_map(array, key, value, arrow_type)
         case str() if kind.equals(arrow_type):
             return lambda array: array
-        case str() if _widens(_storage_type(kind), arrow_type):
-            return lambda array: _exact_cast(array, arrow_type, name)
+        case str() if _widens(_storage_type_of(kind), arrow_type):
+            return lambda array: _cast_exactly(array, arrow_type, name)
     raise AmbiguousColumn(f"its column for {name} is of type {kind}, which cannot be read as {arrow_type}")
 
 
-def _struct_converter(
+def _make_struct_converter(
     kind: pa.DataType, target: StructType, name: str, partition: Mapping[int, Value | None]
 ) -> Convert:
     sources: list[tuple[int, Convert] | pa.Scalar] = []
     for field in target.fields:
-        position = _position_among([id_of(inner) for inner in kind], field.id)
+        position = _find_position([id_of(inner) for inner in kind], field.id)
         if position is None:
-            sources.append(_default_value(field, partition))
+            sources.append(_read_default(field, partition))
         else:
             sources.append(
-                (position, _converter(kind.field(position).type, field.type, f"{name}.{field.name}", partition))
+                (position, _make_converter(kind.field(position).type, field.type, f"{name}.{field.name}", partition))
             )
     fields = list(to_row_type(target))
 
     def convert(array: pa.Array) -> pa.Array:
         children = [
-            source[1](pc.struct_field(array, [source[0]]))
-            if isinstance(source, tuple)
-            else _repeated(source, len(array))
+            source[1](pc.struct_field(array, [source[0]])) if isinstance(source, tuple) else _repeat(source, len(array))
             for source in sources
         ]
         if not children:  # StructArray.from_arrays takes the length from the children
@@ -142,32 +140,32 @@ def _struct_converter(
     return convert
 
 
-def _same_id(field: pa.Field, field_id: int, name: str) -> None:
+def _check_id(field: pa.Field, field_id: int, name: str) -> None:
     if id_of(field) not in (None, field_id):
         raise AmbiguousColumn(f"what is inside its column for {name} has the id {id_of(field)}, not {field_id}")
 
 
 def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) -> pa.Array:
-    offsets, first, last = _offsets(array)
+    offsets, first, last = _read_offsets(array)
     values = element(array.values.slice(first, last - first))
     return pa.ListArray.from_arrays(offsets, values, type=arrow_type, mask=array.is_null())
 
 
 def _convert_map(array: pa.Array, key: Convert, value: Convert, arrow_type: pa.DataType) -> pa.Array:
-    offsets, first, last = _offsets(array)
+    offsets, first, last = _read_offsets(array)
     keys, items = key(array.keys.slice(first, last - first)), value(array.items.slice(first, last - first))
     return pa.MapArray.from_arrays(offsets, keys, items, type=arrow_type, mask=array.is_null())
 
 
-def _offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
+def _read_offsets(array: pa.Array) -> tuple[pa.Array, int, int]:
     """Return the offsets relative to the first offset; the first offset; the last offset."""
     offsets = array.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
     return pa.array((offsets - offsets[0]).astype(np.int32)), int(offsets[0]), int(offsets[-1])
 
 
-def _storage_type(kind: pa.DataType) -> pa.DataType:
+def _storage_type_of(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.BaseExtensionType):
-        return _storage_type(kind.storage_type)
+        return _storage_type_of(kind.storage_type)
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -197,7 +195,7 @@ _BYTES = frozenset(
 )
 
 
-def _exact_cast(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+def _cast_exactly(array: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     """Cast without rounding or truncation.
 
     Raises:

@@ -31,7 +31,7 @@ class RowGroups:
         """`fields`: the file's columns, with ids."""
         self._file = file
         self._expression = expression
-        self._chunks = _chunks(file, list(fields), predicates_of(expression))
+        self._chunks = _map_comparable_chunks(file, list(fields), predicates_of(expression))
 
     def may_match(self, number: int) -> bool:
         return self._expression_may_match(self._expression, self._file.row_group(number))
@@ -49,7 +49,9 @@ class RowGroups:
         return True
 
 
-def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]) -> dict[int, int]:
+def _map_comparable_chunks(
+    file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[Bound]
+) -> dict[int, int]:
     """Return the ordinal of the column chunk of each column whose statistics can be compared, by column id."""
     kinds = {
         predicate.column_id: predicate.kind
@@ -68,19 +70,19 @@ def _chunks(file: pq.FileMetaData, fields: list[pa.Field], predicates: Iterable[
     chunks = {}
     for column_id, column_path in column_paths.items():
         numbers = paths.get(".".join(column_path), [])
-        if len(numbers) == 1 and _comparable(_type_at(fields, column_path), kinds[column_id]):
+        if len(numbers) == 1 and _is_comparable(_find_type(fields, column_path), kinds[column_id]):
             chunks[column_id] = numbers[0]
     return chunks
 
 
-def _type_at(fields: list[pa.Field], column_path: tuple[str, ...]) -> pa.DataType:
+def _find_type(fields: list[pa.Field], column_path: tuple[str, ...]) -> pa.DataType:
     kind = next(field.type for field in fields if field.name == column_path[0])
     for name in column_path[1:]:
         kind = kind.field(name).type
     return kind
 
 
-def _comparable(kind: pa.DataType, target: str) -> bool:
+def _is_comparable(kind: pa.DataType, target: str) -> bool:
     target_type = to_row_type(target)
     if target in ("long", "double"):
         return kind in (pa.int32(), pa.int64()) if target == "long" else kind in (pa.float32(), pa.float64())
@@ -104,10 +106,10 @@ def _predicate_may_match(predicate: Bound, chunk: pq.ColumnChunkMetaData) -> boo
         return False
     if not statistics.has_min_max or op in (Op.NOT_NULL, Op.IS_NAN):
         return True
-    return _range_may_match(predicate, *_min_max(predicate.kind, statistics))
+    return _range_may_match(predicate, *_read_min_max(predicate.kind, statistics))
 
 
-def _min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
+def _read_min_max(kind: str, statistics: Any) -> tuple[Any, Any]:
     low, high = statistics.min_raw, statistics.max_raw
     if kind != "string":
         return low, high

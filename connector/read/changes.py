@@ -58,11 +58,11 @@ def history(table: OpenTable, start: int | None, end: int) -> list[Snapshot]:
 
 def changes(client: SeamarkClient, table: OpenTable, start: int | None, end: int) -> Iterator[SnapshotChange]:
     """Yield the changes from snapshot `start` (None: the empty table) to snapshot `end`."""
-    for before, after in _segments(history(table, start, end), start):
+    for before, after in _divide_at_replaces(history(table, start, end), start):
         yield from _compare_plans(client, table, before, after)
 
 
-def _segments(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
+def _divide_at_replaces(snapshots: Iterable[Snapshot], start: int | None) -> Iterator[tuple[int | None, int]]:
     """Yield pairs of snapshots (before, after) without a `replace` between them."""
     before, after = start, start
     for snapshot in snapshots:

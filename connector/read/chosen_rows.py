@@ -30,7 +30,7 @@ def read_chosen(
     files: Sequence[tuple[ScanTask, Longs]],
     keys: ParquetKeys | None = None,
 ) -> list[list[pa.RecordBatch]]:
-    """Of each file the rows at these positions, as `TaskReader.read` returns them, all in memory.
+    """Return the rows at these positions of each file, as `TaskReader.read` returns them, all in memory.
 
     Raises:
         Unreadable: If the file cannot be read.

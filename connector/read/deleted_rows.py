@@ -29,17 +29,17 @@ from seamark.formats.index.keys.delete_files import (
     DeletedKeys,
     DeleteFile,
     Positions,
-    decode_delete_file,
+    decode_delete_content,
 )
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.index.keys.terms import resolve_id
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import BadRequest
 
-KEPT_BYTES = 256 << 20
-"""Cached content of delete files, which may apply to many data files."""
-DECODED_BYTES = 4 << 30
-"""Maximum memory of one decoded delete file; Unreadable for a larger file."""
+CACHED_BYTES_MAX = 256 << 20
+"""Maximum size of the cached content of delete files, which may apply to many data files."""
+DECODED_BYTES_MAX = 4 << 30
+"""Maximum memory of one decoded delete file; a larger file is Unreadable."""
 _CONTENTS = {"position-deletes": 1, "equality-deletes": EQUALITY}
 
 
@@ -87,8 +87,8 @@ NOTHING = DeletedRowSet(np.zeros(0, dtype=np.int64), ())
 def union_positions(*positions: Longs) -> Longs:
     """Return the distinct positions, ascending.
 
-    A stable sort is fast for inputs that are mostly sorted; numpy's own union hashes, and took half of the time of a
-    batch in a table of many batches.
+    A stable sort is fast for inputs that are mostly sorted; numpy's own union hashes the positions, which took half of
+    the time of a batch in a table of many batches.
     """
     all_positions = np.sort(np.concatenate(positions), kind="stable")
     first = np.ones(len(all_positions), dtype=np.bool_)
@@ -102,9 +102,9 @@ class Deletes:
     def __init__(self, storage: Storage, metadata: TableMetadata) -> None:
         self._storage = storage
         self._metadata = metadata
-        self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(KEPT_BYTES)
+        self._cache: MemoryCache[tuple[object, ...], Content] = MemoryCache(CACHED_BYTES_MAX)
 
-    def of(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
+    def load(self, path: str, files: Sequence[Mapping[str, Any]]) -> DeletedRowSet:
         """Return the rows of a data file that these delete files (REST spec, schema `DeleteFile`) delete.
 
         Raises:
@@ -114,7 +114,7 @@ class Deletes:
             return NOTHING
         positions, keys, vectors = [], [], 0
         for json in files:
-            file = delete_file(json)
+            file = decode_delete_file(json)
             columns = self._columns(file)
             content = self._content(file, columns)
             vectors += file.is_vector
@@ -146,7 +146,7 @@ class Deletes:
         key = (file.path, file.offset, columns)
         content = self._cache.get(key)
         if content is None:
-            content = decode_delete_file(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES)
+            content = decode_delete_content(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES_MAX)
             self._cache.put(key, content, object_bytes(content))
         return content
 
@@ -160,7 +160,7 @@ class Deletes:
             raise Unreadable(file.path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from None
 
 
-def delete_file(json: Mapping[str, Any]) -> DeleteFile:
+def decode_delete_file(json: Mapping[str, Any]) -> DeleteFile:
     """Decode the JSON of the REST specification.
 
     Raises:

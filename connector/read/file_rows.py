@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.arrays import Longs, Mask, single_array
 from seamark.connector.arrow.filters import evaluate_filter
-from seamark.connector.parquet.coded_strings import are_few, coded_columns, decoded
+from seamark.connector.parquet.coded_strings import are_few, decode_strings, select_coded_columns
 from seamark.connector.parquet.pages import Pages
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.parquet.row_groups import RowGroups
@@ -51,8 +51,8 @@ class FileRowReader:
 
     def __post_init__(self) -> None:
         task, read_plan = self.task, self.read_plan
-        self._deleted = self.deletes.of(task.path, task.deletes)
-        self._removed = None if task.removed_by is None else self.deletes.of(task.path, task.removed_by)
+        self._deleted = self.deletes.load(task.path, task.deletes)
+        self._removed = None if task.removed_by is None else self.deletes.load(task.path, task.removed_by)
         tested_columns = {predicate.column_id for predicate in predicates_of(self.where)}
         for row_set in (self._deleted, self._removed):
             tested_columns |= set() if row_set is None else row_set.column_ids
@@ -65,7 +65,7 @@ class FileRowReader:
         outputs = read_plan.fields if self._inherited is None else [*read_plan.fields, *read_plan.lineage]
         fields = with_mapped_ids(list(self.file.schema_arrow), self.mapping)
         needed = {field.id: field for field in (*outputs, *tested.values())}
-        self._projected = FileProjection(fields, needed.values(), _identities(read_plan, task))
+        self._projected = FileProjection(fields, needed.values(), _identity_values_of(read_plan, task))
         self._tested_ids = list(tested)
         self._tested_outputs = [field.id for field in outputs if field.id in tested]
         self._other_outputs = [field.id for field in outputs if field.id not in tested]
@@ -77,7 +77,7 @@ class FileRowReader:
         for number in range(self.file.metadata.num_row_groups):
             rows = self.file.metadata.row_group(number).num_rows
             if self._is_in_span(number):
-                mask = self._candidates(chosen, first, rows)
+                mask = self._select_candidates(chosen, first, rows)
                 possible = mask is None or bool(mask.any())
                 read = False
                 if possible and self._groups.may_match(number):
@@ -97,7 +97,7 @@ class FileRowReader:
             begins = min(begins, chunk.dictionary_page_offset)
         return bool(self.task.span[0] <= begins < self.task.span[1])
 
-    def _candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
+    def _select_candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
         """Return bool[rows]: rows that remain after positional selection and deletes; None: all rows."""
         mask = None
         if chosen is not None:
@@ -131,7 +131,7 @@ class FileRowReader:
             mask = np.concatenate(masks) if masks else np.zeros(0, dtype=np.bool_)
             if not mask.any():
                 return
-        start = taken = 0
+        start = matched = 0
         tested_values = {column_id: pa.chunked_array(parts) for column_id, parts in filtered.items()}
         names = self._projected.names(self._other_outputs)
         from_pages = self.pages.read(number, names, np.flatnonzero(mask)) if mask is not None and names else None
@@ -144,7 +144,7 @@ class FileRowReader:
                 rows,
                 mask,
             )
-            yield from (assembled.slice(taken, BATCH_ROWS) for taken in range(0, from_pages.num_rows, BATCH_ROWS))
+            yield from (assembled.slice(matched, BATCH_ROWS) for matched in range(0, from_pages.num_rows, BATCH_ROWS))
             return
         few = mask is not None and are_few(mask)
         for batch, size in self._read(number, rows, self._other_outputs, few=few):
@@ -153,36 +153,36 @@ class FileRowReader:
             if count:
                 if mask_slice is not None and count < size and batch is not None:
                     batch = batch.filter(pa.array(mask_slice))
-                batch = None if batch is None else decoded(batch, self.file.schema_arrow)
+                batch = None if batch is None else decode_strings(batch, self.file.schema_arrow)
                 columns = self._projected.columns(batch, self._other_outputs, count)
                 columns |= {
-                    column_id: single_array(parts.slice(taken, count)) for column_id, parts in tested_values.items()
+                    column_id: single_array(parts.slice(matched, count)) for column_id, parts in tested_values.items()
                 }
                 yield self._assemble(columns, first + start, size, mask_slice)
-            start, taken = start + size, taken + count
+            start, matched = start + size, matched + count
 
     def _read(
         self, number: int, rows: int, column_ids: Sequence[int], *, few: bool = False
     ) -> Iterator[tuple[pa.RecordBatch | None, int]]:
         """Yield (batch, rows) with those of the columns that the file has; the batch is None if it has none of them.
 
-        Strings may be codes (`decoded`) if only a `few` of the rows are used.
+        Strings may be codes (`decode_strings`) if only a `few` of the rows are used.
         """
         names = self._projected.names(column_ids)
         if not names:
             for start in range(0, rows, BATCH_ROWS):
                 yield None, min(BATCH_ROWS, rows - start)
             return
-        coded = tuple(coded_columns(self.file, number, names)) if few else ()
-        if coded and coded not in self._mark_codes:
-            self._mark_codes[coded] = self.coded(coded)
-        file = self._mark_codes[coded] if coded else self.file
+        coded = tuple(select_coded_columns(self.file, number, names)) if few else ()
+        if coded and coded not in self._coded:
+            self._coded[coded] = self.coded(coded)
+        file = self._coded[coded] if coded else self.file
         for batch in file.iter_batches(BATCH_ROWS, [number], names, use_threads=self.threads):
             yield batch, batch.num_rows
 
     def _matches(self, columns: Mapping[int, pa.Array], first: int, rows: int, mask: Mask | None) -> Mask:
         values = {
-            column_id: _nested_value(columns[root], steps) for column_id, (root, steps) in self._column_paths.items()
+            column_id: _extract_nested(columns[root], steps) for column_id, (root, steps) in self._column_paths.items()
         }
         matches = evaluate_filter(self.where, values, rows)
         matches = matches if mask is None else matches & mask
@@ -217,10 +217,10 @@ class FileRowReader:
                 arrays.append(self._inherited.fill(lineage[name], columns[lineage[name]], positions))
         if self.read_plan.positions:
             arrays.append(pa.array(positions))
-        return _batch(arrays, self.read_plan.arrow, count)
+        return _build_batch(arrays, self.read_plan.arrow, count)
 
 
-def _batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
+def _build_batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.RecordBatch:
     if arrays:
         return pa.RecordBatch.from_arrays(arrays, schema=schema)
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))  # rows without columns
@@ -257,7 +257,7 @@ def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple
     raise ValueError(f"no schema of the table has the column {column_id}")
 
 
-def _nested_value(column: pa.Array, steps: Iterable[int]) -> pa.Array:
+def _extract_nested(column: pa.Array, steps: Iterable[int]) -> pa.Array:
     for step in steps:
         column = pc.struct_field(column, [step])  # null where the struct is null
     return column
@@ -289,7 +289,7 @@ def partition_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]
     return values
 
 
-def _identities(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
+def _identity_values_of(read_plan: ReadPlan, task: ScanTask) -> dict[int, Value | None]:
     """Return the values of identity partition fields, by column id."""
     values = partition_of(read_plan, task)
     fields = [field for field in spec_of(read_plan.metadata, task).fields if field.field_id in values]

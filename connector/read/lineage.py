@@ -47,7 +47,7 @@ class InheritedLineage:
 
     @staticmethod
     def of(file: Mapping[str, Any]) -> InheritedLineage | None:
-        """From a plan's data file; None if its rows have no lineage.
+        """Return the lineage of a plan's data file; None if its rows have no lineage.
 
         Raises:
             AmbiguousColumn: If the plan has no sequence number.

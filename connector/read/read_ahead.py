@@ -20,8 +20,8 @@ from seamark.connector.read.read_plan import BATCH_ROWS, ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import ScanTask
 
-_FILE_BYTES = 1 << 20
-_FILES, _BYTES, _ROWS = 16, 4 << 20, BATCH_ROWS
+_SMALL_FILE_BYTES_MAX = 1 << 20
+_READ_FILES_MAX, _READ_BYTES_MAX, _READ_ROWS_MAX = 16, 4 << 20, BATCH_ROWS
 """Limits of the files that a thread reads at a time: to hand over each of them would take as long as to read it."""
 _THREADS, _THREADS_REMOTE = 2, 8
 """A local file costs little but its decoding; for objects, threads wait for answers."""
@@ -30,10 +30,9 @@ _Read = tuple[ScanTask, Iterable[pa.RecordBatch]]
 
 
 def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask]) -> Generator[_Read]:
-    """Yield the tasks in their order, each with its batches, as `TaskReader.read` returns them; encrypted files are
-    refused.
+    """Yield the tasks in their order, each with its batches, as `TaskReader.read` returns them.
 
-    The batches of a task must be used before the next task is requested.
+    The batches of a task must be used before the next task is requested. Encrypted files are refused.
 
     Raises:
         Unreadable: While the batches of the file are requested or before.
@@ -50,7 +49,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
     pool: ThreadPoolExecutor | None = None
     waiting: deque[ScanTask | Future[list[_Read]]] = deque()
 
-    def next_reads() -> Iterable[_Read]:
+    def take_next_reads() -> Iterable[_Read]:
         first = waiting.popleft()
         return [(first, own.read(first))] if isinstance(first, ScanTask) else first.result()
 
@@ -64,21 +63,28 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
                     pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
                 waiting.append(pool.submit(read, together))
             while len(waiting) > _THREADS_REMOTE:
-                yield from next_reads()
+                yield from take_next_reads()
         while waiting:
-            yield from next_reads()
+            yield from take_next_reads()
     finally:
         if pool is not None:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Successive small files within the limits; every other file alone."""
-    above = (_FILES + 1, 0, 0)
+    """Yield groups of successive small files within the limits; every other file is a group of its own."""
+    above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
-        tasks, lambda task: (1, task.size_bytes, task.records) if _is_small(task) else above, (_FILES, _BYTES, _ROWS)
+        tasks,
+        lambda task: (1, task.size_bytes, task.records) if _is_small(task) else above,
+        (_READ_FILES_MAX, _READ_BYTES_MAX, _READ_ROWS_MAX),
     )
 
 
 def _is_small(task: ScanTask) -> bool:
-    return task.size_bytes <= _FILE_BYTES and task.records <= _ROWS and not task.deletes and task.removed_by is None
+    return (
+        task.size_bytes <= _SMALL_FILE_BYTES_MAX
+        and task.records <= _READ_ROWS_MAX
+        and not task.deletes
+        and task.removed_by is None
+    )

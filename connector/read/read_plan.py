@@ -44,11 +44,10 @@ class ReadPlan:
 
     Picklable. `where` is bound to `schema`; `metadata` is the table's.
 
-    With `positions`, the row positions follow as a last column, int64; unlike `_pos`, it cannot be confused with a
-    column of the table.
-
     Attributes:
         names: Columns of the schema and metadata columns, in the order of the result.
+        positions: Whether the row positions follow as a last column, int64; unlike `_pos`, it cannot be confused with a
+            column of the table.
     """
 
     metadata: TableMetadata
@@ -58,11 +57,15 @@ class ReadPlan:
     positions: bool = False
 
     def __post_init__(self) -> None:
-        """BadRequest for an unknown column, or a column or filter of an unsupported type."""
-        known = {field.name for field in self.schema.fields}
+        """Check the columns and the filter.
+
+        Raises:
+            BadRequest: For an unknown column, or a column or filter of an unsupported type.
+        """
+        column_names = {field.name for field in self.schema.fields}
         for name in self.names:
-            if name not in known and name not in METADATA_COLUMNS:
-                raise BadRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(known))}")
+            if name not in column_names and name not in METADATA_COLUMNS:
+                raise BadRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(column_names))}")
         if len(set(self.names)) != len(self.names):
             raise BadRequest(f"A column is repeated: {', '.join(self.names)}")
         try:
@@ -80,8 +83,8 @@ class ReadPlan:
     @cached_property
     def lineage(self) -> list[Field]:
         """The fields of the columns of row lineage among `names`."""
-        known = {field.name for field in self.fields}
-        return [field for field in LINEAGE if field.name in self.names and field.name not in known]
+        table_names = {field.name for field in self.fields}
+        return [field for field in LINEAGE if field.name in self.names and field.name not in table_names]
 
     @cached_property
     def arrow(self) -> pa.Schema:

@@ -47,21 +47,21 @@ from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable
 from seamark.formats.iceberg.files.parquet_reading import check_plain, read_plain_metadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
-_HOLE_BYTES, _HOLE_BYTES_REMOTE = 16 << 10, 1 << 20
+_HOLE_BYTES_MAX, _HOLE_BYTES_MAX_REMOTE = 16 << 10, 1 << 20
 """Maximum gap between pages that are read in one request, for local and remote files: reading the gap takes about as
 long as a further request."""
 
 
-_WHOLE_BYTES, _WHOLE_BYTES_REMOTE = 256 << 10, 1 << 20
+_WHOLE_FILE_BYTES_MAX, _WHOLE_FILE_BYTES_MAX_REMOTE = 256 << 10, 1 << 20
 """A file of at most this size is read at once, for local and remote files: several requests for parts of it, or a
 thread of pyarrow that waits for them, take longer."""
 
 
-def bound_filter(where: str | Any | None, table: OpenTable) -> Expression:
+def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
     """Bind a filter, SQL text or Iceberg expression JSON, to the table's schema; TRUE for None.
 
     Raises:
-        BadRequest: As in `bind_exactly`.
+        BadRequest: For a filter that `bind_exactly` refuses.
     """
     return TRUE if where is None else bind_exactly(where, table.schema)
 
@@ -114,14 +114,14 @@ def scan(
     selects rows, unless `bitmaps` is False.
 
     Args:
-        keys: Of encrypted Parquet files, as `keys_of_environment()` has them; without them, reading such a file raises
+        keys: Keys of encrypted Parquet files, such as `keys_of_environment()`; without them, reading such a file raises
             Unreadable.
 
     Raises:
         BadRequest: For columns that cannot be read and predicates that cannot be evaluated exactly.
     """
     opened = open_table(client, table, at)
-    bound = bound_filter(where, opened)
+    bound = bind_filter(where, opened)
     read_plan = plan_read(opened, columns, bound)
 
     def tasks() -> Iterator[ScanTask]:
@@ -132,7 +132,7 @@ def scan(
 
 
 def limit_batches(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first `limit` rows; requests no further batch."""
+    """Yield the first `limit` rows; request no further batch."""
     rows_left = limit
     while rows_left is None or rows_left > 0:
         batch = next(batches, None)
@@ -159,13 +159,14 @@ class TaskReader:
         is_private: bool = False,
         check: SourceCheck | None = None,
     ) -> None:
-        """`threads`: decode columns concurrently.
+        """Create a reader.
 
         Args:
+            threads: Decode columns concurrently.
             keys: Without them, encrypted files are refused.
             is_private: Only the holder of the keys gets the rows; otherwise equality deletes by encrypted columns are
                 refused.
-            check: For each file that is opened with keys.
+            check: Called for each file that is opened with keys.
         """
         self._decryption = None if keys is None else keys.decryption_properties()
         self._keys, self._is_private, self._check = keys, is_private, check
@@ -181,38 +182,44 @@ class TaskReader:
             yield from self.read(task)
 
     def read(self, task: ScanTask, positions: Longs | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one task with the schema `ReadPlan.arrow`, or only those at `positions`: int64[],
-        ascending.
+        """Yield the rows of one task with the schema `ReadPlan.arrow`.
+
+        Args:
+            positions: int64[], ascending; only the rows at them are read.
 
         Raises:
             Unreadable: If the file cannot be read.
         """
-        with _naming_file(task.path):
+        with _add_path_to_errors(task.path):
             where = self._residual(task)
-        chosen = _chosen_positions(task) if positions is None else positions
+        chosen = _decode_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
         hides = self._keys is not None and not self._is_private
         with (
-            _naming_file(task.path, hides=hides),
+            _add_path_to_errors(task.path, hides=hides),
             _open_file(task, self._storage, self._decryption, self._check_source) as (file, pages, coded),
         ):
             self.counts.files += 1
             rows = FileRowReader(
                 self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
             )
-            for batch in joined(rows.batches(chosen, self.counts)):
+            for batch in join_small_batches(rows.batches(chosen, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
 
     def _check_source(self, task: ScanTask, source: pa.NativeFile) -> None:
-        """Unreadable if rows of the file may not be used as the caller of this reader uses them."""
+        """Check that the rows of the file may be used as the caller of this reader uses them.
+
+        Raises:
+            Unreadable: If they may not.
+        """
         if self._keys is None or (self._is_private and self._check is None):
             return
         with SourceFile(task.path, source, keys=self._keys) as opened:
             if not self._is_private:
                 for deletes in (task.deletes, task.removed_by or ()):
-                    check_deletes(opened, self._deletes.of(task.path, deletes).column_ids)
+                    check_deletes(opened, self._deletes.load(task.path, deletes).column_ids)
             if self._check is not None:
                 self._check(task.path, opened)
 
@@ -229,7 +236,7 @@ class TaskReader:
         return self._residuals[spec_id](partition_of(read_plan, task))
 
 
-def _chosen_positions(task: ScanTask) -> Longs | None:
+def _decode_positions(task: ScanTask) -> Longs | None:
     if task.rows is None:
         return None
     return np.asarray(pyroaring.BitMap.deserialize(task.rows).to_array(), dtype=np.uint32).astype(np.int64)
@@ -239,7 +246,7 @@ def _chosen_positions(task: ScanTask) -> Longs | None:
 def _open_file(
     task: ScanTask, storage: Storage, decryption: Any, check: Callable[[ScanTask, pa.NativeFile], None]
 ) -> Iterator[tuple[pq.ParquetFile, Pages, Callable[[Sequence[str]], pq.ParquetFile]]]:
-    """The file, its pages, and what opens it again with codes in the place of the strings of some columns.
+    """Yield the open file, its pages, and a function that opens it again with codes in the place of strings.
 
     Args:
         check: Is called before a row is decoded.
@@ -251,7 +258,9 @@ def _open_file(
         raise Unreadable(task.path, "it is encrypted by Iceberg's table encryption, which is not supported")
     near = storage.is_local(task.path)
     with (
-        _small_in_memory(storage.open_input_file(task.path), _WHOLE_BYTES if near else _WHOLE_BYTES_REMOTE) as source,
+        _buffer_if_small(
+            storage.open_input_file(task.path), _WHOLE_FILE_BYTES_MAX if near else _WHOLE_FILE_BYTES_MAX_REMOTE
+        ) as source,
         ExitStack() as opened,
     ):
 
@@ -269,13 +278,13 @@ def _open_file(
 
         checked = b"" if decryption is None else _footer_of(source)
         check(task, source)
-        metadata = _plain_metadata(source, task.path) if decryption is None else None
+        metadata = _read_plain_metadata(source, task.path) if decryption is None else None
         file = parquet(metadata)
         if checked and _footer_of(source) != checked:
             raise Unreadable(task.path, "it was replaced while it was read")
         if file.metadata.num_rows != task.records:
             raise Unreadable(task.path, f"it has {file.metadata.num_rows} rows; its manifest says {task.records}")
-        hole_bytes = _HOLE_BYTES if near else _HOLE_BYTES_REMOTE
+        hole_bytes = _HOLE_BYTES_MAX if near else _HOLE_BYTES_MAX_REMOTE
         pages = Pages(source, file, hole_bytes=hole_bytes, encrypted=decryption is not None)
         yield file, pages, partial(parquet, metadata)
 
@@ -288,7 +297,7 @@ def _footer_of(source: pa.NativeFile) -> bytes:
     return bytes(source.read_at(length, size - len(end) - length)) + end
 
 
-def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
+def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
     """Return the footer of a file that must not be encrypted; None if pyarrow may decode it itself."""
     if isinstance(source, pa.BufferReader):
         check_plain(source, path)
@@ -297,18 +306,19 @@ def _plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
 
 
 @contextmanager
-def _small_in_memory(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
-    """The file, read at once if it has at most `most_bytes`."""
+def _buffer_if_small(source: pa.NativeFile, most_bytes: int) -> Iterator[pa.NativeFile]:
+    """Yield the file, read at once if it has at most `most_bytes`."""
     with source:
         size = source.size()
         yield pa.BufferReader(source.read_at(size, 0)) if size <= most_bytes else source
 
 
 @contextmanager
-def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
-    """`hides`: the rows may be those of an encrypted file.
+def _add_path_to_errors(path: str, *, hides: bool = False) -> Iterator[None]:
+    """Raise errors of the block as Unreadable, with the path of the file.
 
-    An error of Arrow may quote values, and is left out.
+    Args:
+        hides: Whether the rows may be those of an encrypted file: an error of Arrow may quote values, and is left out.
     """
     try:
         yield
@@ -320,8 +330,8 @@ def _naming_file(path: str, *, hides: bool = False) -> Iterator[None]:
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
 
 
-def joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Concatenates small batches, which selective filters and small files leave."""
+def join_small_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Concatenate small batches, which selective filters and small files leave."""
     pending: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:

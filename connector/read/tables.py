@@ -88,7 +88,7 @@ class OpenTable:
     history: tuple[Snapshot, ...]
     """Snapshots, in any order: those of branches and tags, or all snapshots."""
     keys: ParquetKeys | None = None
-    """Of encrypted files; without them, these are refused. They are not pickled."""
+    """Keys of encrypted files, which are refused without them. They are not pickled."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "keys": None}
@@ -102,7 +102,10 @@ class OpenTable:
 
 
 def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = False) -> OpenTable:
-    """`history`: include all snapshots.
+    """Open a table at a snapshot.
+
+    Args:
+        history: Include all snapshots.
 
     Raises:
         BadRequest: For an unknown snapshot, branch or tag.
@@ -124,8 +127,8 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
-            known = ", ".join(sorted({MAIN, *metadata.refs})[:20])
-            raise BadRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {known}")
+            refs_text = ", ".join(sorted({MAIN, *metadata.refs})[:20])
+            raise BadRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {refs_text}")
         snapshot_id = ref.snapshot_id
         return snapshot_id, metadata.current_schema if ref.is_branch else _schema_of(metadata, snapshot_id)
     if at.as_of_ms is not None:

@@ -20,7 +20,7 @@ from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
-from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.reader_choice import estimate_remaining_rows
 from seamark.connector.spark.source.source import register
@@ -154,7 +154,7 @@ def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str])
 
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
-        bound = bound_filter(where, opened)
+        bound = bind_filter(where, opened)
     except BadRequest:  # Spark may support the predicate
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")

@@ -28,7 +28,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask
 from seamark.connector.sql.duckdb_engine import POSITION_BITS
 from seamark.connector.sql.reads import TableRead
 from seamark.connector.write.appends import append
-from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, commit_row_change
+from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import LocatedKeys, MatchedRows
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, RowDifference, write_change
@@ -94,7 +94,9 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         return write_change(client, _difference(computed, opened), computed.scope, opened, target, mode)
 
     with _client_errors():
-        return commit_row_change(client, table, prepare, branch=MAIN, producer=None, summary=None, attempts=ATTEMPTS)
+        return commit_row_change(
+            client, table, prepare, branch=MAIN, producer=None, summary=None, attempts=COMMIT_ATTEMPTS_MAX
+        )
 
 
 @dataclass(frozen=True)

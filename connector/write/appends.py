@@ -38,7 +38,7 @@ _LIVE_ALREADY = "AlreadyExistsException"
 """The error type of a commit that adds a file which a snapshot already contains."""
 
 Rows: TypeAlias = "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch | pa.Table] | Any"
-"""Includes objects with Arrow's stream interface, such as a Polars frame or a DuckDB relation."""
+"""Rows to write, which include objects with Arrow's stream interface, such as a Polars frame or a DuckDB relation."""
 
 
 # With a commit
@@ -67,9 +67,9 @@ class Destination:
         producer: Producer | None = None,
         summary: Mapping[str, str] | None = None,
     ) -> dict[str, Any] | None:
-        """Return the answer of the commit; None if there is nothing to commit and no producer number to record.
+        """Commit the written files and return the answer.
 
-        See the function `commit`.
+        None if there is nothing to commit and no producer number to record. See the function `commit`.
         """
         named = producer_json(producer)
         is_empty = not written.files and "filter" not in self.change.get("replace", {})
@@ -97,8 +97,10 @@ def open_destination(
     where: str | Mapping[str, Any] | bool = True,
     branch: str = MAIN,
 ) -> Destination:
-    """Return the destination of a write by `append`, `overwrite` (of the rows that match `where`) or
-    `overwrite_partitions`.
+    """Return the destination of a write.
+
+    Args:
+        mode: `append`, `overwrite` (of the rows that match `where`) or `overwrite_partitions`.
 
     Raises:
         ValueError: For an unknown mode.
@@ -156,7 +158,7 @@ def overwrite(
 ) -> dict[str, Any] | None:
     """Replace the rows that match a predicate, in SQL or as Iceberg expression JSON; by default all rows.
 
-    Otherwise as `append`.
+    The arguments and the answer are those of `append`.
 
     Raises:
         BadRequest: If the predicate matches only some rows of a file.
@@ -177,7 +179,7 @@ def overwrite_partitions(
 ) -> dict[str, Any] | None:
     """Replace all rows of the partitions that the given rows belong to.
 
-    Otherwise as `append`.
+    The arguments and the answer are those of `append`.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary
@@ -197,9 +199,9 @@ def _write_and_commit(
 
 
 def commit(client: SeamarkClient, table: Name, body: dict[str, Any], discard: Callable[[], None]) -> dict[str, Any]:
-    """Commit and return the answer.
+    """Commit a change and return the answer.
 
-    Discards the written files if no snapshot contains them or can contain them later.
+    If the commit fails, `discard` is called if no snapshot contains the written files or can contain them later.
 
     This is certain in two cases: the change was refused, no earlier request for it has an unknown outcome, and the
     reason is not that a snapshot already contains one of the files; or the producer's number was committed before by

@@ -40,11 +40,11 @@ from seamark.formats.iceberg.types.transforms import VOID, canonical, width_of
 
 TARGET_BYTES = 3_000_000_000
 """Target size of a bucket: large enough for files of the usual size, small enough for one task to rewrite it."""
-SIZES_MAX = 1 << 20
+BUCKETS_MAX = 1 << 20
 """Maximum buckets for `bucket_sizes`; a spec may have 2,000 times as many, too many for the memory."""
-_ATTEMPTS = 20
+_ATTEMPTS_MAX = 20
 _WAIT_S, _WAIT_MAX_S = 0.02, 1.0
-_VOIDS_BELOW = 2
+_OMITTED_FIELDS_SINCE = 2
 """The format version from which a new spec may omit fields of an older spec."""
 
 
@@ -116,7 +116,7 @@ def bucket_sizes(
         target_bytes: The target size of one bucket in one partition.
 
     Raises:
-        BadRequest: For more than `SIZES_MAX` buckets.
+        BadRequest: For more than `BUCKETS_MAX` buckets.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; a bucket has at least one byte")
@@ -124,9 +124,9 @@ def bucket_sizes(
     metadata = opened.metadata
     fields = bucket_fields(metadata.default_spec)
     for field in fields:
-        if (count := width_of(canonical(field.transform))) > SIZES_MAX:
+        if (count := width_of(canonical(field.transform))) > BUCKETS_MAX:
             raise BadRequest(
-                f"{field.name} has {count:,} buckets; sizes are reported for at most {SIZES_MAX:,} buckets"
+                f"{field.name} has {count:,} buckets; sizes are reported for at most {BUCKETS_MAX:,} buckets"
             )
     partitions: list[_PartitionTotals] = []
     if opened.snapshot_id is not None:
@@ -168,23 +168,23 @@ def _sizes_of(
         members = all_buckets[bucket_slice]
         sums[0, members] += partition.files
         for row, amount in ((1, partition.rows), (2, partition.bytes)):
-            each, rest = divmod(amount, len(members))
+            each, remainder = divmod(amount, len(members))
             sums[row, members] += each
-            sums[row, members[:rest]] += 1
+            sums[row, members[:remainder]] += 1
         if len(members) > 1:
             shared_files += partition.files
             shared_bytes += partition.bytes
-        partition_bytes[json.dumps([_value_in(other, spec, partition) for other in other_fields])] += partition.bytes
+        partition_bytes[json.dumps([_find_value(other, spec, partition) for other in other_fields])] += partition.bytes
     return BucketSizes(
         field=field.name,
-        column=_column(field, metadata),
+        column=_column_of(field, metadata),
         buckets=count,
         files=sums[0],
         rows=sums[1],
         bytes=sums[2],
         shared_files=shared_files,
         shared_bytes=shared_bytes,
-        partition_bytes=_weighted_median(list(partition_bytes.values())),
+        partition_bytes=_compute_weighted_median(list(partition_bytes.values())),
         target_bytes=target_bytes,
     )
 
@@ -202,7 +202,7 @@ def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partitio
     return slice(value % step, count, step)
 
 
-def _value_in(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
+def _find_value(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
     """Return the partition's value for a field of another spec; None if its spec has no equal field."""
     same = (
         candidate.name
@@ -212,7 +212,7 @@ def _value_in(field: PartitionField, spec: PartitionSpec, partition: _PartitionT
     return partition.values.get(next(same, ""))
 
 
-def _weighted_median(sizes: Sequence[int]) -> int:
+def _compute_weighted_median(sizes: Sequence[int]) -> int:
     """Return the size for which the sizes that are at least as large contain half of the total; 0 for no sizes."""
     if not sizes:
         return 0
@@ -221,7 +221,7 @@ def _weighted_median(sizes: Sequence[int]) -> int:
     return int(ordered[np.searchsorted(total, total[-1] / 2)])
 
 
-def _column(field: PartitionField, metadata: TableMetadata) -> str:
+def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
     column = metadata.current_schema.column(field.sources[0])
     if column is None:
         raise BadRequest(f"Partition field {field.name} is of column {field.sources[0]}, which the table no longer has")
@@ -234,26 +234,27 @@ def _column(field: PartitionField, metadata: TableMetadata) -> str:
 def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | None = None) -> ResizeResult:
     """Set the number of buckets to a repeated doubling of the current number.
 
-    Idempotent: an equal number is no error.
+    The operation is idempotent: an equal number is no error.
 
-    `column` selects the bucket field; required if the spec has several.
+    Args:
+        column: Selects the bucket field; required if the spec has several.
 
     Raises:
         BadRequest: For a number that is not a repeated doubling, or a table without buckets.
         Conflict: If other commits changed the spec in all attempts.
     """
-    for attempt in range(1, _ATTEMPTS + 1):
+    for attempt in range(1, _ATTEMPTS_MAX + 1):
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
         field = _choose_field(metadata, column)
-        before, column_name = width_of(canonical(field.transform)), _column(field, metadata)
+        before, column_name = width_of(canonical(field.transform)), _column_of(field, metadata)
         if buckets == before:
             return ResizeResult(column_name, before, buckets, metadata.default_spec_id)
         _check_doubling(before, buckets, column_name)
         try:
-            spec_id = _update(client, table, metadata, _resized_fields(metadata, field, buckets))
+            spec_id = _update(client, table, metadata, _resize_fields(metadata, field, buckets))
         except Conflict:
-            if attempt == _ATTEMPTS:
+            if attempt == _ATTEMPTS_MAX:
                 raise
             back_off(attempt, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
         else:
@@ -262,7 +263,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
 
 
 def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField:
-    by_column = {_column(field, metadata): field for field in bucket_fields(metadata.default_spec)}
+    by_column = {_column_of(field, metadata): field for field in bucket_fields(metadata.default_spec)}
     if not by_column:
         raise BadRequest("The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)")
     if column is None and len(by_column) > 1:
@@ -278,55 +279,60 @@ def _check_doubling(before: int, buckets: int, column: str) -> None:
             f"{column} has {before} buckets, and {buckets} are fewer: the number of buckets can only grow, because a "
             "merge of buckets rewrites every file"
         )
-    times, rest = divmod(buckets, before)
-    if rest or times & (times - 1) or times < 1:
+    times, remainder = divmod(buckets, before)
+    if remainder or times & (times - 1) or times < 1:
         raise BadRequest(
             f"{column} has {before} buckets; {buckets} is not {before} doubled: {2 * before}, {4 * before}, "
             f"{8 * before}, … With another number, rows of an old bucket would belong to all new buckets"
         )
 
 
-def _resized_fields(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
+def _resize_fields(metadata: TableMetadata, field: PartitionField, buckets: int) -> list[PartitionField]:
     """Return the fields of the new spec, without ids.
 
     The server assigns ids and reuses that of an equal earlier field.
     """
     transform = f"{BUCKET}[{buckets}]"
     spec = metadata.default_spec
-    kept_names = [other.name for other in spec.fields if other is not field or metadata.format_version < _VOIDS_BELOW]
-    name = _free_name(metadata, field, transform, kept_names)
+    kept_names = [
+        other.name for other in spec.fields if other is not field or metadata.format_version < _OMITTED_FIELDS_SINCE
+    ]
+    name = _choose_name(metadata, field, transform, kept_names)
     new = msgspec.structs.replace(field, name=name, transform=transform, field_id=None)
     fields: list[PartitionField] = []
     for other in spec.fields:
         if other is not field:
             fields.append(msgspec.structs.replace(other, field_id=None))
-        elif metadata.format_version < _VOIDS_BELOW:  # version 1: fields keep their positions permanently
+        elif metadata.format_version < _OMITTED_FIELDS_SINCE:  # version 1: fields keep their positions permanently
             fields.append(msgspec.structs.replace(other, transform=VOID, field_id=None))
         else:
             fields.append(new)
     return fields if new in fields else [*fields, new]
 
 
-def _free_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
-    """Return the name of an equal field of an earlier spec, else the name that Iceberg's engines give:
-    `id_bucket_16`.
+def _choose_name(metadata: TableMetadata, field: PartitionField, transform: str, kept_names: Sequence[str]) -> str:
+    """Return a name for the new field that no other field or column has.
 
-    Never the name of a different field of any spec, or of a column: engines show the partitions of all specs in one
-    struct.
+    The name is that of an equal field of an earlier spec, else the name that Iceberg's engines give: `id_bucket_16`.
+    Engines show the partitions of all specs in one struct, so the names of all specs are excluded.
     """
     fields = [other for spec in metadata.partition_specs for other in spec.fields]
     for other in fields:
         if other.sources == field.sources and canonical(other.transform) == transform and other.name not in kept_names:
             return other.name
-    taken = {other.name for other in fields}
-    return next(name for name in _names(_column(field, metadata), transform) if name not in taken | _columns(metadata))
+    used_names = {other.name for other in fields}
+    return next(
+        name
+        for name in _propose_names(_column_of(field, metadata), transform)
+        if name not in used_names | _column_names_of(metadata)
+    )
 
 
-def _columns(metadata: TableMetadata) -> set[str]:
+def _column_names_of(metadata: TableMetadata) -> set[str]:
     return {column.name for schema in metadata.schemas for column in schema.index.by_id.values()}
 
 
-def _names(column: str, transform: str) -> Iterator[str]:
+def _propose_names(column: str, transform: str) -> Iterator[str]:
     first = f"{column}_{BUCKET}_{width_of(transform)}"
     yield first
     number = 2

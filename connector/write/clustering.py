@@ -31,24 +31,29 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.read.scans import scan
-from seamark.connector.write.curves import Points, curve_keys
+from seamark.connector.write.curves import Points, compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import LINEAR
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 
-BITS = 16
+RANK_BITS = 16
 """Bits of each rank: more ranges than a table has files."""
 
-_SAME_ORDER = 0.99
-"""At this correlation, a column has a seventh of its spread where the other is constant: about a file's range of the
-other columns in a layer of some hundred files."""
-_RELATED_ROWS = 100
-"""In fewer rows a correlation may be chance."""
+_GROUP_CORRELATION_MIN = 0.99
+"""Minimum correlation of attributes that are grouped.
+
+At this correlation, a column has a seventh of its spread where the other is constant: about a file's range of the
+other columns in a layer of some hundred files.
+"""
+_CORRELATION_ROWS_MIN = 100
+"""Minimum rows of a sample for groups: in fewer rows a correlation may be chance."""
 _FILE_BYTES_MAX = 2**31 - 1
 """The maximum of the property."""
-SPREAD = 0.28
-"""The files of a layer are up to this part smaller or larger than the target size. So a border of cells is within reach
-whose files have about the target size, also with the error of a sample."""
-_BOUND, _BOUND_MAX, _QUANTILES = 16, 256, 200
+FILE_SIZE_SPREAD_FRACTION = 0.28
+"""Maximum deviation of the files of a layer from the target size, as a fraction of it.
+
+With it, a border of large cells is within reach for files of about the target size, also with the error of a sample.
+"""
+_BOUND_CHARACTERS, _BOUND_CHARACTERS_MAX, _QUANTILES = 16, 256, 200
 """Characters of the bounds of a string: by default, and at most."""
 
 
@@ -64,7 +69,7 @@ class JoinedRows:
 
 
 @dataclass(frozen=True)
-class JoinedTable:
+class ClusteringJoin:
     """A referenced table, and how rows refer to its rows: referring column → column of the table, one or more.
 
     A referring column may belong to an earlier table of the same joins, as in `customer.nation_id`.
@@ -75,24 +80,25 @@ class JoinedTable:
 
 
 def read_joined_tables(
-    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, JoinedTable], *, rows_max: int | None = None
+    client: SeamarkClient, by: Sequence[str], joins: Mapping[str, ClusteringJoin], *, rows_max: int | None = None
 ) -> dict[str, JoinedRows]:
-    """Return the columns that `by` and the join conditions name, of the tables' current snapshots: a clustering
-    keeps the order of its time, which makes only a worse layout.
+    """Return the columns that `by` and the join conditions name, of the tables' current snapshots.
+
+    The clustering is computed from these snapshots; later changes of the tables make only a worse layout.
 
     Raises:
         BadRequest: For a table of more than `rows_max` rows.
     """
     named = [*by, *(column for join in joins.values() for column in join.on)]
-    found = {}
+    rows_by_name = {}
     for name, join in joins.items():
         used = [text.removeprefix(f"{name}.") for text in named if text.startswith(f"{name}.")]
         columns = list(dict.fromkeys([*join.on.values(), *used]))
         rows = scan(client, join.table, columns, limit=None if rows_max is None else rows_max + 1).to_arrow()
         if rows_max is not None and rows.num_rows > rows_max:
             raise BadRequest(f"{join.table} has more than {rows_max:,} rows; use the Spark job `cluster`")
-        found[name] = JoinedRows(rows, join.on)
-    return found
+        rows_by_name[name] = JoinedRows(rows, join.on)
+    return rows_by_name
 
 
 class KeyMatcher:
@@ -104,17 +110,17 @@ class KeyMatcher:
     def __init__(self, keys: Sequence[pa.Array]) -> None:
         self._kinds = [_key_type(key.type) for key in keys]
         self._sets = [pc.unique(key.cast(kind)) for key, kind in zip(keys, self._kinds, strict=True)]
-        self._keys = pa.array(self._tuple_codes(keys))
+        self._keys = pa.array(self._encode_tuples(keys))
 
     def rows(self, columns: Sequence[pa.Array]) -> Longs:
         """Return int64[rows]: the first row that has the key; -1 where none has it, or it has a null."""
-        combined = self._tuple_codes(columns)
+        combined = self._encode_tuples(columns)
         positions = pc.fill_null(pc.index_in(pa.array(combined), value_set=self._keys), -1).to_numpy(
             zero_copy_only=False
         )
         return np.where(combined < 0, -1, positions).astype(np.int64)
 
-    def _tuple_codes(self, columns: Sequence[pa.Array]) -> Longs:
+    def _encode_tuples(self, columns: Sequence[pa.Array]) -> Longs:
         """Return int64[rows]: a number for each tuple of known values; -1 if a value is null or unknown."""
         total = np.zeros(len(columns[0]), dtype=np.int64)
         for column, kind, values in zip(columns, self._kinds, self._sets, strict=True):
@@ -130,13 +136,17 @@ def _key_type(kind: pa.DataType) -> pa.DataType:
 
 
 class Attributes:
-    """The attributes by which rows are clustered: columns, or `name.column` for a table of `joins`.
-
-    BadRequest for unknown columns, nested types, and join keys of different types.
-    """
+    """The attributes by which rows are clustered: columns, or `name.column` for a table of `joins`."""
 
     def __init__(self, by: Sequence[str], joins: Mapping[str, JoinedRows], schema: pa.Schema) -> None:
-        """`schema`: that of the clustered rows."""
+        """Resolve the attributes.
+
+        Args:
+            schema: The schema of the clustered rows.
+
+        Raises:
+            BadRequest: For unknown columns, nested types, and join keys of different types.
+        """
         if not by:
             raise BadRequest("Give at least one attribute by which rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
@@ -231,40 +241,40 @@ class Ranks:
     @staticmethod
     def of(sample: pa.Array) -> Ranks:
         values_present = sample.drop_null()
-        values, counts = np.unique(_comparable(values_present), return_counts=True)
+        values, counts = np.unique(_to_comparable(values_present), return_counts=True)
         return Ranks(values, np.concatenate([[0], np.cumsum(counts)]) + sample.null_count)
 
     def places(self, column: pa.Array) -> npt.NDArray[np.uint64]:
         """Return the ranks of a column's values: uint64[rows], less than 2**BITS."""
         encoded = column.dictionary_encode()
-        low, high = self._between(encoded.dictionary)
+        low, high = self._count_smaller(encoded.dictionary)
         nulls = int(self.before[0])
         middles = np.append(self.before[low] + self.before[high], nulls)
-        ranks = (middles << BITS) // max(1, 2 * int(self.before[-1]))
+        ranks = (middles << RANK_BITS) // max(1, 2 * int(self.before[-1]))
         codes = pc.fill_null(encoded.indices, len(low)).to_numpy(zero_copy_only=False)
-        places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << BITS) - 1)[codes].astype(np.uint64)
+        places: npt.NDArray[np.uint64] = np.minimum(ranks, (1 << RANK_BITS) - 1)[codes].astype(np.uint64)
         return places
 
-    def _between(self, distinct: pa.Array) -> tuple[Longs, Longs]:
-        """For each of these values, how many values of the sample are less, and how many are less or equal."""
+    def _count_smaller(self, distinct: pa.Array) -> tuple[Longs, Longs]:
+        """Return for each of these values how many values of the sample are less, and how many are less or equal."""
         if self.values.dtype != np.dtype(object):
-            numbers = _comparable(distinct)
+            numbers = _to_comparable(distinct)
             return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
         # In ascending order, one search compares with much the same objects as the search before, which are in the
         # caches of the CPU: a third of the time.
         order = np.arange(len(distinct))
         if pa.types.is_string(distinct.type) or pa.types.is_binary(distinct.type):
             order = pc.sort_indices(distinct).to_numpy().astype(np.int64)
-        objects = _comparable(distinct.take(pa.array(order)))
-        found = np.searchsorted(self.values, objects, "left")
-        low, high = np.empty_like(found), np.empty_like(found)
-        low[order] = high[order] = found
-        inside = np.flatnonzero(found < len(self.values))
-        high[order[inside]] += self.values[found[inside]] == objects[inside]
+        objects = _to_comparable(distinct.take(pa.array(order)))
+        places = np.searchsorted(self.values, objects, "left")
+        low, high = np.empty_like(places), np.empty_like(places)
+        low[order] = high[order] = places
+        inside = np.flatnonzero(places < len(self.values))
+        high[order[inside]] += self.values[places[inside]] == objects[inside]
         return low, high
 
 
-def _comparable(values: pa.Array) -> npt.NDArray[np.generic]:
+def _to_comparable(values: pa.Array) -> npt.NDArray[np.generic]:
     """`values`, without nulls, as an array that numpy can sort; NaN sorts last."""
     kind = values.type
     if pa.types.is_temporal(kind):
@@ -291,13 +301,17 @@ class Clustering:
     curve: str
     attributes: Attributes
     own: Mapping[int, Ranks] = field(default_factory=dict)
-    """By the ordinal of an own attribute."""
+    """The ranks of own attributes, by the ordinal of the attribute."""
     joined: Mapping[int, npt.NDArray[np.uint64]] = field(default_factory=dict)
-    """By the ordinal of a joined attribute: the ranks of the joined table's rows; the last is that of no row."""
+    """The ranks of the joined table's rows, by the ordinal of the attribute; the last rank is that of a missing row."""
 
     @staticmethod
     def of(attributes: Attributes, sample: pa.Table, curve: str) -> Clustering:
-        """`sample`: some of the clustered rows, with at least `attributes.columns`."""
+        """Compute the ranks from a sample of the rows.
+
+        Args:
+            sample: Some of the clustered rows, with at least `attributes.columns`.
+        """
         own: dict[int, Ranks] = {}
         joined: dict[int, npt.NDArray[np.uint64]] = {}
         for number, (name, column) in enumerate(attributes.by):
@@ -310,7 +324,7 @@ class Clustering:
             null = pa.nulls(1, values.type)
             joined[number] = ranks.places(pa.concat_arrays([values, null]))  # index -1 is the rank of null
         each = Clustering(curve, attributes, own, joined)
-        return each if curve == LINEAR else replace(each, groups=_groups(each.points(sample)))
+        return each if curve == LINEAR else replace(each, groups=_group_attributes(each.points(sample)))
 
     groups: tuple[tuple[int, ...], ...] = ()
     """Ordinals of attributes that have almost the same order, such as an order date and a ship date. The curve goes
@@ -324,18 +338,20 @@ class Clustering:
         """
         points = self.points(rows)
         if len(self.groups) in (0, points.shape[1]):
-            return curve_keys(points, BITS, self.curve)
+            return compute_curve_keys(points, RANK_BITS, self.curve)
         least = min(map(len, self.groups))
         extra = [(len(group) // least).bit_length() - 1 for group in self.groups]
         first = np.zeros(len(points), dtype=np.uint64)
         inner = np.empty((len(points), len(self.groups)), dtype=np.uint64)
         for number, (group, bits) in enumerate(zip(self.groups, extra, strict=True)):
             places = points[:, group[0]]
-            first = (first << np.uint64(bits)) | (places >> np.uint64(BITS - bits))
-            inner[:, number] = (places << np.uint64(bits)) & np.uint64((1 << BITS) - 1)
-        others = points[:, [ordinal for group in self.groups for ordinal in group[1:]]]
-        parts = [first.astype(np.uint8)[:, None], curve_keys(inner, BITS, self.curve)]
-        return np.concatenate([*parts, others.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1)
+            first = (first << np.uint64(bits)) | (places >> np.uint64(RANK_BITS - bits))
+            inner[:, number] = (places << np.uint64(bits)) & np.uint64((1 << RANK_BITS) - 1)
+        other_ranks = points[:, [ordinal for group in self.groups for ordinal in group[1:]]]
+        parts = [first.astype(np.uint8)[:, None], compute_curve_keys(inner, RANK_BITS, self.curve)]
+        return np.concatenate(
+            [*parts, other_ranks.astype(">u2", order="C").view(np.uint8).reshape(len(points), -1)], axis=1
+        )
 
     def points(self, rows: pa.RecordBatch | pa.Table) -> Points:
         """Return the ranks: uint64[rows, attributes]."""
@@ -351,13 +367,13 @@ class Clustering:
         return points
 
 
-def _groups(points: Points) -> tuple[tuple[int, ...], ...]:
-    """Groups attributes whose ranks in a sample are correlated, up or down, by at least `_SAME_ORDER`."""
-    if len(points) < _RELATED_ROWS:
+def _group_attributes(points: Points) -> tuple[tuple[int, ...], ...]:
+    """Group the attributes whose ranks in a sample are correlated, up or down, by at least `_GROUP_CORRELATION_MIN`."""
+    if len(points) < _CORRELATION_ROWS_MIN:
         return tuple((number,) for number in range(points.shape[1]))
     centered = points.astype(np.float64) - points.mean(axis=0)
     norms = np.sqrt((centered**2).sum(axis=0))
-    related = np.abs(centered.T @ centered) >= _SAME_ORDER * np.outer(norms, norms)
+    related = np.abs(centered.T @ centered) >= _GROUP_CORRELATION_MIN * np.outer(norms, norms)
     groups: list[list[int]] = []
     for number in range(points.shape[1]):
         group = next((group for group in groups if norms[number] and related[group[0], number]), None)
@@ -368,54 +384,52 @@ def _groups(points: Points) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, groups))
 
 
-def new_layer() -> str:
+def generate_layer_name() -> str:
     """Return the name of a new layer: files that a clustering writes together."""
     return uuid.uuid4().hex[:12]
 
 
-def sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
+def to_sortable_keys(keys: npt.NDArray[np.uint8]) -> npt.NDArray[np.bytes_]:
     """Return the keys as bytes[rows], which numpy can sort and search."""
     sortable: npt.NDArray[np.bytes_] = np.ascontiguousarray(keys).view(f"S{keys.shape[1]}").reshape(len(keys))
     return sortable
 
 
-def layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
-    """Return the properties for the writer of a layer, whose files end after a number of rows and not at a size,
-    with bounds of these columns that are long enough to distinguish files.
+def derive_layer_properties(properties: Mapping[str, str], sample: pa.Table, columns: Sequence[str]) -> dict[str, str]:
+    """Return the table properties with which the files of a layer are written.
 
-    By default the bounds of a string have its first 16 characters. If all values begin with these, as URLs do, the
-    bounds of all files are equal. Properties of a column, and a default without bounds, take precedence.
+    Its files end after a number of rows and not at a size. The bounds of `columns` are long enough to distinguish
+    files: by default, the bounds of a string have its first 16 characters, and if all values begin with these, as URLs
+    do, the bounds of all files are equal. Properties of a column, and a default without bounds, take precedence.
 
     Args:
         sample: Some rows.
     """
-    found = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
+    layer = {**properties, TARGET_FILE_BYTES: str(_FILE_BYTES_MAX)}
     default = properties.get(DEFAULT_MODE, "truncate").strip().lower()
     for name in columns if default.startswith("truncate") else ():
         if pa.types.is_string(sample[name].type) and f"{COLUMN_MODE}{name}" not in properties:
-            length = _distinct_length(sample[name])
-            if length > _BOUND:
-                found[f"{COLUMN_MODE}{name}"] = f"truncate({length})"
-    return found
+            length = _measure_distinct_length(sample[name])
+            if length > _BOUND_CHARACTERS:
+                layer[f"{COLUMN_MODE}{name}"] = f"truncate({length})"
+    return layer
 
 
-def _distinct_length(column: pa.ChunkedArray) -> int:
-    """Return the characters that distinguish neighbours among some hundred quantiles, and a bound's usual length
-    more.
-    """
+def _measure_distinct_length(column: pa.ChunkedArray) -> int:
+    """Return the length of bounds, in characters, that distinguishes neighbours among some hundred quantiles."""
     values = sorted(set(column.drop_null().to_pylist()))
     quantiles = values[:: max(1, len(values) // _QUANTILES)]
-    shared = max((_shared_length(*pair) for pair in pairwise(quantiles)), default=0)
-    return min(_BOUND_MAX, shared + _BOUND) if shared >= _BOUND else _BOUND
+    shared = max((_measure_common_prefix(*pair) for pair in pairwise(quantiles)), default=0)
+    return min(_BOUND_CHARACTERS_MAX, shared + _BOUND_CHARACTERS) if shared >= _BOUND_CHARACTERS else _BOUND_CHARACTERS
 
 
-def _shared_length(one: str, other: str) -> int:
-    differing = (place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
-    return next(differing, min(len(one), len(other)))
+def _measure_common_prefix(first: str, second: str) -> int:
+    differing = (place for place, pair in enumerate(zip(first, second, strict=False)) if pair[0] != pair[1])
+    return next(differing, min(len(first), len(second)))
 
 
-def range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[parts - 1]: boundaries that divide the keys into parts of about equal size.
+def choose_range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
+    """Return boundaries that divide the keys into parts of about equal size: bytes[parts - 1].
 
     Boundaries may be equal.
     """
@@ -424,38 +438,46 @@ def range_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.byt
     return ascending[positions] if len(ascending) else ascending
 
 
-def cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
-    """bytes[…]: boundaries that divide rows with these keys, a sample, into about as many files, each between two
-    cells of the curve.
+def choose_cell_bounds(keys: npt.NDArray[np.bytes_], parts: int) -> npt.NDArray[np.bytes_]:
+    """Return boundaries between cells of the curve that divide the rows into about `parts` files.
 
     A cell has all points with the same first bits, so a boundary where a high bit changes divides large cells, and a
-    file on both sides of it would have a part of each. So each boundary is moved by up to a part `SPREAD` of a file to
-    where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often.
+    file on both sides of it would have a part of each. So each boundary is moved by up to `FILE_SIZE_SPREAD_FRACTION`
+    of a file to where the highest bit changes. Files then have almost cubic ranges, which predicates meet less often.
+
+    Args:
+        keys: The keys of a sample of the rows.
     """
     ascending = np.sort(keys)
     size = len(ascending) / max(1, parts)
     bounds: list[bytes] = []
     start = 0
-    while (left := len(ascending) - start) > max(1, (1 + SPREAD) * size):
-        least, most = (1 - SPREAD) * size, min((1 + SPREAD) * size, left - (1 - SPREAD) * size)
-        if halves := most < least:  # less than two files are left
-            least, most = left * (1 - SPREAD) / 2, left * (1 + SPREAD) / 2
-        first, last = start + max(1, int(least)), start + max(1, int(most))
-        found = _cell_bound(ascending[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
-        if found is None:  # the rows have one key
+    while (left := len(ascending) - start) > max(1, (1 + FILE_SIZE_SPREAD_FRACTION) * size):
+        minimum, maximum = (
+            (1 - FILE_SIZE_SPREAD_FRACTION) * size,
+            min((1 + FILE_SIZE_SPREAD_FRACTION) * size, left - (1 - FILE_SIZE_SPREAD_FRACTION) * size),
+        )
+        if halves := maximum < minimum:  # less than two files are left
+            minimum, maximum = left * (1 - FILE_SIZE_SPREAD_FRACTION) / 2, left * (1 + FILE_SIZE_SPREAD_FRACTION) / 2
+        first, last = start + max(1, int(minimum)), start + max(1, int(maximum))
+        cell = _find_cell_bound(ascending[first - 1 : last + 1], start + (left / 2 if halves else size) - first)
+        if cell is None:  # the rows have one key
             start = last
             continue
-        place, bound = found
+        place, bound = cell
         start = first + place
         bounds.append(bound)
     return np.array(bounds, dtype=keys.dtype)
 
 
-def _cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
-    """Where, between two neighbours of these ascending keys, the highest bit changes, next to the place `wanted`;
-    and the least key of the cell that begins there.
+def _find_cell_bound(keys: npt.NDArray[np.bytes_], wanted: float) -> tuple[int, bytes] | None:
+    """Return the place next to `wanted` where the highest bit changes, and the least key of the cell that begins there.
 
-    None if all keys are equal.
+    Args:
+        keys: Ascending.
+
+    Returns:
+        None if all keys are equal.
     """
     width = keys.dtype.itemsize
     bytes_of = np.frombuffer(keys.tobytes(), dtype=np.uint8).reshape(len(keys), width)

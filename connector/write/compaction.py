@@ -33,7 +33,7 @@ from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
 from seamark.connector.groups import divide
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
-from seamark.connector.parquet.metrics import float_columns
+from seamark.connector.parquet.metrics import find_float_columns
 from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_ahead import read_tasks
 from seamark.connector.read.read_plan import BATCH_ROWS, plan_read
@@ -44,14 +44,14 @@ from seamark.connector.write.replacements import (
     BatchRunner,
     RewriteReport,
     RewrittenFiles,
-    announced,
+    announce_batches,
     is_rewritable,
     open_rewritable,
     replace_batches,
     run_here,
 )
 from seamark.connector.write.row_origins import OriginLog
-from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discarded_on_error
+from seamark.connector.write.table_writer import IndexBuilder, TableWriter, WrittenFiles, discard_on_error
 from seamark.connector.write.target import WriteTarget, keeps_lineage, target_of, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.metadata.compaction import (
@@ -71,18 +71,18 @@ from seamark.formats.iceberg.metadata.properties import (
 )
 from seamark.formats.iceberg.metadata.snapshot import MAIN
 
-WORTH = 0.75
+NEW_BYTES_MAX_FRACTION = 0.75
 """A batch without deletes is committed only if its new files are at most this part of its old files, because the next
 compaction would rewrite them again."""
-DELETE_FILES = 5
+REWRITE_DELETE_FILES_MIN = 5
 """A file to which this number of delete files applies is rewritten: readers open each of them."""
-_EQUAL = 2
+_TIER_SIZE_RATIO_MAX = 2
 """Two files are of one tier if the larger is at most this many times as large."""
 BATCH_BYTES, BATCH_FILES = 1 << 30, 2000
 """Limits of the files that a commit replaces."""
-_COPIES = 2
+_CONCURRENT_PARTITIONS_MAX = 2
 """Partitions that are copied at a time."""
-_JOINED_BYTES = 64 << 20
+_JOINED_BATCH_BYTES_MAX = 64 << 20
 """Limit of the batches of several files that are written as one."""
 
 
@@ -92,7 +92,11 @@ _Group = tuple[list[ScanTask], Partition]
 
 @dataclass(frozen=True)
 class CompactionPolicy:
-    """`min_files`: the number of small files of a partition from which on they are merged."""
+    """Which files are merged.
+
+    Attributes:
+        min_files: The number of small files of a partition from which on they are merged.
+    """
 
     target_bytes: int = TARGET_FILE_BYTES_DEFAULT
     min_files: int = MIN_FILES_DEFAULT
@@ -100,7 +104,7 @@ class CompactionPolicy:
 
     @staticmethod
     def of(metadata: TableMetadata, inherited: Mapping[str, str]) -> CompactionPolicy:
-        """By the table's properties, then by `inherited`.
+        """Return the policy of the table's properties, then of `inherited`.
 
         Raises:
             BadRequest: For a value that is no number.
@@ -123,29 +127,36 @@ def compact(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Compacts a branch of a table, by default with the policy of its properties.
+    """Compact a branch of a table, by default with the policy of its properties.
 
-    `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. `settled`: leaves files out that writers will probably replace soon. `runner`: where the files are
-    rewritten. BadRequest for a table of version 1; Unreadable, Refused.
+    Args:
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then an
+            estimate.
+        settled: Leave out files that writers will probably replace soon.
+        runner: Where the files are rewritten.
+
+    Raises:
+        BadRequest: For a table of version 1.
+        Unreadable: If a file cannot be read.
+        Refused: If the server refuses a commit.
     """
     opened = open_rewritable(client, table, branch, history=settled)
     if policy is None:
         policy = CompactionPolicy.of(opened.metadata, effective_properties(client, table))
     began_ms = now_ms()
-    tasks = list(plan(client, opened, stats=float_columns(opened.schema), sequence_numbers=settled))
+    tasks = list(plan(client, opened, stats=find_float_columns(opened.schema), sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
     recheck_after_s = 0.0
     if settled:
-        choose = partial(_chosen_of_all, policy=policy)
+        choose = partial(_select_all, policy=policy)
         candidates, recheck_after_s = settle(opened, candidates, choose, now_ms() - began_ms)
-    chosen = divide_tasks(_chosen_of_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
+    chosen = divide_tasks(_select_all(candidates, policy), BATCH_BYTES, BATCH_FILES)
     batches = ((batch, partial(_rewrite, opened, batch)) for batch in chosen)
     return replace_batches(
         client,
         opened,
         tasks,
-        announced(batches),
+        announce_batches(batches),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
@@ -155,19 +166,19 @@ def compact(
     )
 
 
-def _chosen_of_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[ScanTask]:
+def _select_all(tasks: Sequence[ScanTask], policy: CompactionPolicy) -> Iterator[ScanTask]:
     """Return the files to replace, in the order of the plan."""
     shared = count_deletes(tasks)
-    return (task for members in group_by_partition(tasks) for task in _chosen(members, shared, policy))
+    return (task for members in group_by_partition(tasks) for task in _select_in_partition(members, shared, policy))
 
 
 def divide_tasks(tasks: Iterable[ScanTask], bytes_max: int, files_max: int) -> Iterator[list[ScanTask]]:
-    """Batches of successive files within the limits; a file above them has its own."""
+    """Yield batches of successive files within the limits; a file above them has its own batch."""
     return divide(tasks, lambda task: (task.size_bytes, 1), (bytes_max, files_max))
 
 
 def divide_groups(groups: Iterable[list[ScanTask]], bytes_max: int, files_max: int) -> Iterator[list[list[ScanTask]]]:
-    """Batches of successive groups of files within the limits; a group above them has its own."""
+    """Yield batches of successive groups of files within the limits; a group above them has its own batch."""
     return divide(groups, lambda group: (sum(task.size_bytes for task in group), len(group)), (bytes_max, files_max))
 
 
@@ -180,33 +191,35 @@ def group_by_partition(tasks: Iterable[ScanTask]) -> Iterable[list[ScanTask]]:
 
 
 def count_deletes(tasks: Iterable[ScanTask]) -> Counter[DeleteKey]:
-    """To how many of the data files each delete applies."""
-    return Counter(_delete_key(delete) for task in tasks for delete in task.deletes)
+    """Count the data files to which each delete applies."""
+    return Counter(_delete_key_of(delete) for task in tasks for delete in task.deletes)
 
 
-def _delete_key(delete: Mapping[str, Any]) -> DeleteKey:
-    """Return a file of deletion vectors has one for each data file, at an offset."""
+def _delete_key_of(delete: Mapping[str, Any]) -> DeleteKey:
+    """Return the identity of a delete: a file of deletion vectors has one for each data file, at an offset."""
     return delete["file-path"], delete.get("content-offset")
 
 
-def _chosen(members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy) -> list[ScanTask]:
+def _select_in_partition(
+    members: Sequence[ScanTask], shared: Counter[DeleteKey], policy: CompactionPolicy
+) -> list[ScanTask]:
     """Return the files of a partition to replace: those with many deletes, and those that tiers merge."""
     chosen = {task.path for task in members if has_many_deletes(task, shared)}
     small = [
         task for task in members if task.size_bytes < policy.small * policy.target_bytes and task.path not in chosen
     ]
-    for tier in _tiers(small):
+    for tier in _divide_into_tiers(small):
         if len(tier) >= policy.min_files:
             chosen.update(task.path for task in tier)
     return [task for task in members if task.path in chosen]
 
 
-def _tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
+def _divide_into_tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
     """Divide files by size: each is at most as large as all smaller files of its tier together."""
     tier: list[ScanTask] = []
     size_bytes = 0
     for task in sorted(small, key=lambda task: task.size_bytes):
-        if tier and task.size_bytes > size_bytes * (1 if len(tier) > 1 else _EQUAL):
+        if tier and task.size_bytes > size_bytes * (1 if len(tier) > 1 else _TIER_SIZE_RATIO_MAX):
             yield tier
             tier, size_bytes = [], 0
         tier.append(task)
@@ -215,20 +228,23 @@ def _tiers(small: Sequence[ScanTask]) -> Iterator[list[ScanTask]]:
 
 
 def has_many_deletes(task: ScanTask, shared: Counter[DeleteKey]) -> bool:
-    """By an estimate: the rows of a delete file are divided among the data files to which it applies."""
-    deleted = sum(delete.get("record-count", 0) / shared[_delete_key(delete)] for delete in task.deletes)
-    return len(task.deletes) >= DELETE_FILES or deleted >= DELETED * max(1, task.records)
+    """Return whether a file has many deleted rows, by an estimate.
+
+    The rows of a delete file are divided among the data files to which it applies.
+    """
+    deleted = sum(delete.get("record-count", 0) / shared[_delete_key_of(delete)] for delete in task.deletes)
+    return len(task.deletes) >= REWRITE_DELETE_FILES_MIN or deleted >= DELETED * max(1, task.records)
 
 
 def _rewrite(opened: OpenTable, batch: Sequence[ScanTask]) -> RewrittenFiles | None:
-    """Return None if it is not worth a commit.
+    """Write the rows of the files to new files; return None if that is not worth a commit.
 
     Raises:
         Unreadable: If the file cannot be read.
         Unwritable: If the rows cannot be written.
     """
     new = rewrite_batch(opened, batch)
-    if len(new.written.files) > WORTH * len(batch) and not any(task.deletes for task in batch):
+    if len(new.written.files) > NEW_BYTES_MAX_FRACTION * len(batch) and not any(task.deletes for task in batch):
         new.written.discard(new.target.storage)
         return None
     return new
@@ -255,11 +271,12 @@ def rewrite_rows(
     *,
     published: bool = True,
 ) -> RewrittenFiles:
-    """Write the live rows of these files to new files, partition by partition, and copies row groups by the policy;
-    without a policy none.
+    """Write the live rows of these files to new files, partition by partition.
 
     Args:
-        opened, target: Of the schema of the new files.
+        opened: The table, with the schema of the new files.
+        target: A target of the same schema.
+        policy: Which row groups are copied; None: all rows are encoded again.
         published: Whether a commit has added the files, so that their rows have row ids.
 
     Raises:
@@ -270,21 +287,21 @@ def rewrite_rows(
     if published and has_lineage(opened.metadata):
         target = with_lineage(target)
     firsts = dict(zip([task.path for task in batch], accumulate([0, *(task.records for task in batch)]), strict=False))
-    others, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_table(opened.name)
+    to_encode, parts, counts, keys = list(batch), list[WrittenFiles](), CopyCounts(), keys_of_table(opened.name)
     if policy is None and keys is not None and target.ordering is not None:
         policy = replace(CopyPolicy.of(target.properties), sorts=True)
-    with discarded_on_error(parts, target.storage):
+    with discard_on_error(parts, target.storage):
         if policy is not None:
-            copied, counts, others = _Copies(opened, target, policy, keys, firsts).write(batch, origins)
+            copied, counts, to_encode = _Copies(opened, target, policy, keys, firsts).write(batch, origins)
             parts.append(copied)
-        parts.append(_encode(opened, target, others, firsts, origins))
-    written = WrittenFiles.joined(parts).limit_indexes(target.storage)
+        parts.append(_encode(opened, target, to_encode, firsts, origins))
+    written = WrittenFiles.join(parts).limit_indexes(target.storage)
     return RewrittenFiles(opened, target, batch, written, origins, counts)
 
 
 @dataclass(frozen=True)
 class _Copies:
-    """Copies the files of partitions where that is worth it."""
+    """Copies the files of the partitions for which a copy is worth it."""
 
     opened: OpenTable
     target: WriteTarget
@@ -300,37 +317,38 @@ class _Copies:
             Unwritable: If the rows cannot be written.
         """
         with CopyWriter(self.opened, self.target, self.policy, origins, self.keys) as writer:
-            groups, others = list[_Group](), list[ScanTask]()
+            groups, not_copied = list[_Group](), list[ScanTask]()
             for tasks in group_by_partition(batch):
                 partition = writer.partition_of(tasks)
                 if partition is None:
-                    others += tasks
+                    not_copied += tasks
                 elif self.keys is None:
                     groups.append((tasks, partition))
                 else:  # the service of the keys belongs to the user, and may not be for several threads
                     self._copy(writer, tasks, partition)
-            threads = min(_COPIES, len(groups), os.cpu_count() or 1)
+            threads = min(_CONCURRENT_PARTITIONS_MAX, len(groups), os.cpu_count() or 1)
             if threads > 1:
-                written, counts = self._at_once(groups, threads, origins)
-                return written, counts, others
+                written, counts = self._copy_concurrently(groups, threads, origins)
+                return written, counts, not_copied
             for tasks, partition in groups:
                 self._copy(writer, tasks, partition)
-            return writer.close(), writer.counts, others
+            return writer.close(), writer.counts, not_copied
 
     def _copy(self, writer: CopyWriter, tasks: Sequence[ScanTask], partition: Partition) -> None:
         writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
         advance(len(tasks), sum(task.size_bytes for task in tasks))
 
-    def _at_once(self, groups: Sequence[_Group], threads: int, origins: OriginLog) -> tuple[WrittenFiles, CopyCounts]:
-        """Several partitions at a time: one thread neither copies as fast as the disk nor waits for it without a
-        loss.
+    def _copy_concurrently(
+        self, groups: Sequence[_Group], threads: int, origins: OriginLog
+    ) -> tuple[WrittenFiles, CopyCounts]:
+        """Copy several partitions at a time: a single thread cannot use the whole bandwidth of the disk.
 
-        Index files are made afterwards, so that they are as few as of one writer.
+        Index files are made afterwards, so that there are as few of them as with one writer.
         """
         bare, counts, parts = replace(self.target, indexes=()), CopyCounts(), list[WrittenFiles]()
         indexes = IndexBuilder(self.target.indexes)
         with ThreadPoolExecutor(threads, thread_name_prefix="copies") as pool:
-            running = [pool.submit(self._copied, bare, *group) for group in groups]
+            running = [pool.submit(self._copy_separately, bare, *group) for group in groups]
             try:
                 for (tasks, _), copy in zip(groups, running, strict=True):
                     log, written, counted = copy.result()
@@ -338,7 +356,7 @@ class _Copies:
                     origins.take(log)
                     counts.add(counted)
                     advance(len(tasks), sum(task.size_bytes for task in tasks))  # a thread has no progress of a job
-                for file in WrittenFiles.joined(parts).files:
+                for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
                 index_files, skipped = indexes.close()
             except BaseException:
@@ -346,14 +364,14 @@ class _Copies:
                     copy.cancel()
                 wait(running)
                 done = [copy.result()[1] for copy in running if not copy.cancelled() and copy.exception() is None]
-                WrittenFiles.joined([*done, WrittenFiles((), tuple(indexes.written))]).discard(self.target.storage)
+                WrittenFiles.join([*done, WrittenFiles((), tuple(indexes.written))]).discard(self.target.storage)
                 raise
-        return WrittenFiles.joined([*parts, WrittenFiles((), index_files, skipped)]), counts
+        return WrittenFiles.join([*parts, WrittenFiles((), index_files, skipped)]), counts
 
-    def _copied(
+    def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """By a separate writer, which deletes its files on an error."""
+        """Copy a partition with a writer of its own, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)
@@ -363,7 +381,11 @@ class _Copies:
 def _encode(
     opened: OpenTable, target: WriteTarget, tasks: Sequence[ScanTask], firsts: Mapping[str, int], origins: OriginLog
 ) -> WrittenFiles:
-    """`firsts`: the origin of the first row of each file."""
+    """Read and encode the live rows of these files.
+
+    Args:
+        firsts: The origin of the first row of each file.
+    """
     names = [field.name for field in opened.schema.fields]
     names += NAMES if keeps_lineage(target) else ()
     read_plan = plan_read(opened, names, TRUE, positions=True)
@@ -374,40 +396,43 @@ def _encode(
     rows = 0
     with TableWriter(target, origins=origins) as writer, closing(ahead):
         for members in groups:
-            for batch, numbers in _numbered(islice(ahead, len(members)), firsts):
+            for batch, numbers in _replace_positions_by_origins(islice(ahead, len(members)), firsts):
                 rows += batch.num_rows
                 writer.write(batch, numbers)
             if stay:
-                writer.cut()
+                writer.close_files()
         written = writer.close()
-    return written.checked(rows, target.storage)
+    return written.check_rows(rows, target.storage)
 
 
-def _numbered(
+def _replace_positions_by_origins(
     read: Iterable[tuple[ScanTask, Iterable[pa.RecordBatch]]], firsts: Mapping[str, int]
 ) -> Iterator[tuple[pa.RecordBatch, Longs]]:
-    """Yield the rows without their positions, and their origins.
+    """Yield batches of rows without their positions, each with the origins of its rows.
 
-    Batches of small files are joined: what is done for each batch takes longer than what is done for a thousand rows.
+    Batches of small files are joined, because the work for each batch takes longer than that for a thousand rows.
     """
     waiting, starts, rows, size_bytes = list[pa.RecordBatch](), list[int](), 0, 0
     for task, batches in read:
         for batch in batches:
-            if waiting and (rows + batch.num_rows > BATCH_ROWS or size_bytes + batch.nbytes > _JOINED_BYTES):
-                yield _joined(waiting, starts)
+            if waiting and (rows + batch.num_rows > BATCH_ROWS or size_bytes + batch.nbytes > _JOINED_BATCH_BYTES_MAX):
+                yield _concatenate(waiting, starts)
                 waiting, starts, rows, size_bytes = [], [], 0, 0
             waiting.append(batch)
             starts.append(firsts[task.path])
             rows, size_bytes = rows + batch.num_rows, size_bytes + batch.nbytes
         advance(1, task.size_bytes)
     if waiting:
-        yield _joined(waiting, starts)
+        yield _concatenate(waiting, starts)
 
 
-def _joined(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
-    """`starts`: what is added to the positions of each batch.
+def _concatenate(batches: Sequence[pa.RecordBatch], starts: Sequence[int]) -> tuple[pa.RecordBatch, Longs]:
+    """Join batches; return the rows and their origins.
 
-    They are the last column: a column of the table may have its name.
+    The positions are the last column: a column of the table may have their name.
+
+    Args:
+        starts: The number to add to the positions of each batch.
     """
     joined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     last = joined.num_columns - 1

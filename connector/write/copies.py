@@ -34,13 +34,13 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import UNKNOWN, conform
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
-from seamark.connector.parquet.copy.leaves import Leaf, LeafMatch, match, required_columns
+from seamark.connector.parquet.copy.leaves import Leaf, LeafMatch, find_required_columns, match_leaves
 from seamark.connector.parquet.copy.protection import (
     PUBLISHES_ORDER,
     FileProtection,
+    hide_values,
     protection_of,
-    same_scheme,
-    without_values,
+    require_same_scheme,
 )
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
@@ -57,8 +57,8 @@ from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES_DEFAULT,
     encode_row_group,
     file_without_rows,
-    parsed_footer,
-    writer_options,
+    parse_footer,
+    writer_options_of,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.table_writer import IndexBuilder, WrittenFiles
@@ -69,21 +69,22 @@ from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, as_int, as_long
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
 
-SMALL_PART = 8
+SMALL_ROW_GROUP_DIVISOR = 8
 """A row group is small below this part of the target size of row groups."""
 _ORIGIN = ""
-_BUFFERED_BYTES = 256 << 20
+_BUFFERED_BYTES_MAX = 256 << 20
 """Limit of the rows in memory that wait for their row group."""
 _WRITER = re.compile(rb"(parquet-mr|parquet-cpp) version (\d+)\.(\d+)")
-_CORRECT_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
+_CORRECT_STATISTICS_SINCE = {b"parquet-mr": (1, 10), b"parquet-cpp": (1, 3)}
 """Older versions wrote statistics that readers ignore by the writer's name, which a copy would hide."""
 
 
 @dataclass(frozen=True)
 class CopyPolicy:
-    """`least_bytes`: of a row group that is copied.
+    """Which row groups are copied.
 
     Attributes:
+        least_bytes: The minimum size of a row group that is copied.
         keep_order: Each file becomes one file, with its rows in their order.
         sorts: Nothing is copied, and the rows of a new file have the table's sort order; for encrypted files.
     """
@@ -98,30 +99,31 @@ class CopyPolicy:
     def of(properties: Mapping[str, str]) -> CopyPolicy:
         target_bytes = max(1, as_long(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
         row_group = min(target_bytes, max(1, as_int(properties, ROW_GROUP_BYTES, ROW_GROUP_BYTES_DEFAULT)))
-        return CopyPolicy(max(1, row_group // SMALL_PART), target_bytes, row_group)
+        return CopyPolicy(max(1, row_group // SMALL_ROW_GROUP_DIVISOR), target_bytes, row_group)
 
 
 @dataclass
 class CopyCounts:
-    """`encoded`: row groups that were encoded, by the reason."""
+    """The row groups that were copied and encoded.
+
+    Attributes:
+        encoded: The number of row groups that were encoded, by the reason.
+    """
 
     copied: int = 0
     copied_bytes: int = 0
     encoded: Counter[str] = field(default_factory=Counter)
 
-    def add(self, others: CopyCounts) -> None:
-        self.copied += others.copied
-        self.copied_bytes += others.copied_bytes
-        self.encoded.update(others.encoded)
+    def add(self, counts: CopyCounts) -> None:
+        self.copied += counts.copied
+        self.copied_bytes += counts.copied_bytes
+        self.encoded.update(counts.encoded)
 
 
 class CopyWriter:
     """Writes files of one partition after the other.
 
     As a context manager, it deletes its files on an exception.
-
-    `opened`: with the schema that the new files get. `target`: of the same schema; with lineage columns, if the rows
-    have row ids.
     """
 
     def __init__(
@@ -132,7 +134,13 @@ class CopyWriter:
         origins: OriginLog,
         keys: ParquetKeys | None = None,
     ) -> None:
-        """`keys`: without them, encrypted files are refused."""
+        """Open the writer.
+
+        Args:
+            opened: The table, with the schema that the new files get.
+            target: A target of the same schema; with lineage columns, if the rows have row ids.
+            keys: Without them, encrypted files are refused.
+        """
         self._keys = keys
         self._protection: FileProtection | None = None
         self._opened, self._target, self._policy, self._origins = opened, target, policy, origins
@@ -145,7 +153,7 @@ class CopyWriter:
         self._inspected: dict[str, _Inspected] = {}
         self._layouts: dict[frozenset[int], _Layout] = {}
         self._layout = self._layout_of(frozenset())
-        self._check = None if keys is None else same_scheme(self._scheme_of, self._layout.leaves, keys)
+        self._check = None if keys is None else require_same_scheme(self._scheme_of, self._layout.leaves, keys)
         self._reader = TaskReader(self._read_plan, opened.storage, threads=False, keys=keys, check=self._check)
         narrow = plan_read(opened, NAMES if self._lineage else [], TRUE, positions=True)
         self._lineage_reader = TaskReader(replace(narrow), opened.storage, threads=False, keys=keys, check=self._check)
@@ -166,8 +174,9 @@ class CopyWriter:
             self.abort()
 
     def partition_of(self, tasks: Sequence[ScanTask]) -> Partition | None:
-        """Return the partition of these files; None if it is not worth a copy, because all of them are small, or if
-        their rows must be partitioned again.
+        """Return the partition of these files; None if it is not worth a copy.
+
+        A copy is not worth it if all files are small, or if their rows must be partitioned again.
         """
         self._inspected.clear()
         all_small = all(task.size_bytes < self._policy.least_bytes for task in tasks)
@@ -188,47 +197,48 @@ class CopyWriter:
         return self._keys is not None and self._inspect(task).scheme is not None
 
     def _inspect(self, task: ScanTask) -> _Inspected:
-        """Return what decides on the new file; the footer is read once for it.
+        """Return the properties of a file that decide about the new file; its footer is read once for them.
 
         Raises:
             Unreadable: If the file cannot be read.
         """
-        found = self._inspected.get(task.path)
-        if found is None:
+        inspected = self._inspected.get(task.path)
+        if inspected is None:
             with SourceFile(task.path, self._opened.storage, keys=self._keys) as source:
-                found = _Inspected(required_columns(source.leaves), self._protection_of(source))
-            self._inspected[task.path] = found
-        return found
+                inspected = _Inspected(find_required_columns(source.leaves), self._protection_of(source))
+            self._inspected[task.path] = inspected
+        return inspected
 
     def write(self, tasks: Sequence[tuple[ScanTask, int]], partition: Partition) -> None:
         """Write the live rows of the files of one partition.
 
-        Each has the origin of its first row.
+        Args:
+            tasks: The files, each with the origin of its first row.
 
         Raises:
             Unreadable: If the file cannot be read.
             Unwritable: If the rows cannot be written.
         """
         self._partition = partition, list(tasks[0][0].file.get("partition") or [])
-        for members in self._by_scheme(tasks):
+        for members in self._group_by_scheme(tasks):
             self._protection = None if self._keys is None else self._inspect(members[0][0]).protection
             if self._protection is not None and self._policy.sorts:
                 self._protection.refuse(self._target.sort_order.column_ids, PUBLISHES_ORDER)
             self._sort_order = self._target.sort_order.order_id if self._policy.sorts else 0
             if not self._policy.keep_order:
-                self._layout = self._layout_of(self._required_in([task for task, _ in members]))
+                self._layout = self._layout_of(self._find_required([task for task, _ in members]))
             for task, first in members:
                 if self._policy.keep_order:
-                    self._layout = self._layout_of(self._required_in([task]))
+                    self._layout = self._layout_of(self._find_required([task]))
                 if self._policy.keep_order:
                     self._sort_order = int(task.file.get("sort-order-id") or 0)
                 self._write_file(task, first)
                 if self._policy.keep_order:
-                    self._cut()
-            self._cut()
+                    self._finish_file()
+            self._finish_file()
 
-    def _by_scheme(self, tasks: Sequence[tuple[ScanTask, int]]) -> Iterable[Sequence[tuple[ScanTask, int]]]:
-        """Return the files by how they are encrypted.
+    def _group_by_scheme(self, tasks: Sequence[tuple[ScanTask, int]]) -> Iterable[Sequence[tuple[ScanTask, int]]]:
+        """Return the files, grouped by their encryption.
 
         Raises:
             Unreadable: If the file cannot be read.
@@ -244,7 +254,7 @@ class CopyWriter:
         """Return how the file was encrypted when it was opened to choose the encryption of the new file."""
         return self._inspected[path].scheme
 
-    def _required_in(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
+    def _find_required(self, tasks: Sequence[ScanTask]) -> frozenset[int]:
         """Return the ids of optional columns without structure that all these files store as required.
 
         Raises:
@@ -252,11 +262,11 @@ class CopyWriter:
         """
         common: frozenset[int] | None = None
         for task in sorted(tasks, key=lambda task: -task.size_bytes):
-            found = self._inspect(task).required
-            common = found if common is None else common & found
+            required = self._inspect(task).required
+            common = required if common is None else common & required
             if not common:
                 break
-        return (common or frozenset()) - required_columns(self._layout_of(frozenset()).leaves)
+        return (common or frozenset()) - find_required_columns(self._layout_of(frozenset()).leaves)
 
     def _layout_of(self, required: frozenset[int]) -> _Layout:
         layout = self._layouts.get(required)
@@ -275,7 +285,7 @@ class CopyWriter:
             if source.footer.rows != task.records:
                 raise Unreadable(task.path, f"it has {source.footer.rows} rows; its manifest says {task.records}")
             matched = self._match(source)
-            deleted = self._deletes.of(task.path, task.deletes)
+            deleted = self._deletes.load(task.path, task.deletes)
             first, encoded = 0, list[Longs]()
             for number, group in enumerate(source.footer.groups):
                 reason = matched.reason or self._why_encoded(group.size_bytes, deleted, first, group.rows)
@@ -301,13 +311,13 @@ class CopyWriter:
 
     def _match(self, source: SourceFile) -> LeafMatch:
         creator = _WRITER.match(source.footer.created_by or b"")
-        if creator and (int(creator[2]), int(creator[3])) < _CORRECT_SINCE[creator[1]]:
+        if creator and (int(creator[2]), int(creator[3])) < _CORRECT_STATISTICS_SINCE[creator[1]]:
             return LeafMatch((), "an old writer wrote wrong statistics")
         lineage = {ROW_ID, LAST_UPDATED_SEQUENCE_NUMBER} if self._lineage else set()
-        found = match(self._layout.leaves, source.leaves)
-        if found.reason:
-            return found
-        columns = list(found.columns)
+        matched = match_leaves(self._layout.leaves, source.leaves)
+        if matched.reason:
+            return matched
+        columns = list(matched.columns)
         partitioned = {source_id for spec_field in self._target.spec.fields for source_id in spec_field.sources}
         by_id = {field.id: field for field in self._target.schema.fields}
         for position, leaf in enumerate(self._layout.leaves):
@@ -337,7 +347,7 @@ class CopyWriter:
         missing = [position for position, column in enumerate(matched.columns) if column < 0]
         picks = [Pick(source, number, [column for column, _ in present], [position for _, position in present])]
         if missing:
-            picks.append(self._filled(task, first, group.rows, missing))
+            picks.append(self._fill_missing(task, first, group.rows, missing))
             if not present:
                 picks = picks[1:]
         file = self._open_file(sum(pick.size_bytes for pick in picks))
@@ -347,17 +357,17 @@ class CopyWriter:
         self.counts.copied += 1
         self.counts.copied_bytes += group.size_bytes
 
-    def _filled(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
+    def _fill_missing(self, task: ScanTask, first: int, rows: int, missing: Sequence[int]) -> Pick:
         """Return the columns that the file lacks, null, and those of row lineage, as a file in memory."""
         ids = {self._layout.leaves[position].ids[0] for position in missing}
         fields = [field for field in self._target.schema.fields if field.id in ids]
         lineage = self._read_lineage(task, first, rows) if self._lineage else {}
-        positions = {field.id: position for position, field in enumerate(_written_fields(self._target))}
+        positions = {field.id: position for position, field in enumerate(_select_written_fields(self._target))}
         arrow = pa.schema([self._layout.arrow.field(positions[field.id]) for field in fields])
         columns = [
             lineage.get(field.name, pa.nulls(rows, kind.type)) for field, kind in zip(fields, arrow, strict=True)
         ]
-        options = writer_options(self._target.properties)
+        options = writer_options_of(self._target.properties)
         options["use_dictionary"] = [name for name in arrow.names if name != NAMES[0]]
         if NAMES[0] in lineage:
             options["column_encoding"] = {NAMES[0]: "DELTA_BINARY_PACKED"}
@@ -379,12 +389,12 @@ class CopyWriter:
         columns = list(range(len(self._read_plan.names)))
         full_bytes = self._policy.target_bytes if self._policy.sorts else self._policy.row_group_bytes
         for batch in self._reader.read(task, positions):
-            with without_values(self._protection):
+            with hide_values(self._protection):
                 rows = conform(batch.select(columns), self._target.schema, self._layout.arrow)
             self._waiting.append(rows)
             self._waiting_origins.append(batch.column(len(columns)).to_numpy() + origin)
             size_bytes = sum(waiting.nbytes for waiting in self._waiting)
-            if size_bytes * self._ratio >= full_bytes or size_bytes >= _BUFFERED_BYTES:
+            if size_bytes * self._ratio >= full_bytes or size_bytes >= _BUFFERED_BYTES_MAX:
                 self._flush()
 
     def _flush(self) -> None:
@@ -396,7 +406,7 @@ class CopyWriter:
         if not self._policy.sorts or self._target.ordering is None:
             self._write_group(rows, origins)
             return
-        ordered = self._target.ordering.sorted(rows.append_column(_ORIGIN, pa.array(origins)))
+        ordered = self._target.ordering.sort(rows.append_column(_ORIGIN, pa.array(origins)))
         step = max(1, int(rows.num_rows * self._policy.row_group_bytes / max(1.0, rows.nbytes * self._ratio)))
         for first in range(0, rows.num_rows, step):
             group = ordered.slice(first, step)
@@ -421,14 +431,14 @@ class CopyWriter:
         if self._file and not is_single and self._file.assembler.size_bytes + size_bytes > self._policy.target_bytes:
             self._close_file()
         if self._file is None:
-            location = self._target.new_location(self._partition[0])
-            encryption = None if self._protection is None else self._protection.new_encryption(location)
+            location = self._target.generate_location(self._partition[0])
+            encryption = None if self._protection is None else self._protection.create_encryption(location)
             assembler = FileAssembler(open_sink(location, self._target.storage), self._layout.footer, encryption)
             modes = modes_of(self._target.schema, self._target.properties, self._target.sort_order)
             self._file = _OpenFile(location, assembler, Metrics(leaves_of(self._target.schema), modes))
         return self._file
 
-    def _cut(self) -> None:
+    def _finish_file(self) -> None:
         self._flush()
         self._close_file()
 
@@ -444,7 +454,9 @@ class CopyWriter:
             "file-format": "PARQUET",
             "file-size-in-bytes": file.assembler.size_bytes,
             "record-count": file.assembler.rows,
-            **file.metrics.of(parsed_footer(footer), secret=self._protection.secret_ids if self._protection else ()),
+            **file.metrics.collect(
+                parse_footer(footer), secret=self._protection.secret_ids if self._protection else ()
+            ),
             "split-offsets": file.assembler.split_offsets,
             "spec-id": self._target.spec.spec_id,
             "partition": self._partition[1],
@@ -470,7 +482,7 @@ class CopyWriter:
 
 @dataclass(frozen=True)
 class _Inspected:
-    """Of an old file: the ids of its required columns, and how a new file of its rows is encrypted."""
+    """The ids of the required columns of an old file, and how a new file of its rows is encrypted."""
 
     required: frozenset[int]
     protection: FileProtection | None
@@ -482,10 +494,11 @@ class _Inspected:
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a new file is like.
+    """The columns of a new file.
 
     Attributes:
-        footer: That of an empty file of `arrow`, of which `leaves` are the leaf columns.
+        leaves: The leaf columns of `arrow`.
+        footer: The footer of an empty file of `arrow`.
     """
 
     arrow: pa.Schema
@@ -494,11 +507,15 @@ class _Layout:
 
     @staticmethod
     def of(target: WriteTarget, required: frozenset[int]) -> _Layout:
-        """`required`: the ids of columns that are required in the file, beside those of the table."""
+        """Return the layout for a target.
+
+        Args:
+            required: The ids of columns that are required in the file, beside those of the table.
+        """
         arrow = pa.schema(
             [
                 kind.with_nullable(False) if field.id in required else kind
-                for field, kind in zip(_written_fields(target), target.arrow, strict=True)
+                for field, kind in zip(_select_written_fields(target), target.arrow, strict=True)
             ]
         )
         source = file_without_rows(arrow, target.schema)
@@ -513,12 +530,12 @@ class _OpenFile:
 
 
 def _nans_of(task: ScanTask, source: SourceFile) -> dict[int, int]:
-    """NaN counts of each row group of a file, as far as the counts of the file decide them."""
+    """Return the NaN counts of each row group of a file, as far as the counts of the file decide them."""
     counts = task.file.get("nan-value-counts") or {"keys": [], "values": []}
     is_single = sum(group.rows > 0 for group in source.footer.groups) == 1
     return {key: count for key, count in zip(counts["keys"], counts["values"], strict=True) if not count or is_single}
 
 
-def _written_fields(target: WriteTarget) -> Iterator[Any]:
+def _select_written_fields(target: WriteTarget) -> Iterator[Any]:
     """Return the fields of the schema that files have columns for."""
     return (field for field in target.schema.fields if field.type != UNKNOWN)

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, LINEAR,
 Points = npt.NDArray[np.uint64]
 
 
-def curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
+def compute_curve_keys(points: Points, bits: int, curve: str) -> npt.NDArray[np.uint8]:
     """Return the keys of points: uint8[rows, bytes], which compare as bytes.
 
     Distinct points have distinct keys.

@@ -27,7 +27,12 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.partitions import Partition
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
-from seamark.connector.parquet.copy.protection import FileProtection, SourceCheck, protection_of_file, same_scheme
+from seamark.connector.parquet.copy.protection import (
+    FileProtection,
+    SourceCheck,
+    protection_of_file,
+    require_same_scheme,
+)
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import EncryptionScheme, ParquetKeys
@@ -48,7 +53,7 @@ _BLOOM, _BLOOM_FPP = "write.parquet.bloom-filter-enabled.column.", "write.parque
 _BLOOM_BYTES = "write.parquet.bloom-filter-max-bytes"
 _FPP_DEFAULT = 0.01
 _SAMPLE_ROWS, _STRETCH_ROWS = 16_384, 1_024
-_REPEATING = 0.9
+_DICTIONARY_DISTINCT_MAX_FRACTION = 0.9
 """Maximum fraction of distinct values in a sample for which a column gets a dictionary."""
 
 
@@ -56,11 +61,10 @@ _REPEATING = 0.9
 class NewFile:
     """A Parquet file to write.
 
-    `key_values` are stored in the footer.
-
     Attributes:
         arrow: The Arrow schema of all rows, with field ids.
-        properties: Those of the table.
+        properties: The properties of the table.
+        key_values: Key-value metadata of the footer.
     """
 
     location: str
@@ -83,7 +87,7 @@ class FileWriter:
         self.rows = 0
         self._new = new
         self._leaves = leaves_of(new.schema)
-        self._bloom_fpps = _bloom_columns(new.schema, new.properties, self._leaves)
+        self._bloom_fpps = _select_bloom_columns(new.schema, new.properties, self._leaves)
         self._metrics = Metrics(self._leaves, new.modes)
         self._stream: Any = None
         self._writer: pq.ParquetWriter | None = None
@@ -132,8 +136,8 @@ class FileWriter:
             "file-format": "PARQUET",
             "file-size-in-bytes": size_bytes,
             "record-count": footer.num_rows,
-            **self._metrics.of(footer),
-            "split-offsets": [_start_offset(footer.row_group(group)) for group in range(footer.num_row_groups)],
+            **self._metrics.collect(footer),
+            "split-offsets": [_start_offset_of(footer.row_group(group)) for group in range(footer.num_row_groups)],
         }
 
     def abort(self) -> None:
@@ -151,17 +155,24 @@ class FileWriter:
 
 
 class EncryptedFileWriter(FileWriter):
-    """As a FileWriter.
+    """Writes one encrypted Parquet file, as `FileWriter` writes others.
 
-    `protection`: of the columns of the schema. Metrics of encrypted columns are not given.
+    Metrics of encrypted columns are left out.
     """
 
     def __init__(self, new: NewFile, protection: FileProtection) -> None:
-        """Unreadable if a key service fails."""
+        """Open the file.
+
+        Args:
+            protection: How the columns of the schema are encrypted.
+
+        Raises:
+            Unreadable: If a key service fails.
+        """
         super().__init__(new)
         self._protection = protection
         skeleton = file_without_rows(new.arrow, new.schema)
-        encryption = protection.new_encryption(new.location)
+        encryption = protection.create_encryption(new.location)
         self._assembler = FileAssembler(open_sink(new.location, new.storage), skeleton.footer, encryption)
 
     @property
@@ -176,13 +187,13 @@ class EncryptedFileWriter(FileWriter):
         self.rows += rows.num_rows
 
     def close(self) -> dict[str, Any]:
-        footer = parsed_footer(self._assembler.close())
+        footer = parse_footer(self._assembler.close())
         return {
             "file-path": self.location,
             "file-format": "PARQUET",
             "file-size-in-bytes": self.size_bytes,
             "record-count": footer.num_rows,
-            **self._metrics.of(footer, secret=self._protection.secret_ids),
+            **self._metrics.collect(footer, secret=self._protection.secret_ids),
             "split-offsets": self._assembler.split_offsets,
         }
 
@@ -190,17 +201,17 @@ class EncryptedFileWriter(FileWriter):
         self._assembler.abort()
 
 
-def parsed_footer(footer: bytes) -> pq.FileMetaData:
-    """Return an encoded footer, as pyarrow decodes it."""
+def parse_footer(footer: bytes) -> pq.FileMetaData:
+    """Decode an encoded footer with pyarrow."""
     return pq.read_metadata(pa.BufferReader(MAGIC + footer + len(footer).to_bytes(END_BYTES - 4, "little") + MAGIC))
 
 
-def divided_by_protection(
+def divide_by_protection(
     tasks: Iterable[ScanTask], target: WriteTarget, keys: ParquetKeys | None
 ) -> list[tuple[FileProtection | None, list[ScanTask]]]:
-    """Return the files by how they are encrypted, and so how new files of their rows are.
+    """Divide the files by how they, and new files of their rows, are encrypted.
 
-    Without keys all together: a file that is encrypted is refused when it is read.
+    Without keys, all files are in one group: an encrypted file is refused when it is read.
 
     Raises:
         Unreadable: If the file cannot be read.
@@ -208,22 +219,25 @@ def divided_by_protection(
     if keys is None:
         return [(None, list(tasks))]
     empty = file_without_rows(target.arrow, target.schema)
-    found: dict[EncryptionScheme | None, tuple[FileProtection | None, list[ScanTask]]] = {}
+    by_scheme: dict[EncryptionScheme | None, tuple[FileProtection | None, list[ScanTask]]] = {}
     for task in tasks:
         protection = protection_of_file(task.path, target.storage, empty.leaves, keys)
         scheme = None if protection is None else protection.scheme
-        found.setdefault(scheme, (protection, []))[1].append(task)
-    return list(found.values())
+        by_scheme.setdefault(scheme, (protection, []))[1].append(task)
+    return list(by_scheme.values())
 
 
-def unchanged(scheme: EncryptionScheme | None, target: WriteTarget, keys: ParquetKeys | None) -> SourceCheck | None:
-    """Refuse a file that is no longer encrypted as `divided_by_protection` found it.
+def require_unchanged_scheme(
+    scheme: EncryptionScheme | None, target: WriteTarget, keys: ParquetKeys | None
+) -> SourceCheck | None:
+    """Return a check that refuses a file whose encryption has changed since `divide_by_protection`.
 
-    None without keys.
+    Returns:
+        None without keys, because encrypted files are then refused anyway.
     """
     if keys is None:
         return None
-    return same_scheme(lambda _: scheme, file_without_rows(target.arrow, target.schema).leaves, keys)
+    return require_same_scheme(lambda _: scheme, file_without_rows(target.arrow, target.schema).leaves, keys)
 
 
 def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
@@ -233,13 +247,13 @@ def file_without_rows(arrow: pa.Schema, schema: Schema) -> SourceFile:
 
 
 def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, str]) -> bytes:
-    """Return a Parquet file in memory with the rows as its only row group; without row groups for no rows.
+    """Return a Parquet file in memory with the rows as its only row group; without rows, it has no row group.
 
     Raises:
         Unwritable: For an invalid property.
     """
     leaves = leaves_of(schema)
-    options = _options_for(rows, leaves, _bloom_columns(schema, properties, leaves), properties)
+    options = _options_for(rows, leaves, _select_bloom_columns(schema, properties, leaves), properties)
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **options) as writer:
         if rows.num_rows:
@@ -250,25 +264,27 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
 def _options_for(
     rows: pa.Table | None, leaves: list[LeafColumn], bloom_fpps: Mapping[str, float], properties: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Arguments of the Parquet writer.
+    """Return the arguments of the Parquet writer.
 
     Args:
-        rows: Those of the first row group; None for no rows.
+        rows: The rows of the first row group; None for no rows.
     """
-    options = writer_options(properties)
-    options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _repeats(rows, leaf)]
+    options = writer_options_of(properties)
+    options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf)]
     if bloom_fpps:
-        options["bloom_filter_options"] = _bloom_options(bloom_fpps, properties, 0 if rows is None else rows.num_rows)
+        options["bloom_filter_options"] = _bloom_options_for(
+            bloom_fpps, properties, 0 if rows is None else rows.num_rows
+        )
     return options
 
 
-def data_file_writer(target: WriteTarget, location: str, protection: FileProtection | None = None) -> FileWriter:
+def open_data_file_writer(target: WriteTarget, location: str, protection: FileProtection | None = None) -> FileWriter:
     modes = modes_of(target.schema, target.properties, target.sort_order)
     new = NewFile(location, target.storage, target.schema, target.arrow, target.properties, modes)
     return FileWriter(new) if protection is None else EncryptedFileWriter(new, protection)
 
 
-def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
+def finish_data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> dict[str, Any]:
     """Close the writer and return the ContentFile.
 
     The rows must have the table's sort order, if it has any.
@@ -282,12 +298,12 @@ def data_file(writer: FileWriter, target: WriteTarget, partition: Partition) -> 
     }
 
 
-def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of pyarrow's ParquetWriter.
+def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the arguments of pyarrow's ParquetWriter for the properties of a table.
 
     Raises:
         Unwritable: For an invalid property.
-        BadRequest: For an invalid property.
+        BadRequest: For a value that is no number.
     """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
@@ -306,7 +322,7 @@ def writer_options(properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
+def _has_repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
     """Return whether a column has enough repeated values for a dictionary.
 
     True for nested columns.
@@ -323,12 +339,13 @@ def _repeats(rows: pa.Table, leaf: LeafColumn) -> bool:
         distinct = pc.count_distinct(sample).as_py()  # without nulls, which are not in a dictionary
     except pa.ArrowNotImplementedError:
         return True
-    return bool(distinct <= _REPEATING * (len(sample) - sample.null_count))
+    return bool(distinct <= _DICTIONARY_DISTINCT_MAX_FRACTION * (len(sample) - sample.null_count))
 
 
 def _is_smaller(column: pa.ChunkedArray) -> bool:
-    """Return whether a dictionary and the numbers of its values take fewer bytes than the values, before
-    compression: as Iceberg's Java writer decides. pyarrow keeps any dictionary that fits into its limit.
+    """Return whether a dictionary and the numbers of its values take fewer bytes than the values, before compression.
+
+    Iceberg's Java writer decides in the same way. pyarrow keeps any dictionary that fits into its limit.
     """
     values = len(column) - column.null_count
     if not values:
@@ -341,7 +358,7 @@ def _is_smaller(column: pa.ChunkedArray) -> bool:
     return bool(distinct * value_bytes + values * max(1, distinct - 1).bit_length() / 8 < values * value_bytes)
 
 
-def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
+def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[LeafColumn]) -> dict[str, float]:
     """Return the columns with a Bloom filter in the file: path → rate of false positives.
 
     Raises:
@@ -367,14 +384,14 @@ def _bloom_columns(schema: Schema, properties: Mapping[str, str], leaves: list[L
     return fpps
 
 
-def _bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
-    """Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
+def _bloom_options_for(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
+    """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
     bits = as_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.
     fitting = {path: int(-bits / 8 * math.log(1 - fpp ** (1 / 8))) for path, fpp in columns.items()}
     return {path: {"ndv": max(1, min(rows, fitting[path])), "fpp": fpp} for path, fpp in columns.items()}
 
 
-def _start_offset(group: Any) -> int:
+def _start_offset_of(group: Any) -> int:
     first = group.column(0)
     return int(first.dictionary_page_offset if first.has_dictionary_page else first.data_page_offset)

@@ -35,7 +35,7 @@ from seamark.connector.parquet.metrics import Mode, modes_of
 from seamark.connector.read.deleted_rows import Deletes, union_positions
 from seamark.connector.write.data_files import FileWriter, NewFile
 from seamark.connector.write.locations import data_location
-from seamark.connector.write.table_writer import discarded_on_error
+from seamark.connector.write.table_writer import discard_on_error
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.files.puffin import MAGIC, Blob, write_puffin
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -85,7 +85,7 @@ class DeletedRows:
         before = sum(int(file.get("record-count") or 0) for file in self.positional)
         if self.records is None or len(self.positions) + before < self.records:
             return False
-        return len(union_positions(reader.of(self.path, self.positional).positions, self.positions)) == self.records
+        return len(union_positions(reader.load(self.path, self.positional).positions, self.positions)) == self.records
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class WrittenDeletes:
     removed: tuple[dict[str, Any], ...] = ()
 
     @staticmethod
-    def joined(parts: Iterable[WrittenDeletes]) -> WrittenDeletes:
+    def join(parts: Iterable[WrittenDeletes]) -> WrittenDeletes:
         results = list(parts)
         return WrittenDeletes(
             tuple(file for result in results for file in result.files),
@@ -126,30 +126,31 @@ def write_deletes(target: WriteTarget, rows: Iterable[DeletedRows], reader: Dele
         Unreadable: If a delete file that a new vector must include cannot be read: its rows would be undeleted.
         ValueError: For a negative position or a data file that is given twice.
     """
-    non_empty = _by_path(rows)
+    non_empty = _select_non_empty(rows)
     emptied_paths = {deleted.path for deleted in non_empty if deleted.is_whole(reader)}
-    others = [deleted for deleted in non_empty if deleted.path not in emptied_paths]
+    partial_deletes = [deleted for deleted in non_empty if deleted.path not in emptied_paths]
     if target.format_version >= _VECTORS_SINCE:
-        written = _deletion_vectors(target, others, reader)
+        written = _write_deletion_vectors(target, partial_deletes, reader)
     else:
-        written = _position_deletes(target, others)
+        written = _write_position_deletes(target, partial_deletes)
     return WrittenDeletes(written.files, (*({"file-path": path} for path in sorted(emptied_paths)), *written.removed))
 
 
 # Deletion vectors
 
 
-def _deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
-    """Return one Puffin file with a vector for each data file, which includes earlier deletes; no file if no row is
-    new.
+def _write_deletion_vectors(target: WriteTarget, rows: Iterable[DeletedRows], reader: Deletes) -> WrittenDeletes:
+    """Write one Puffin file with a vector for each data file, which includes earlier deletes.
+
+    No file is written if no row is new.
     """
-    location = _new_location(target, ".puffin")
+    location = _generate_location(target, ".puffin")
     blobs: list[Blob] = []
     files: list[dict[str, Any]] = []
     removed: list[dict[str, Any]] = []
     offset = len(MAGIC)
     for deleted in rows:
-        old_positions = reader.of(deleted.path, deleted.positional).positions
+        old_positions = reader.load(deleted.path, deleted.positional).positions
         positions = union_positions(old_positions, deleted.positions)
         if len(positions) == len(old_positions):
             continue
@@ -195,12 +196,15 @@ def encode_vector(positions: Longs) -> bytes:
     Args:
         positions: Ascending and distinct.
     """
-    body = _VECTOR_MAGIC + _roaring(positions)
+    body = _VECTOR_MAGIC + _encode_roaring(positions)
     return struct.pack(">I", len(body)) + body + struct.pack(">I", zlib.crc32(body))
 
 
-def _roaring(positions: Longs) -> bytes:
-    """32-bit bitmaps, each after its high 32 bits (RoaringFormatSpec, "Extension for 64-bit implementations")."""
+def _encode_roaring(positions: Longs) -> bytes:
+    """Return 32-bit bitmaps, each after its high 32 bits.
+
+    The format is that of RoaringFormatSpec, "Extension for 64-bit implementations".
+    """
     high = positions >> 32
     starts = np.flatnonzero(np.diff(high, prepend=-1))
     parts = [struct.pack("<Q", len(starts))]
@@ -212,8 +216,8 @@ def _roaring(positions: Longs) -> bytes:
     return b"".join(parts)
 
 
-def _by_path(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
-    """Return the entries that have positions.
+def _select_non_empty(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
+    """Return the entries that have positions, ordered by path.
 
     Raises:
         ValueError: For a negative position or a data file that is given twice.
@@ -232,33 +236,35 @@ def _by_path(rows: Iterable[DeletedRows]) -> list[DeletedRows]:
 # Position deletes
 
 
-def _position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
-    """Parquet files of paths and positions, sorted by both: one for each partition, or for each data file if the
-    table's `write.delete.granularity` is `file`.
+def _write_position_deletes(target: WriteTarget, rows: Iterable[DeletedRows]) -> WrittenDeletes:
+    """Write Parquet files of paths and positions, sorted by both.
 
+    There is one file for each partition, or for each data file if the table's `write.delete.granularity` is `file`.
     Earlier delete files stay.
     """
     _check_version(target, "position deletes")
     by_file = target.properties.get(GRANULARITY, "").lower() == BY_FILE
-    given = sorted(rows, key=lambda deleted: (_partition_key(deleted), deleted.path.encode()))
+    ordered = sorted(rows, key=lambda deleted: (_partition_key_of(deleted), deleted.path.encode()))
     parts: list[WrittenDeletes] = []
-    with discarded_on_error(parts, target.storage):
-        for _, group in groupby(given, key=lambda deleted: (_partition_key(deleted), deleted.path if by_file else "")):
-            parts.append(WrittenDeletes((_position_file(target, list(group)),)))
-    return WrittenDeletes.joined(parts)
+    with discard_on_error(parts, target.storage):
+        for _, group in groupby(
+            ordered, key=lambda deleted: (_partition_key_of(deleted), deleted.path if by_file else "")
+        ):
+            parts.append(WrittenDeletes((_write_position_file(target, list(group)),)))
+    return WrittenDeletes.join(parts)
 
 
-def _partition_key(deleted: DeletedRows) -> tuple[int, str]:
+def _partition_key_of(deleted: DeletedRows) -> tuple[int, str]:
     return deleted.spec_id, json.dumps(list(deleted.partition))
 
 
-def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
-    """Return one position delete file.
+def _write_position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str, Any]:
+    """Write one position delete file.
 
     Args:
         rows: Data files of one partition, sorted by path.
     """
-    writer = _delete_writer(
+    writer = _open_delete_writer(
         target, _POSITION_DELETES, dict.fromkeys((DELETED_PATH, DELETED_POSITION), _EXACT), "position"
     )
     positions = [union_positions(deleted.positions) for deleted in rows]
@@ -287,12 +293,14 @@ def _position_file(target: WriteTarget, rows: Sequence[DeletedRows]) -> dict[str
 def write_equality_deletes(
     target: WriteTarget, keys: pa.Table, columns: Sequence[str], *, spec: PartitionSpec | None = None
 ) -> WrittenDeletes:
-    """Return files of keys: they delete the rows with equal values in these columns, in data files of lower sequence
-    numbers.
+    """Write files of keys, which delete the rows with equal values in these columns.
 
-    The deletes apply to data files of the same spec and partition. `spec` is by default the table's; the sources of its
-    fields must be among `columns`. Deletes of a spec without fields apply to all data files of any spec. `columns` are
-    names of top-level columns.
+    The deletes apply to data files of lower sequence numbers, and of the same spec and partition. Deletes of a spec
+    without fields apply to all data files of any spec.
+
+    Args:
+        columns: Names of top-level columns.
+        spec: By default the table's; the sources of its fields must be among `columns`.
 
     Raises:
         Unwritable: For columns that cannot be a key.
@@ -321,9 +329,9 @@ def write_equality_deletes(
             group[1].append(batch if chosen is None else batch.take(pa.array(chosen)))
     parts: list[WrittenDeletes] = []
     modes = modes_of(schema, target.properties, target.sort_order)
-    with discarded_on_error(parts, target.storage):
+    with discard_on_error(parts, target.storage):
         for values, group_rows in groups.values():
-            writer = _delete_writer(target, schema, modes, "equality")
+            writer = _open_delete_writer(target, schema, modes, "equality")
             try:
                 writer.write(pa.Table.from_batches(group_rows, arrow))
                 file = writer.close()
@@ -333,7 +341,7 @@ def write_equality_deletes(
             ids = {"equality-ids": [field.id for field in schema.fields], "sort-order-id": 0}
             partition_of = {"spec-id": spec.spec_id, "partition": values}
             parts.append(WrittenDeletes(({"content": "equality-deletes", **file, **partition_of, **ids},)))
-    return WrittenDeletes.joined(parts)
+    return WrittenDeletes.join(parts)
 
 
 def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schema:
@@ -343,10 +351,10 @@ def check_equality_deletes(target: WriteTarget, columns: Sequence[str]) -> Schem
         Unwritable: If the table or these columns do not support equality deletes.
     """
     _check_version(target, "equality deletes")
-    return _key_schema(target.schema, columns)
+    return _select_key_schema(target.schema, columns)
 
 
-def _key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
+def _select_key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
     by_name = {field.name: field for field in schema.fields}
     if unknown := [name for name in columns if name not in by_name]:
         raise Unwritable(f"the table has no column {unknown[0]}, which is given as a key column")
@@ -361,20 +369,22 @@ def _key_schema(schema: Schema, columns: Sequence[str]) -> Schema:
     return Schema(tuple(msgspec.structs.replace(field, required=False) for field in fields), schema.id)
 
 
-def _check_version(target: WriteTarget, what: str) -> None:
+def _check_version(target: WriteTarget, feature: str) -> None:
     if target.format_version < _DELETES_SINCE:
-        raise Unwritable(f"A table of version {target.format_version} has no {what}; upgrade it to version 2 or later")
+        raise Unwritable(
+            f"A table of version {target.format_version} has no {feature}; upgrade it to version 2 or later"
+        )
 
 
-def _delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int, Mode], kind: str) -> FileWriter:
+def _open_delete_writer(target: WriteTarget, schema: Schema, modes: Mapping[int, Mode], kind: str) -> FileWriter:
     overrides = {
         _ALL + name.removeprefix(_OWN): value for name, value in target.properties.items() if name.startswith(_OWN)
     }
-    properties, location = {**target.properties, **overrides}, _new_location(target, ".parquet")
+    properties, location = {**target.properties, **overrides}, _generate_location(target, ".parquet")
     key_values = {"delete-type": kind}
     return FileWriter(NewFile(location, target.storage, schema, arrow_schema(schema), properties, modes, key_values))
 
 
-def _new_location(target: WriteTarget, suffix: str) -> str:
+def _generate_location(target: WriteTarget, suffix: str) -> str:
     """Return a location outside of partition folders: a file may contain deletes of several partitions."""
     return data_location(target.location, target.properties, "", f"{uuid.uuid4()}-deletes{suffix}")

@@ -25,7 +25,7 @@ from seamark.connector.write.delete_files import WrittenDeletes, check_equality_
 from seamark.connector.write.latest_rows import Batch
 from seamark.connector.write.row_changes import NOTHING, Report, RowChange
 from seamark.connector.write.row_locations import BatchKeys
-from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discard_on_error, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.expressions.ranges import find_stored_as_int
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -37,18 +37,26 @@ _INT_MIN = -(1 << 31)
 
 
 def check_equality_arguments(mode: str | None, precombine: str | None, columns: Sequence[str] | None) -> None:
-    """ValueError for arguments that require stored rows."""
-    for name, given in (("precombine", precombine), ("columns", columns)):
-        if given is not None:
+    """Check that no argument requires stored rows.
+
+    Raises:
+        ValueError: For an argument that requires stored rows.
+    """
+    for name, value in (("precombine", precombine), ("columns", columns)):
+        if value is not None:
             raise ValueError(f"{name} needs the stored rows, which strategy={EQUALITY!r} does not read")
     if mode is not None and mode.lower() != "merge-on-read":
         raise ValueError(f"mode is {mode!r}; strategy={EQUALITY!r} requires merge-on-read")
 
 
 def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> None:
-    """Unwritable if `write_equality_upsert` would raise it for every batch."""
+    """Check that the table supports equality upserts by these keys.
+
+    Raises:
+        Unwritable: If `write_equality_upsert` would raise it for every batch.
+    """
     check_equality_deletes(target, keys)
-    _specs(opened.metadata, keys)
+    _select_specs(opened.metadata, keys)
 
 
 def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
@@ -64,17 +72,17 @@ def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, 
     columns = [field.name for field in batch.keys.fields]
     keys = batch.rows.select(columns)
     parts: list[WrittenDeletes] = []
-    with discarded_on_error(parts, target.storage):
-        for spec in _specs(opened.metadata, columns):
+    with discard_on_error(parts, target.storage):
+        for spec in _select_specs(opened.metadata, columns):
             _check_wrapped(batch.keys, spec)
             written = write_equality_deletes(target, keys, columns, spec=spec)
             parts.append(written)
         data = WrittenFiles() if deletes else write_batches(target, batch.rows.to_batches())
-    return RowChange(None, Report(), data, WrittenDeletes.joined(parts))
+    return RowChange(None, Report(), data, WrittenDeletes.join(parts))
 
 
-def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
-    """Specs whose equality deletes of these keys apply to every file of the table.
+def _select_specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpec]:
+    """Return specs whose equality deletes of these keys apply to every file of the table.
 
     Readers treat a spec with only void fields as a spec without fields.
 
@@ -98,7 +106,11 @@ def _specs(metadata: TableMetadata, columns: Sequence[str]) -> list[PartitionSpe
 
 
 def _check_wrapped(keys: BatchKeys, spec: PartitionSpec) -> None:
-    """Unwritable for keys of a truncated long that a file of ints has in another partition: `ranges.stored_as_int`."""
+    """Check that no truncated long is in another partition in a file of ints (`ranges.stored_as_int`).
+
+    Raises:
+        Unwritable: For such a key.
+    """
     by_id = {field.id: (field, column) for field, column in zip(keys.fields, keys.columns, strict=True)}
     for spec_field in spec.fields:
         field, column = by_id.get(spec_field.source_id or 0, (None, None))

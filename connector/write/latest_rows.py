@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs, Mask
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
-from seamark.connector.write.row_locations import BatchKeys, hashes_of, key_fields
-from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.connector.write.row_locations import BatchKeys, find_key_fields, hashes_of
+from seamark.formats.iceberg.expressions.arrow import plain_type
 from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.delete_files import merge_zeros
@@ -40,33 +40,34 @@ class Batch:
 
 
 def batch_of(
-    given: Sequence[pa.RecordBatch],
+    batches: Sequence[pa.RecordBatch],
     schema: Schema,
     keys: Sequence[str],
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
 ) -> Batch:
-    """Deduplicates rows.
+    """Return the latest row of each key.
 
     The batch has all columns of the rows, or, with `columns`, only these, the keys and `precombine`.
 
     Raises:
         Unwritable: For rows without a key, and for rows that do not fit the table.
     """
-    fields = key_fields(schema, keys)
+    fields = find_key_fields(schema, keys)
     by_name = {field.name: field for field in schema.fields}
     needed = list(dict.fromkeys([*keys, *(columns or ()), *([precombine] if precombine is not None else [])]))
     _check_columns("the table has", needed, by_name)
-    for batch in given:
+    for batch in batches:
         names = batch.schema.names
         _check_columns("the rows have", needed, names)
         _check_columns("the table has", names, by_name)
         if duplicates := [name for name in (names if columns is None else needed) if names.count(name) > 1]:
             raise Unwritable(f"the rows have {names.count(duplicates[0])} columns {duplicates[0]}; give each once")
-        if columns is None and set(names) != set(given[0].schema.names):
+        if columns is None and set(names) != set(batches[0].schema.names):
             raise Unwritable("some of the rows have other columns than the first; give all rows the same columns")
-    table = _concatenated(
-        given if columns is None else [batch.select(needed) for batch in given], [by_name[column] for column in needed]
+    table = _concatenate(
+        batches if columns is None else [batch.select(needed) for batch in batches],
+        [by_name[column] for column in needed],
     )
     key_columns = [column_of(table, field) for field in fields]
     check_no_nulls(fields, key_columns)
@@ -84,7 +85,11 @@ def batch_of(
 
 
 def check_no_nulls(fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
-    """Unwritable if a key column contains a null."""
+    """Check that no key column contains a null.
+
+    Raises:
+        Unwritable: For a null.
+    """
     for field, column in zip(fields, columns, strict=True):
         if column.null_count:
             raise Unwritable(f"column {field.name} is null in {column.null_count:,} of the rows; a key has no nulls")
@@ -95,12 +100,12 @@ def _check_columns(subject: str, names: Iterable[str], among: Collection[str]) -
         raise Unwritable(f"{subject} no column {lacking[0]}; only {', '.join(among)[:500]}")
 
 
-def _concatenated(given: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
+def _concatenate(batches: Sequence[pa.RecordBatch], fields: Sequence[Field]) -> pa.Table:
     """Return the rows as a table; without rows, an empty table with these columns."""
-    if not given:
-        return pa.schema([(field.name, to_row_type(field.type)) for field in fields]).empty_table()
+    if not batches:
+        return pa.schema([(field.name, plain_type(field.type)) for field in fields]).empty_table()
     try:
-        return pa.concat_tables([pa.Table.from_batches([batch]) for batch in given], promote_options="permissive")
+        return pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches], promote_options="permissive")
     except pa.ArrowException as error:
         raise Unwritable(f"the batches of rows have different schemas: {error}") from None
 

@@ -27,7 +27,7 @@ PARTITIONED_PATHS = "write.object-storage.partitioned-paths"
 _ENTROPY_BITS, _FOLDER_BITS, _FOLDERS = 20, 4, 3
 _EPOCH_YEAR = 1970
 _UNSAFE, _SEPARATOR = re.compile(r"[\x00/\\%]"), re.compile(r"[/\\]")
-_DECODED_TIMES = 3
+_DECODINGS_MAX = 3
 
 
 def data_folder(location: str, properties: Mapping[str, str]) -> str:
@@ -44,7 +44,7 @@ def data_location(location: str, properties: Mapping[str, str], partition: str, 
     """Return the location of a file.
 
     Args:
-        partition: Its `partition_path`, empty for an unpartitioned table.
+        partition: Its `format_partition_path`, empty for an unpartitioned table.
     """
     folder = data_folder(location, properties)
     relative_path = f"{partition}/{name}" if partition else name
@@ -52,43 +52,45 @@ def data_location(location: str, properties: Mapping[str, str], partition: str, 
         return f"{folder}/{relative_path}"
     partitioned = as_bool(properties, PARTITIONED_PATHS, True)
     relative_path = relative_path if partitioned else name
-    entropy = _entropy(relative_path)
+    entropy = _hash_folders_of(relative_path)
     if not f"{folder}/".startswith(f"{location.rstrip('/')}/"):  # several tables may share the folder
         table = "/".join(location.rstrip("/").split("/")[-2:])
         return f"{folder}/{entropy}/{table}/{relative_path}"
     return f"{folder}/{entropy}/{relative_path}" if partitioned else f"{folder}/{entropy}-{relative_path}"
 
 
-def _entropy(name: str) -> str:
+def _hash_folders_of(name: str) -> str:
     bits = f"{mmh3.hash(name.encode(), signed=False):032b}"[-_ENTROPY_BITS:]
     folders = [bits[start : start + _FOLDER_BITS] for start in range(0, _FOLDERS * _FOLDER_BITS, _FOLDER_BITS)]
     return "/".join([*folders, bits[_FOLDERS * _FOLDER_BITS :]])
 
 
-def partition_path(names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]) -> str:
-    """`day=2024-01-31/id_bucket=7`, escaped; empty for no fields.
+def format_partition_path(
+    names: Sequence[str], transforms: Sequence[str], kinds: Sequence[str], values: Sequence[Any]
+) -> str:
+    """Return the path of a partition, such as `day=2024-01-31/id_bucket=7`, escaped; empty for no fields.
 
     Args:
         kinds: The result types of the transforms.
     """
     fields = zip(names, transforms, kinds, values, strict=True)
     return "/".join(
-        f"{_escaped(name)}={_escaped(_human_text(transform, kind, value))}" for name, transform, kind, value in fields
+        f"{_escape(name)}={_escape(_format_value(transform, kind, value))}" for name, transform, kind, value in fields
     )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return quote_plus(text if _is_plain(text) else _UNSAFE.sub("_", text), safe="*").replace("~", "%7E")
 
 
 def _is_plain(text: str) -> bool:
-    """Return whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`: servers
-    and stores refuse such locations.
+    """Return whether the text, URL-decoded up to three times, contains no NUL and no segment `.` or `..`.
 
-    False if it still changes then. Folder names are informative: manifests have the values.
+    Servers and stores refuse locations with such segments. False if the text still changes at the last decoding. Folder
+    names are only informative: manifests have the values.
     """
     decoded = text
-    for _ in range(_DECODED_TIMES):
+    for _ in range(_DECODINGS_MAX):
         if "\0" in decoded or any(segment in (".", "..") for segment in _SEPARATOR.split(decoded)):
             return False
         previous, decoded = decoded, unquote(decoded)
@@ -97,7 +99,7 @@ def _is_plain(text: str) -> bool:
     return False
 
 
-def _human_text(transform: str, kind: str, value: Any) -> str:
+def _format_value(transform: str, kind: str, value: Any) -> str:
     name = name_of(transform)
     if value is None or name == VOID:
         return "null"

@@ -33,36 +33,38 @@ def check_unchanged(
     read_snapshot_id: int | UnsetType | None,
     strategy: str | None,
 ) -> None:
-    """Conflict if rows with the keys have changed between a snapshot (None: the empty table; UNSET: nothing is
-    checked) and the opened snapshot.
+    """Check that rows with the keys are the same in a snapshot and in the opened snapshot.
 
-    `opened` must have its history.
+    Args:
+        opened: The table, with its history.
+        read_snapshot_id: The earlier snapshot; None: the empty table; UNSET: nothing is checked.
 
     Raises:
+        Conflict: If rows have changed.
         Unreadable: For a file that cannot be read.
     """
     if read_snapshot_id is UNSET or read_snapshot_id == opened.snapshot_id or not keys.count:
         return
     if not _is_ancestor(opened, read_snapshot_id):
-        raise rows_changed(
+        raise rows_changed_error(
             f"The snapshot {read_snapshot_id}, which the rows were read from, is not in the history of the table's "
             "branch, or has expired; read them again and repeat the change"
         )
     before = locate(client, replace(opened, snapshot_id=read_snapshot_id), keys, strategy)
     after = locate(client, opened, keys, strategy)
-    differing = _row_places(before) ^ _row_places(after)
+    differing = _collect_places(before) ^ _collect_places(after)
     ordinals = {ordinal for _, _, ordinal in differing}
-    if not ordinals or _row_values(opened, before, ordinals) == _row_values(opened, after, ordinals):
+    if not ordinals or _count_row_values(opened, before, ordinals) == _count_row_values(opened, after, ordinals):
         return
     names = [field.name for field in keys.fields]
     first = {name: column[min(ordinals)].as_py() for name, column in zip(names, keys.columns, strict=True)}
-    raise rows_changed(
+    raise rows_changed_error(
         f"Rows of up to {len(ordinals):,} of the {keys.count:,} keys have changed since snapshot {read_snapshot_id}, "
         f"{str(first)[:200]} may be one; read them again and repeat the change"
     )
 
 
-def rows_changed(message: str) -> Conflict:
+def rows_changed_error(message: str) -> Conflict:
     return Conflict(message, status=_CONFLICT, kind=KIND)
 
 
@@ -78,7 +80,7 @@ def _is_ancestor(opened: OpenTable, snapshot_id: int | None) -> bool:
     return False
 
 
-def _row_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
+def _collect_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
     """Return (path, position, ordinal of the key) of each row."""
     return {
         (rows.task.path, position, ordinal)
@@ -87,8 +89,8 @@ def _row_places(located: LocatedKeys) -> set[tuple[str, int, int]]:
     }
 
 
-def _row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
-    """Return the rows with some keys: how often each (key ordinal, values of the current columns) occurs."""
+def _count_row_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) -> Counter[tuple[int, str]]:
+    """Count the rows with some keys by the ordinal of the key and the values of the current columns."""
     return Counter(_read_values(opened, located, ordinals))
 
 

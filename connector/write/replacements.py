@@ -42,11 +42,11 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import Unreadable
 
 REPLACE, OVERWRITE = "replace", "overwrite"
-DELETED_MAX, DELETED_MAX_FEWER = 0.25, 0.6
+DELETED_ROWS_MAX_FRACTION, DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES = 0.25, 0.6
 """New files are given up if a larger part of their rows was deleted meanwhile; the second part is for new files that
 are fewer than what is left of the old files. The next rewrite takes them again; until then, readers open fewer."""
-ATTEMPTS = 8
-"""Commits of one rewrite."""
+COMMIT_ATTEMPTS_MAX = 8
+"""Maximum attempts to commit one rewrite."""
 FILES, ROWS, RETURNED, TABLE, ATTEMPTS_USED = "files-replaced", "rows-deleted", "rows-returned", "table", "attempts"
 NOT_WORTH = "not-worth"
 """Why a rewrite was wasted: others replaced all its files, or deleted too many of its rows; rows of its files live
@@ -56,9 +56,9 @@ _NONE: Longs = np.zeros(0, dtype=np.int64)
 
 
 class Overtaken(Conflict):
-    """A rewrite is given up.
+    """A rewrite is given up, because other commits have changed its files.
 
-    `reason`: one of the above.
+    `reason` is one of the constants above.
     """
 
     def __init__(self, reason: str) -> None:
@@ -84,13 +84,13 @@ def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history:
     return opened
 
 
-def replacement(
+def build_replacement(
     opened: OpenTable,
     tasks: Sequence[ScanTask],
     written: WrittenFiles,
     *,
     branch: str,
-    others: Iterable[ScanTask] = (),
+    other_tasks: Iterable[ScanTask] = (),
     deletes: Sequence[Mapping[str, Any]] = (),
     operation: str = REPLACE,
 ) -> dict[str, Any]:
@@ -104,12 +104,12 @@ def replacement(
         deletes: Delete files of the new files.
         operation: `OVERWRITE` if rows are not the same.
     """
-    kept = {delete["file-path"] for task in others for delete in task.deletes}
+    still_used = {delete["file-path"] for task in other_tasks for delete in task.deletes}
     unused = {
         delete["file-path"]: delete
         for task in tasks
         for delete in task.deletes
-        if not delete.get("referenced-data-file") and delete["file-path"] not in kept
+        if not delete.get("referenced-data-file") and delete["file-path"] not in still_used
     }
     return {
         "operation": operation,
@@ -138,8 +138,8 @@ class RewrittenFiles:
     origins: OriginLog
     copies: CopyCounts = field(default_factory=CopyCounts)
 
-    def without(self, written: WrittenFiles) -> WrittenFiles:
-        """Return those of its files that are not among `written`."""
+    def exclude(self, written: WrittenFiles) -> WrittenFiles:
+        """Return the new files that are not among `written`."""
         paths = {file["file-path"] for file in written.files}
         locations = {file["location"] for file in written.index_files}
         return WrittenFiles(
@@ -147,55 +147,59 @@ class RewrittenFiles:
             tuple(file for file in self.written.index_files if file["location"] not in locations),
         )
 
-    def replaced_at(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
-        """Return the replacement of what is left of the files at a later snapshot with these tasks.
+    def rebase(self, opened: OpenTable, tasks: Iterable[ScanTask]) -> FileReplacement:
+        """Return the replacement of the remaining old files at a later snapshot.
+
+        Args:
+            tasks: All tasks of the later snapshot.
 
         Raises:
             Overtaken: If it is uncertain which rows live on, or too few do.
             Unreadable: If the file cannot be read.
         """
-        known = self.opened.metadata
-        if (known.table_uuid, known.format_version) != (opened.metadata.table_uuid, opened.metadata.format_version):
+        metadata = self.opened.metadata
+        if (metadata.table_uuid, metadata.format_version) != (
+            opened.metadata.table_uuid,
+            opened.metadata.format_version,
+        ):
             raise Overtaken(TABLE)
-        replaced, current, others = {task.path for task in self.tasks}, {}, []
+        replaced, current, other_tasks = {task.path for task in self.tasks}, {}, []
         for task in tasks:
             if task.path in replaced:
                 current[task.path] = task
             else:
-                others.append(task)
+                other_tasks.append(task)
         if not current:
             raise Overtaken(FILES)
-        deleted = {rows.path: rows for rows in self._deleted_rows(opened, current)}
-        kept, taken, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
+        deleted = {rows.path: rows for rows in self._find_deleted_rows(opened, current)}
+        new_files, old_tasks, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
         for numbers, files in self._groups():
             left = [current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current]
             dead = sum(len(deleted[file["file-path"]].positions) for file in files)
-            part = DELETED_MAX_FEWER if len(files) < len(left) else DELETED_MAX
+            part = DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES if len(files) < len(left) else DELETED_ROWS_MAX_FRACTION
             if left and dead <= part * sum(file["record-count"] for file in files):
-                kept, taken = [*kept, *files], [*taken, *left]
+                new_files, old_tasks = [*new_files, *files], [*old_tasks, *left]
             else:
-                others += left
+                other_tasks += left
                 bytes_left += sum(self.tasks[number].size_bytes for number in numbers)
-        if not taken:
+        if not old_tasks:
             raise Overtaken(ROWS)
         # Files of deletes for several data files could be in the way of other writers.
         target = replace(self.target, properties={**self.target.properties, GRANULARITY: BY_FILE})
-        rows = [deleted[file["file-path"]] for file in kept]
+        rows = [deleted[file["file-path"]] for file in new_files]
         deletes = write_deletes(target, rows, Deletes(opened.storage, opened.metadata))
         written = self.written
-        if len(kept) < len(written.files):  # an index file describes all data files of the rewrite
-            written = WrittenFiles(tuple(kept), (), written.skipped)
-        return FileReplacement(opened, written, taken, others, deletes, bytes_left)
+        if len(new_files) < len(written.files):  # an index file describes all data files of the rewrite
+            written = WrittenFiles(tuple(new_files), (), written.skipped)
+        return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
     def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
-        """Yield the numbers of the tasks and the new files, divided so that rows of a task are in files of its group
-        only.
-        """
+        """Yield groups of old and new files that share no rows: the numbers of the tasks, and the new files."""
         firsts = np.cumsum([0, *(task.records for task in self.tasks)])
         group_of = np.arange(len(self.tasks))
         sources = []
         for file in self.written.files:
-            origins = self.origins.of(file["file-path"])
+            origins = self.origins.origins_of(file["file-path"])
             low = np.searchsorted(firsts, origins.starts, "right") - 1
             high = np.searchsorted(firsts, origins.starts + origins.lengths, "left")
             started = np.bincount(low, minlength=len(firsts)) - np.bincount(high, minlength=len(firsts))
@@ -211,8 +215,11 @@ class RewrittenFiles:
             ]
             yield np.flatnonzero(group_of == group).tolist(), files
 
-    def _deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
-        """Return the rows of the new files that no longer live in `current`, the old files by path.
+    def _find_deleted_rows(self, opened: OpenTable, current: Mapping[str, ScanTask]) -> list[DeletedRows]:
+        """Return the rows of the new files that no longer live in the old files.
+
+        Args:
+            current: The tasks of the old files, by path.
 
         Raises:
             Overtaken: If rows of an old file live that the new files lack, as after a rollback.
@@ -231,13 +238,13 @@ class RewrittenFiles:
                 continue
             if any(now.file.get(name) != task.file.get(name) for name in lineage):
                 raise Overtaken(RETURNED)
-            if _names(now.deletes) != _names(task.deletes):
+            if _delete_names_of(now.deletes) != _delete_names_of(task.deletes):
                 is_dead = np.ones(task.records, dtype=np.bool_)
                 for batch in reader.read(now):
                     is_dead[batch.column(0).to_numpy()] = False
                 dead.append(rows[is_dead])
                 living.append(rows[~is_dead])
-        files = [(file, self.origins.of(file["file-path"])) for file in self.written.files]
+        files = [(file, self.origins.origins_of(file["file-path"])) for file in self.written.files]
         all_living, all_dead = np.concatenate(living), np.concatenate(dead)
         if sum(len(origins.positions_of(all_living)) for _, origins in files) < len(all_living):
             raise Overtaken(RETURNED)
@@ -256,7 +263,7 @@ class FileReplacement:
     opened: OpenTable
     written: WrittenFiles
     tasks: Sequence[ScanTask]
-    others: Sequence[ScanTask]
+    other_tasks: Sequence[ScanTask]
     deletes: WrittenDeletes = field(default_factory=WrittenDeletes)
     bytes_left: int = 0
     """Size of the old files whose rewrite is given up."""
@@ -269,42 +276,40 @@ class FileReplacement:
 def commit_replacement(
     client: SeamarkClient,
     new: RewrittenFiles,
-    others: Sequence[ScanTask],
+    other_tasks: Sequence[ScanTask],
     *,
     branch: str,
     summary: Mapping[str, str],
     operation: str = REPLACE,
 ) -> FileReplacement:
-    """Replace the files of `new.tasks`, or those of which enough is left, and delete rows in the new files that were
-    deleted meanwhile.
+    """Replace the files of `new.tasks`, and return the committed replacement.
 
-    Returns what was committed.
-
-    After an error the new files are deleted, unless the outcome of the commit is unknown.
+    Rows that were deleted meanwhile are deleted in the new files. Old files with too few remaining rows are not
+    replaced. After an error the new files are deleted, unless the outcome of the commit is unknown.
 
     Args:
-        others: The other tasks of the same plan.
+        other_tasks: The other tasks of the same plan.
 
     Raises:
         Overtaken: If the rows that live on are uncertain or too few, or other commits are always faster.
         Unreadable: If a delete file of another commit cannot be read.
     """
     storage = new.target.storage
-    attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, others)
+    attempt, current = 1, FileReplacement(new.opened, new.written, new.tasks, other_tasks)
     while True:
-        body = replacement(
+        body = build_replacement(
             current.opened,
             current.tasks,
             current.written,
             branch=branch,
-            others=current.others,
+            other_tasks=current.other_tasks,
             deletes=current.deletes.files,
             operation=operation,
         )
         unreferenced: list[bool] = []
         try:
             commit(client, new.opened.name, {**body, "summary": dict(summary)}, partial(unreferenced.append, True))
-            new.without(current.written).discard(storage)
+            new.exclude(current.written).discard(storage)
             return current
         except Refused as error:
             if not unreferenced:
@@ -313,11 +318,11 @@ def commit_replacement(
             following = None
             try:
                 if isinstance(error, Conflict):
-                    if attempt == ATTEMPTS or not new.origins.is_complete:
+                    if attempt == COMMIT_ATTEMPTS_MAX or not new.origins.is_complete:
                         raise Overtaken(ATTEMPTS_USED) from error
                     back_off(attempt - 1, first_s=_WAIT_S, most_s=_WAIT_MAX_S)
                     opened = open_table(client, new.opened.name, At(ref=branch))
-                    following = new.replaced_at(opened, plan(client, opened))
+                    following = new.rebase(opened, plan(client, opened))
             finally:
                 if following is None:
                     new.written.discard(storage)
@@ -334,12 +339,12 @@ BatchRunner = Callable[[Batches], Batches]
 
 
 def run_here(batches: Batches) -> Batches:
-    """Return one after the other, in this process."""
+    """Run one rewrite after the other, in this process."""
     return batches
 
 
-def announced(batches: Batches) -> Batches:
-    """Return the batches, whose files the progress of the job then expects."""
+def announce_batches(batches: Batches) -> Batches:
+    """Return the batches, after adding their files to the expected work of the job's progress."""
     listed = list(batches)
     expect(sum(len(tasks) for tasks, _ in listed), sum(task.size_bytes for tasks, _ in listed for task in tasks))
     return listed
@@ -350,14 +355,18 @@ class RewriteReport:
     """Files and bytes of the replaced and of the new data files.
 
     Attributes:
-        rows_deleted: Rows that writers deleted meanwhile; `conflicts`: batches that were given up because writers
-            changed too much of them; `bytes_read`: size of the files that were rewritten, wasted or not;
-            `bytes_wasted`: the wasted part, with the share of the rows that writers deleted meanwhile; `wasted_by`: the
-            same by the reason; `given_up`: batches that are not worth a commit; `recheck_after_s`: seconds after which
-            files that were left out, because writers may replace them soon, are worth another run, 0 if there are none;
-            `errors`: why others could not be read; `files_skipped`: files whose format cannot be rewritten;
-            `row_groups_copied`, `bytes_copied`: what was copied without decoding it; `row_groups_encoded`: row groups
-            that were not copied, by the reason (`write/copies.py`).
+        rows_deleted: Rows that writers deleted meanwhile.
+        conflicts: Batches that were given up because writers changed too much of them.
+        bytes_read: The size of the files that were rewritten, wasted or not.
+        bytes_wasted: The wasted part, with the share of the rows that writers deleted meanwhile.
+        wasted_by: `bytes_wasted` by the reason.
+        given_up: Batches that are not worth a commit.
+        recheck_after_s: Seconds after which files that were left out, because writers may replace them soon, are worth
+            another run; 0 if there are none.
+        errors: Why other batches could not be read.
+        files_skipped: Files whose format cannot be rewritten.
+        row_groups_copied, bytes_copied: Row groups that were copied without decoding, and their size.
+        row_groups_encoded: Row groups that were not copied, by the reason (`write/copies.py`).
     """
 
     commits: int = 0
@@ -400,11 +409,20 @@ def replace_batches(
     operation: str = REPLACE,
     recheck_after_s: float = 0.0,
 ) -> RewriteReport:
-    """Replaces batches of files, each in a separate commit. `tasks`: all of the plan. A batch has a function that
-    writes its rows to new files, or returns None if it is not worth a commit.
+    """Replace batches of files, each in a separate commit.
 
-    `dry_run`: reports the files that would be replaced and commits nothing; the size of the new files is then an
-    estimate. `runner`: where the files are rewritten. `recheck_after_s`: for the report. Refused."""
+    Args:
+        tasks: All tasks of the plan.
+        batches: The files of each batch, with a function that writes its rows to new files, or returns None if that is
+            not worth a commit.
+        dry_run: Report the files that would be replaced and commit nothing; the size of the new files is then an
+            estimate.
+        runner: Where the files are rewritten.
+        recheck_after_s: For the report.
+
+    Raises:
+        Refused: If the server refuses a commit.
+    """
     report = RewriteReport(
         files_skipped=sum(not is_rewritable(task) for task in tasks), recheck_after_s=recheck_after_s
     )
@@ -415,7 +433,7 @@ def replace_batches(
             report.bytes_after += size_bytes
         else:
             chosen = {task.path for task in batch}
-            others = [task for task in tasks if task.path not in chosen]
+            other_tasks = [task for task in tasks if task.path not in chosen]
             try:
                 with part(len(batch), size_bytes):
                     new = rewrite()
@@ -424,7 +442,7 @@ def replace_batches(
                     report.given_up += 1
                     report.waste(NOT_WORTH, size_bytes)
                     continue
-                done = commit_replacement(client, new, others, branch=branch, summary=summary, operation=operation)
+                done = commit_replacement(client, new, other_tasks, branch=branch, summary=summary, operation=operation)
             except Conflict as error:
                 report.conflicts += 1
                 report.waste(error.reason if isinstance(error, Overtaken) else ATTEMPTS_USED, size_bytes)
@@ -453,11 +471,11 @@ def replace_batches(
 
 
 def is_rewritable(task: ScanTask) -> bool:
-    """Return whether the data file and its delete files have a format that is read, and are not encrypted."""
+    """Return whether the data file and its delete files have a supported format and are not encrypted."""
     formats = {str(file.get("file-format", "")).lower() for file in task.deletes}
     is_parquet = str(task.file.get("file-format", "")).lower() == "parquet"
     return is_parquet and formats <= {"parquet", "puffin"} and not task.file.get("key-metadata")
 
 
-def _names(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
+def _delete_names_of(deletes: Iterable[Mapping[str, Any]]) -> set[tuple[Any, Any]]:
     return {(delete["file-path"], delete.get("content-offset")) for delete in deletes}

@@ -17,9 +17,9 @@ from seamark.connector.read.lineage import NAMES, has_lineage
 from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
-from seamark.connector.write.data_files import divided_by_protection, unchanged
+from seamark.connector.write.data_files import divide_by_protection, require_unchanged_scheme
 from seamark.connector.write.row_locations import MatchedRows
-from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discarded_on_error
+from seamark.connector.write.table_writer import TableWriter, WrittenFiles, discard_on_error
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
 
@@ -31,34 +31,38 @@ def rewrite_files(
     new: Iterable[pa.RecordBatch],
     protection: FileProtection | None = None,
 ) -> WrittenFiles:
-    """Write the rows of these files other than the found rows, and the new rows.
+    """Write the remaining rows of these files, and the new rows.
 
-    Unreadable, Unwritable: written files are deleted.
-
-    Files of which all rows were found are not read. New rows may have a column `_row_id`: not null for updated rows.
+    Files of which all rows were found are not read. New rows may have a column `_row_id`, which is not null for updated
+    rows. Written files are deleted on an error.
 
     Args:
+        files: The rows to leave out.
         protection: How the files of new rows are encrypted; the protection of other rows stays.
+
+    Raises:
+        Unreadable: If a file cannot be read.
+        Unwritable: If the rows cannot be written.
     """
     names = [field.name for field in opened.schema.fields]
     if files and has_lineage(opened.metadata):
         names, target = [*names, *NAMES], with_lineage(target)
     read_plan = plan_read(opened, names, TRUE, positions=True)
     columns = list(range(len(names)))  # by position: a column of the table may have the name of the position column
-    kept = {file.task.path: file for file in files if not file.is_whole}
-    divided = divided_by_protection((file.task for file in kept.values()), target, opened.keys)
+    partly_matched = {file.task.path: file for file in files if not file.is_whole}
+    divided = divide_by_protection((file.task for file in partly_matched.values()), target, opened.keys)
     new_like = None if protection is None else protection.scheme
-    schemes = [None if one is None else one.scheme for one, _ in divided]
+    schemes = [None if file_protection is None else file_protection.scheme for file_protection, _ in divided]
     if new_like not in schemes:
         divided, schemes = [*divided, (protection, [])], [*schemes, new_like]
     parts: list[WrittenFiles] = []
-    with discarded_on_error(parts, target.storage):
-        for scheme, (one, tasks) in zip(schemes, divided, strict=True):
-            check = unchanged(scheme, target, opened.keys)
+    with discard_on_error(parts, target.storage):
+        for scheme, (file_protection, tasks) in zip(schemes, divided, strict=True):
+            check = require_unchanged_scheme(scheme, target, opened.keys)
             reader = TaskReader(read_plan, opened.storage, keys=opened.keys, check=check)
-            with TableWriter(target, protection=one) as writer:
+            with TableWriter(target, protection=file_protection) as writer:
                 for task in tasks:
-                    gone = kept[task.path].positions
+                    gone = partly_matched[task.path].positions
                     for batch in reader.read(task):
                         remaining = ~np.isin(batch.column(len(names)).to_numpy(), gone, assume_unique=True)
                         if remaining.any():
@@ -66,4 +70,4 @@ def rewrite_files(
                 for batch in new if scheme == new_like else ():
                     writer.write(batch)
                 parts.append(writer.close())
-    return WrittenFiles.joined(parts)
+    return WrittenFiles.join(parts)

@@ -29,7 +29,7 @@ from seamark.formats.iceberg.expressions.expression_json import expression_json
 from seamark.formats.iceberg.expressions.residuals import add_nan
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 
-ATTEMPTS = 50
+COMMIT_ATTEMPTS_MAX = 50
 _WAIT_S, _WAIT_MAX_S = 0.02, 2.0
 
 
@@ -84,7 +84,7 @@ class RowChange:
         """
         return not (self.data.files or self.deletes.files or self.removed or self.deletes.removed)
 
-    def allowed(self, target: WriteTarget) -> RowChange:
+    def limit_indexes(self, target: WriteTarget) -> RowChange:
         """Return the change with at most the index files that a commit may add."""
         return replace(self, data=self.data.limit_indexes(target.storage))
 
@@ -99,7 +99,7 @@ class RowChange:
             "index-files": list(self.data.index_files),
         }
 
-    def done(self) -> Report:
+    def build_report(self) -> Report:
         """Return the report with the counts of files."""
         paths = {file["file-path"] for file in (*self.data.files, *self.deletes.files)}
         removed = len(self.removed) + len(self.deletes.removed)
@@ -125,14 +125,14 @@ def commit_row_change(
     history: bool = False,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
-    """Prepare a change from the head of the branch and commit it; repeats both after a conflict.
+    """Prepare a change from the head of the branch and commit it; repeat both after a conflict.
 
     Args:
         history: Open the table with all its snapshots.
-        file_keys: Of encrypted files.
+        file_keys: Keys of encrypted files.
 
     Raises:
-        Unwritable: Before any file is written, for a table of version 1.
+        Unwritable: For a table of version 1, before any file is written.
     """
     fields: dict[str, Any] = {"branch": branch, "summary": dict(summary or {})}
     if (producer_fields := producer_json(producer)) is not None:
@@ -146,10 +146,10 @@ def commit_row_change(
         attempt += 1
         target = target_of(opened.metadata, opened.storage, opened.name)
         try:
-            change = prepare(opened, target).allowed(target)
+            change = prepare(opened, target).limit_indexes(target)
         except Conflict:
             # Rows have changed since they were read; perhaps by this change, if its answer was lost.
-            if (first_answer := _first_answer(client, table, fields)) is None:
+            if (first_answer := _find_earlier_answer(client, table, fields)) is None:
                 raise
             return Report(attempts=attempt, snapshot_id=first_answer["snapshot-id"], duplicate=True)
         # With a producer, its number is recorded also for an empty change, because a repeat may find other rows.
@@ -168,11 +168,14 @@ def commit_row_change(
                 raise
         else:
             return replace(
-                change.done(), attempts=attempt, snapshot_id=answer["snapshot-id"], duplicate=answer["duplicate"]
+                change.build_report(),
+                attempts=attempt,
+                snapshot_id=answer["snapshot-id"],
+                duplicate=answer["duplicate"],
             )
 
 
-def _first_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the answer of this change's earlier commit by the same producer; None if there is none."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
@@ -184,7 +187,11 @@ def _first_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any])
 
 
 def check_supports_deletes(metadata: TableMetadata) -> None:
-    """Unwritable for a table whose format version has no delete files."""
+    """Check that the table's format version has delete files.
+
+    Raises:
+        Unwritable: For version 1.
+    """
     if metadata.format_version == 1:
         raise Unwritable(
             "A table of version 1 supports only appends: it has no position deletes or equality deletes; upgrade it "

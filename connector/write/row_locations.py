@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable, arrow_schema
-from seamark.connector.arrow.filters import plain_values
+from seamark.connector.arrow.filters import to_literals
 from seamark.connector.arrow.partitions import apply_transform
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import Refused, ServerFailed, Unavailable
@@ -55,7 +55,7 @@ FEW_VALUES_MAX = 500
 _VALUES_BYTES_MAX = 4 << 20
 RANGES_MAX = 32
 _CODE_BYTES = 8
-_LOOKUP_KEYS = 1_000_000
+_LOOKUP_KEYS_MAX = 1_000_000
 
 
 class BatchKeys:
@@ -63,7 +63,7 @@ class BatchKeys:
 
     def __init__(self, fields: Sequence[Field], columns: Sequence[pa.Array]) -> None:
         self.fields = tuple(fields)
-        self.columns = [_storage(column) for column in columns]
+        self.columns = [_to_storage(column) for column in columns]
         self.count = len(self.columns[0])
         high, low = self._hashes(self.columns)
         self._order = np.lexsort((low, high))
@@ -102,14 +102,14 @@ class BatchKeys:
         for field, extent in zip(self.fields, self._extents, strict=True):
             values, kind = extent.values, str(field.type)
             if values is not None and len(values) <= values_per_column:
-                conjuncts.append(_bound(field, Op.EQ if len(values) == 1 else Op.IN, values))
+                conjuncts.append(_bind(field, Op.EQ if len(values) == 1 else Op.IN, values))
                 continue
             if extent.ranges:
                 lows, highs = zip(*extent.ranges, strict=True)
                 conjuncts.append(
-                    any_of(*(_range_expression(field, *ends) for ends in _ranges(lows, highs, ranges_max)))
+                    any_of(*(_build_range(field, *ends) for ends in _join_ranges(lows, highs, ranges_max)))
                 )
-            conjuncts.extend(_in_buckets(specs, field, kind, extent.distinct))
+            conjuncts.extend(_build_bucket_predicates(specs, field, kind, extent.distinct))
         return all_of(*conjuncts)
 
     @cached_property
@@ -130,10 +130,10 @@ class _Extent:
     @staticmethod
     def of(kind: str, column: pa.Array) -> _Extent:
         distinct = pc.unique(column)
-        values = _sorted_values(kind, plain_values(distinct, kind))
+        values = _sort_values(kind, to_literals(distinct, kind))
         if values is None:
             return _Extent(distinct, None, [])
-        ranges = _ranges(values, values, RANGES_MAX)
+        ranges = _join_ranges(values, values, RANGES_MAX)
         return _Extent(distinct, values if len(values) <= VALUES_MAX else None, ranges)
 
 
@@ -143,9 +143,11 @@ def hashes_of(fields: Sequence[Field], columns: Sequence[pa.Array | pa.ChunkedAr
     return hash_halves(merge_zeros(keys) or keys)
 
 
-def with_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
-    """Return the key columns, with each key that contains a zero repeated for each sign; and int64[rows], the
-    ordinal of each row's key.
+def add_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tuple[list[pa.Array], Longs]:
+    """Return the key columns with each key that contains a zero repeated for each sign.
+
+    Returns:
+        The columns, and int64[rows], the ordinal of each row's key.
     """
     doubled, ordinals = list(columns), np.arange(len(columns[0]), dtype=np.int64)
     for place, field in enumerate(fields):
@@ -162,22 +164,22 @@ def with_both_zeros(fields: Sequence[Field], columns: Sequence[pa.Array]) -> tup
     return doubled, ordinals
 
 
-def _storage(column: pa.Array) -> pa.Array:
+def _to_storage(column: pa.Array) -> pa.Array:
     return column.storage if isinstance(column, pa.ExtensionArray) else column
 
 
-def _bound(field: Field, op: Op, values: Iterable[Value]) -> Bound:
+def _bind(field: Field, op: Op, values: Iterable[Value]) -> Bound:
     kind = str(field.type)
     return Bound(op, field.id, field.name, kind, IDENTITY, kind, tuple(values))
 
 
-def _range_expression(field: Field, low: Value, high: Value) -> Expression:
+def _build_range(field: Field, low: Value, high: Value) -> Expression:
     if low == high:
-        return _bound(field, Op.EQ, (low,))
-    return all_of(_bound(field, Op.GT_EQ, (low,)), _bound(field, Op.LT_EQ, (high,)))
+        return _bind(field, Op.EQ, (low,))
+    return all_of(_bind(field, Op.GT_EQ, (low,)), _bind(field, Op.LT_EQ, (high,)))
 
 
-def _sorted_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
+def _sort_values(kind: str, values: Iterable[Value | None]) -> list[Any] | None:
     """Return the distinct values without null, ascending; None if there are none or if one is infinite or NaN."""
     distinct: list[Any] = list(dict.fromkeys(value for value in values if value is not None))
     if not distinct or (kind in FLOATS and not all(map(math.isfinite, distinct))):
@@ -185,28 +187,28 @@ def _sorted_values(kind: str, values: Iterable[Value | None]) -> list[Any] | Non
     return sorted(distinct)
 
 
-def _ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
+def _join_ranges(lows: Sequence[Any], highs: Sequence[Any], ranges_max: int) -> list[tuple[Any, Any]]:
     """Join ascending ranges into at most `ranges_max` ranges, split at about the widest gaps: values are rounded."""
-    start = _common_prefix(lows[0], highs[-1])
-    below = _as_floats(lows, start)
-    above = below if highs is lows else _as_floats(highs, start)
+    start = _measure_common_prefix(lows[0], highs[-1])
+    below = _to_floats(lows, start)
+    above = below if highs is lows else _to_floats(highs, start)
     gaps = below[1:] - above[:-1]
     cuts = np.sort(np.argsort(-gaps, kind="stable")[: ranges_max - 1] + 1).tolist()
     return [(lows[first], highs[end - 1]) for first, end in pairwise([0, *cuts, len(lows)])]
 
 
-def _common_prefix(low: Any, high: Any) -> int:
+def _measure_common_prefix(low: Any, high: Any) -> int:
     """Return the length in bytes of the common prefix of strings or bytes; 0 for other types."""
     if not isinstance(low, str | bytes):
         return 0
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encoded(low), _encoded(high), strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(_encode(low), _encode(high), strict=False)))
 
 
-def _encoded(value: str | bytes) -> bytes:
+def _encode(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _as_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
+def _to_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
     """Return values as numbers, for their distances; for strings and bytes, the 8 bytes from `start` on."""
     if not isinstance(values[0], str | bytes):
         return np.asarray(values, dtype=np.float64)
@@ -215,7 +217,9 @@ def _as_floats(values: Sequence[Any], start: int) -> npt.NDArray[np.float64]:
     return np.array(codes, dtype=f"S{_CODE_BYTES}").view(f">u{_CODE_BYTES}").astype(np.float64)
 
 
-def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array) -> Iterator[Expression]:
+def _build_bucket_predicates(
+    specs: Iterable[PartitionSpec], field: Field, kind: str, column: pa.Array
+) -> Iterator[Expression]:
     """Yield a predicate for each bucket transform of the column in the specs, unless the values need all its
     buckets.
     """
@@ -232,17 +236,17 @@ def _in_buckets(specs: Iterable[PartitionSpec], field: Field, kind: str, column:
             yield Bound(op, field.id, field.name, kind, transform, "int", tuple(buckets))
 
 
-def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
-    """Return the names of the key columns: as given, else the table's identifier fields, else the only column of the
-    rows.
+def choose_key_names(schema: Schema, key: Sequence[str] | None, rows: Sequence[str]) -> list[str]:
+    """Return the names of the key columns: `key` if given, else the table's identifier fields, else the only column.
 
-    `rows` are the column names of the given rows.
+    Args:
+        rows: The column names of the rows.
 
     Raises:
         Unwritable: If the key cannot be determined or a key column is not there exactly once.
     """
-    if given is not None:
-        names = list(given)
+    if key is not None:
+        names = list(key)
     elif schema.identifier_field_ids:
         ids = {field.id: field.name for field in schema.fields}
         names = [ids[column_id] for column_id in schema.identifier_field_ids if column_id in ids]
@@ -264,7 +268,7 @@ def key_names(schema: Schema, given: Sequence[str] | None, rows: Sequence[str]) 
     return names
 
 
-def key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
+def find_key_fields(schema: Schema, names: Sequence[str]) -> list[Field]:
     """Return the fields of the key columns.
 
     Raises:
@@ -296,8 +300,12 @@ class MatchedRows:
         """Whether these are all rows of the file."""
         return len(self.positions) == self.task.records
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
-        """Return the rows whose keys are chosen; `chosen` is bool[keys]."""
+    def select(self, chosen: npt.NDArray[np.bool_]) -> MatchedRows:
+        """Return the rows whose keys are chosen.
+
+        Args:
+            chosen: bool[keys].
+        """
         rows = chosen[self.keys]
         return MatchedRows(self.task, self.positions[rows], self.keys[rows])
 
@@ -325,7 +333,7 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: s
     """
     if table.snapshot_id is None or not keys.count:
         return LocatedKeys((), frozenset())
-    index = record_index(table.metadata, keys.fields)
+    index = find_record_index(table.metadata, keys.fields)
     if strategy == LOOKUP and index is None:
         key_text = ", ".join(field.name for field in keys.fields)
         raise Unwritable(f"no record index is on the key {key_text}; create one, or locate rows by {SCAN}")
@@ -348,7 +356,7 @@ def locate(client: SeamarkClient, table: OpenTable, keys: BatchKeys, strategy: s
     return LocatedKeys(tuple(located), frozenset(task.path for task in to_read))
 
 
-def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
+def find_record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefinition | None:
     """Return the enabled record index on exactly these columns, in any order."""
     key_terms = sorted((field.id, IDENTITY) for field in fields)
     for definition in read_definitions(metadata).enabled:
@@ -360,20 +368,17 @@ def record_index(metadata: TableMetadata, fields: Sequence[Field]) -> IndexDefin
     return None
 
 
-def indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
-    """Return the fields, or some of them, on which an enabled record index is; as many as possible.
-
-    None without an index.
-    """
+def select_indexed_fields(metadata: TableMetadata, fields: Sequence[Field]) -> list[Field] | None:
+    """Return the most of the fields that an enabled record index has as its key; None without such an index."""
     by_id = {field.id: field for field in fields}
-    found: list[Field] = []
+    longest: list[Field] = []
     for definition in read_definitions(metadata).enabled:
         terms = definition.terms
         if KINDS[definition.kind].answers_keys and all(
             term.transform == IDENTITY and term.column_id in by_id for term in terms
         ):
-            found = max(found, [by_id[term.column_id] for term in terms], key=len)
-    return found or None
+            longest = max(longest, [by_id[term.column_id] for term in terms], key=len)
+    return longest or None
 
 
 @dataclass(frozen=True)
@@ -393,9 +398,11 @@ def _look_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: In
     tables: list[pa.Table] = []
     unsure: set[str] = set()
     by_id = {field.id: ordinal for ordinal, field in enumerate(keys.fields)}
-    columns, ordinals = with_both_zeros(keys.fields, keys.columns)
-    for start in range(0, len(ordinals), _LOOKUP_KEYS):
-        lookup_columns = {term.text: columns[by_id[term.column_id]].slice(start, _LOOKUP_KEYS) for term in index.terms}
+    columns, ordinals = add_both_zeros(keys.fields, keys.columns)
+    for start in range(0, len(ordinals), _LOOKUP_KEYS_MAX):
+        lookup_columns = {
+            term.text: columns[by_id[term.column_id]].slice(start, _LOOKUP_KEYS_MAX) for term in index.terms
+        }
         try:
             answer = client.lookup(
                 table.name, pa.table(lookup_columns), index=index.name, at=At(snapshot_id=table.snapshot_id)
@@ -413,10 +420,12 @@ def _look_up(client: SeamarkClient, table: OpenTable, keys: BatchKeys, index: In
     rows = pa.concat_tables(tables).unify_dictionaries()
     coded = rows["file_path"].combine_chunks()
     positions, key_ordinals = rows["position"].to_numpy(), ordinals[rows["key"].to_numpy()]
-    return _IndexAnswer(index.name, dict(_by_file(coded, positions, key_ordinals)), frozenset(unsure))
+    return _IndexAnswer(index.name, dict(_group_by_file(coded, positions, key_ordinals)), frozenset(unsure))
 
 
-def _by_file(files: pa.DictionaryArray, positions: Longs, ordinals: Longs) -> Iterator[tuple[str, tuple[Longs, Longs]]]:
+def _group_by_file(
+    files: pa.DictionaryArray, positions: Longs, ordinals: Longs
+) -> Iterator[tuple[str, tuple[Longs, Longs]]]:
     codes = files.indices.to_numpy(zero_copy_only=False)
     order = np.lexsort((positions, codes))
     ends = np.searchsorted(codes[order], np.arange(len(files.dictionary) + 1))
@@ -429,7 +438,7 @@ def _by_file(files: pa.DictionaryArray, positions: Longs, ordinals: Longs) -> It
 def _scan_files(
     table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
-    """Read the key columns of files and yields (file, positions, key ordinals) of the rows with one of the keys."""
+    """Read the key columns of files; yield (file, positions, key ordinals) of the rows with one of the keys."""
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter prunes row groups by statistics; it is short, because it is also evaluated
     # on each row.

@@ -29,18 +29,23 @@ class RowOrigins:
 
     @staticmethod
     def of(origins: Longs, first_position: int = 0) -> RowOrigins:
-        """`origins`: those of consecutive rows, the first of which is row `first_position`."""
+        """Return the origins of consecutive rows.
+
+        Args:
+            origins: int64[rows].
+            first_position: The position of the first of the rows.
+        """
         breaks = np.flatnonzero(np.diff(origins) != 1) + 1
         positions = np.concatenate([np.zeros(min(1, len(origins)), dtype=np.int64), breaks])
         return RowOrigins(positions + first_position, origins[positions], np.diff(positions, append=len(origins)))
 
     @staticmethod
-    def joined(parts: Iterable[RowOrigins]) -> RowOrigins:
-        given = [RowOrigins.of(np.zeros(0, dtype=np.int64)), *parts]
+    def join(parts: Iterable[RowOrigins]) -> RowOrigins:
+        runs = [RowOrigins.of(np.zeros(0, dtype=np.int64)), *parts]
         return RowOrigins(
-            np.concatenate([part.positions for part in given]),
-            np.concatenate([part.starts for part in given]),
-            np.concatenate([part.lengths for part in given]),
+            np.concatenate([part.positions for part in runs]),
+            np.concatenate([part.starts for part in runs]),
+            np.concatenate([part.lengths for part in runs]),
         )
 
     def positions_of(self, origins: Longs) -> Longs:
@@ -67,7 +72,7 @@ class OriginLog:
 
     @property
     def is_complete(self) -> bool:
-        """False if the files have more than `RUNS_MAX` runs; nothing is recorded then."""
+        """Whether all origins are recorded: nothing is recorded if the files have more than `RUNS_MAX` runs."""
         return self._runs <= RUNS_MAX
 
     def add(self, location: str, first_position: int, origins: Longs) -> None:
@@ -75,7 +80,7 @@ class OriginLog:
         self._add(location, RowOrigins.of(origins, first_position))
 
     def add_run(self, location: str, first_position: int, start: int, length: int) -> None:
-        """The same for rows with consecutive origins from `start` on."""
+        """Record consecutive origins, from `start` on, of the next rows of a file."""
         position, first, rows = (np.array([value], dtype=np.int64) for value in (first_position, start, length))
         self._add(location, RowOrigins(position, first, rows))
 
@@ -87,12 +92,12 @@ class OriginLog:
         if self._runs > RUNS_MAX:
             self._parts.clear()
 
-    def take(self, others: OriginLog) -> None:
-        """Record what another log has of other files."""
-        self._runs += others._runs
-        self._parts.update(others._parts)
+    def take(self, log: OriginLog) -> None:
+        """Record the origins that another log has of other files."""
+        self._runs += log._runs
+        self._parts.update(log._parts)
         if self._runs > RUNS_MAX:
             self._parts.clear()
 
-    def of(self, location: str) -> RowOrigins:
-        return RowOrigins.joined(self._parts.get(location, ()))
+    def origins_of(self, location: str) -> RowOrigins:
+        return RowOrigins.join(self._parts.get(location, ()))

@@ -24,15 +24,15 @@ from seamark.connector.parquet.copy.protection import (
     PUBLISHES_ORDER,
     PUBLISHES_PARTITIONS,
     FileProtection,
-    without_values,
+    hide_values,
 )
 from seamark.connector.write.data_files import (
     ROW_GROUP_BYTES,
     ROW_GROUP_BYTES_DEFAULT,
     FileWriter,
-    data_file,
-    data_file_writer,
-    writer_options,
+    finish_data_file,
+    open_data_file_writer,
+    writer_options_of,
 )
 from seamark.connector.write.row_origins import OriginLog
 from seamark.connector.write.target import WriteTarget
@@ -44,10 +44,10 @@ from seamark.formats.runtime.errors import Corrupt
 _SLICE_MIN_BYTES, _SLICE_MAX_BYTES = 64 << 10, 16 << 20
 """Bounds of the part of a batch that is partitioned and buffered at a time."""
 _SAMPLE_BYTES = 4 << 20
-_BATCH_BYTES = 4 << 10
+_BATCH_OVERHEAD_BYTES = 4 << 10
 """Memory of a batch in addition to its values."""
 _ORIGIN = ""
-_INDEX_ROWS = 8_000_000
+_INDEX_FILE_ROWS_MAX = 8_000_000
 """Rows of the data files that an index file covers."""
 
 
@@ -90,7 +90,7 @@ class WrittenFiles:
         return sum(file["file-size-in-bytes"] for file in self.files)
 
     @staticmethod
-    def joined(parts: Iterable[WrittenFiles]) -> WrittenFiles:
+    def join(parts: Iterable[WrittenFiles]) -> WrittenFiles:
         """Return the files of several tasks, for one commit."""
         results = list(parts)
         return WrittenFiles(
@@ -100,15 +100,19 @@ class WrittenFiles:
         )
 
     def limit_indexes(self, storage: Storage) -> WrittenFiles:
-        """At most the index files that a commit may add, because an index must not fail a write.
+        """Return the files with at most the index files that a commit may add, because an index must not fail a write.
 
-        The others are deleted; an indexer builds them later.
+        The other index files are deleted; an indexer builds them later.
         """
         WrittenFiles(index_files=self.index_files[INDEX_FILES_MAX:]).discard(storage)
         return replace(self, index_files=self.index_files[:INDEX_FILES_MAX])
 
-    def checked(self, rows: int, storage: Storage) -> WrittenFiles:
-        """Return these files if they have so many rows; otherwise a RuntimeError, and they are deleted."""
+    def check_rows(self, rows: int, storage: Storage) -> WrittenFiles:
+        """Return these files if they have this number of rows; otherwise delete them.
+
+        Raises:
+            RuntimeError: For another number of rows.
+        """
         if self.rows == rows:
             return self
         self.discard(storage)
@@ -131,7 +135,7 @@ class Written(Protocol):
 
 
 @contextmanager
-def discarded_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
+def discard_on_error(written: Iterable[Written], storage: Storage) -> Iterator[None]:
     """Delete the files if the block raises, also those that it adds to `written`."""
     try:
         yield
@@ -176,7 +180,7 @@ class _PartitionBuffer:
     @property
     def held_bytes(self) -> int:
         """Approximate memory; for many small batches it is more than their values."""
-        return self.waiting_bytes + len(self.waiting) * _BATCH_BYTES
+        return self.waiting_bytes + len(self.waiting) * _BATCH_OVERHEAD_BYTES
 
     @property
     def written_bytes(self) -> int:
@@ -198,10 +202,11 @@ class TableWriter:
         suffix: str = ".parquet",
         protection: FileProtection | None = None,
     ) -> None:
-        """`origins`: records where each row of each file comes from; then each `write` must give it.
+        """Open the writer; files are opened when rows need them.
 
         Args:
-            suffix: Of the files' names.
+            origins: Records where each row of each file comes from; then each `write` must give it.
+            suffix: The end of the files' names.
             protection: How the files are encrypted; indexes of encrypted columns are not built.
 
         Raises:
@@ -237,17 +242,20 @@ class TableWriter:
             self.abort()
 
     def write(self, batch: pa.RecordBatch, origins: Longs | None = None) -> None:
-        """Unwritable if rows do not fit the table.
+        """Write the rows of a batch.
 
         Args:
             origins: int64[rows].
+
+        Raises:
+            Unwritable: If rows do not fit the table.
         """
         if not batch.num_rows:
             return
         bytes_at_once = min(max(self._file_bytes // 4, _SLICE_MIN_BYTES), _SLICE_MAX_BYTES)
         rows = max(1, batch.num_rows * bytes_at_once // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, rows):
-            with without_values(self._protection):
+            with hide_values(self._protection):
                 conformed = conform(batch.slice(start, rows), self._target.schema, self._target.arrow)
             if self._origins is not None:
                 assert origins is not None
@@ -287,7 +295,7 @@ class TableWriter:
         return buffer.waiting_bytes * self._ratio >= room
 
     def _measure_ratio(self, batches: Sequence[pa.RecordBatch]) -> float:
-        """File bytes for each byte of Arrow data, measured by writing a sample into memory."""
+        """Return the bytes in files for each byte of Arrow data, measured by writing a sample into memory."""
         sample, size = [], 0
         for batch in batches:
             sample.append(batch)
@@ -295,13 +303,14 @@ class TableWriter:
             if size >= _SAMPLE_BYTES:
                 break
         sink = pa.BufferOutputStream()
-        with pq.ParquetWriter(sink, self._target.arrow, **writer_options(self._target.properties)) as writer:
-            writer.write_table(_without_origins(pa.Table.from_batches(sample), self._target))
+        with pq.ParquetWriter(sink, self._target.arrow, **writer_options_of(self._target.properties)) as writer:
+            writer.write_table(_drop_origins(pa.Table.from_batches(sample), self._target))
         return max(0.001, float(sink.tell()) / max(1, size))
 
     def _flush(self, key: str, buffer: _PartitionBuffer) -> None:
-        """Write the buffered rows to the partition's file; close the file if it is full or the table has an
-        ordering.
+        """Write the buffered rows to the partition's file.
+
+        The file is closed if it is full or the table has an ordering.
         """
         if not buffer.waiting:
             return
@@ -309,17 +318,17 @@ class TableWriter:
         self._held_bytes -= buffer.held_bytes
         buffer.waiting, buffer.waiting_bytes = [], 0
         if self._target.ordering is not None:
-            rows = self._target.ordering.sorted(rows)
+            rows = self._target.ordering.sort(rows)
         if buffer.file is None:
             if len(self._open) >= self._limits.open_files:
                 self._close_file(*max(self._open.items(), key=lambda item: item[1].written_bytes))
-            buffer.file = data_file_writer(
-                self._target, self._target.new_location(buffer.partition, suffix=self._suffix), self._protection
+            buffer.file = open_data_file_writer(
+                self._target, self._target.generate_location(buffer.partition, suffix=self._suffix), self._protection
             )
             self._open[key] = buffer
         if self._origins is not None:
             self._origins.add(buffer.file.location, buffer.file.rows, rows.column(rows.num_columns - 1).to_numpy())
-            rows = _without_origins(rows, self._target)
+            rows = _drop_origins(rows, self._target)
         self._write(buffer, buffer.file, rows)
         if self._target.ordering is not None or buffer.written_bytes >= self._file_bytes:
             self._close_file(key, buffer)
@@ -351,7 +360,7 @@ class TableWriter:
         Buffered rows go to the next file.
         """
         assert buffer.file is not None
-        file = data_file(buffer.file, self._target, buffer.partition)
+        file = finish_data_file(buffer.file, self._target, buffer.partition)
         self._files.append(file)
         del self._open[key]
         indexed = buffer.indexed
@@ -361,7 +370,7 @@ class TableWriter:
             del self._buffers[key]
         self._indexes.add(file, indexed)
 
-    def cut(self) -> None:
+    def close_files(self) -> None:
         """Close all files; later rows go to new files."""
         while self._buffers:
             key, buffer = next(iter(self._buffers.items()))
@@ -371,7 +380,7 @@ class TableWriter:
 
     def close(self) -> WrittenFiles:
         """Close all files and return the written files."""
-        self.cut()
+        self.close_files()
         index_files, skipped = self._indexes.close()
         return WrittenFiles(tuple(self._files), index_files, skipped)
 
@@ -389,7 +398,7 @@ class TableWriter:
 
 
 class IndexBuilder:
-    """Index files of a writer's data files: one for each definition, or several for many rows.
+    """Builds index files of a writer's data files: one for each definition, or several for many rows.
 
     An index that cannot be built does not fail the write: the data file is reported as skipped and stays uncovered.
     """
@@ -402,10 +411,10 @@ class IndexBuilder:
         self.written: list[dict[str, Any]] = []
 
     def add(self, file: Mapping[str, Any], columns: Sequence[Mapping[int, pa.ChunkedArray]] | None) -> None:
-        """Indexes a data file.
+        """Index a data file.
 
         Args:
-            columns: Those of its row groups, by id; None: read them from the file.
+            columns: The columns of its row groups, by id; None: read them from the file.
         """
         entry = DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"])
         for number, task in enumerate(self._tasks):
@@ -414,7 +423,7 @@ class IndexBuilder:
                     keys = keys_of_file(task, entry)
                 else:
                     keys = [
-                        keys_of_term(term, _joined([group[term.column_id] for group in columns]))
+                        keys_of_term(term, _concatenate([group[term.column_id] for group in columns]))
                         for term in task.definition.terms
                     ]
                 self._indexes_built[number].append(build_entry(task.definition, keys))
@@ -422,7 +431,7 @@ class IndexBuilder:
                 self._skipped.append((entry.path, f"{task.definition.text}: {error}"))
                 continue
             self._files[number].append(entry)
-            if sum(data_file_entry.records for data_file_entry in self._files[number]) >= _INDEX_ROWS:
+            if sum(data_file_entry.records for data_file_entry in self._files[number]) >= _INDEX_FILE_ROWS_MAX:
                 self._write(number)
 
     def _write(self, number: int) -> None:
@@ -441,9 +450,9 @@ def column_ids_of(task: IndexTask) -> frozenset[int]:
     return frozenset(term.column_id for term in task.definition.terms)
 
 
-def _without_origins(rows: pa.Table, target: WriteTarget) -> pa.Table:
+def _drop_origins(rows: pa.Table, target: WriteTarget) -> pa.Table:
     return rows.select(list(range(len(target.arrow))))
 
 
-def _joined(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+def _concatenate(groups: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for group in groups for chunk in group.chunks], groups[0].type)

@@ -18,12 +18,12 @@ from seamark.connector.arrow.partitions import Partition, Partitioner
 from seamark.connector.arrow.sort_order import Ordering
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
-from seamark.connector.client.values import LoadedTable
+from seamark.connector.client.values import EngineTable
 from seamark.connector.index.files import IndexTask
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.connector.read.lineage import LINEAGE, NAMES
-from seamark.connector.write.locations import data_location, partition_path
+from seamark.connector.write.locations import data_location, format_partition_path
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED, SortOrder
@@ -39,9 +39,10 @@ ENCRYPTION_KEY = "encryption.key-id"
 
 @dataclass(frozen=True)
 class WriteTarget:
-    """`properties`: those of the table.
+    """What writers need from the metadata of a table.
 
     Attributes:
+        properties: The properties of the table.
         indexes: The indexes to build for each data file.
     """
 
@@ -56,7 +57,7 @@ class WriteTarget:
     indexes: tuple[IndexTask, ...] = ()
 
     @staticmethod
-    def of(loaded: LoadedTable, name: Name | None = None) -> WriteTarget:
+    def of(loaded: EngineTable, name: Name | None = None) -> WriteTarget:
         """Return the target for the table's current schema, spec, sort order and enabled indexes.
 
         Args:
@@ -85,7 +86,7 @@ class WriteTarget:
     def ordering(self) -> Ordering | None:
         return Ordering(self.sort_order, self.schema) if self.sort_order.fields else None
 
-    def new_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
+    def generate_location(self, partition: Partition, *, suffix: str = ".parquet") -> str:
         """Return a unique location.
 
         Names of files in a bucket begin with its number, so that listings group them.
@@ -97,12 +98,15 @@ class WriteTarget:
             if name_of(term.transform) == "bucket" and value is not None
         ]
         kinds, transforms = [term.result for term in terms], [term.transform for term in terms]
-        path = partition_path(self.partitioner.names, transforms, kinds, partition)
+        path = format_partition_path(self.partitioner.names, transforms, kinds, partition)
         return data_location(self.location, self.properties, path, f"{''.join(buckets[:1])}{uuid.uuid4()}{suffix}")
 
 
 def target_of(metadata: TableMetadata, storage: Storage, name: Name | None = None) -> WriteTarget:
-    """`name`: of the table, for whose encrypted files its indexes use keys; None: they use none.
+    """Return the target for the current state of a table.
+
+    Args:
+        name: The name of the table, for whose encrypted files its indexes use keys; None: they use none.
 
     Raises:
         Unwritable: For a table with encrypted files, because encryption is not supported.

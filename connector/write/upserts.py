@@ -37,26 +37,26 @@ from seamark.connector.read.chosen_rows import read_chosen
 from seamark.connector.read.deleted_rows import Deletes
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
 from seamark.connector.read.read_plan import plan_read
-from seamark.connector.read.scans import TaskReader, bound_filter
+from seamark.connector.read.scans import TaskReader, bind_filter
 from seamark.connector.read.tables import OpenTable, plan
 from seamark.connector.write.appends import Rows, to_batches
-from seamark.connector.write.data_files import divided_by_protection
+from seamark.connector.write.data_files import divide_by_protection
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_equality_arguments, write_equality_upsert
 from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, select_latest
 from seamark.connector.write.read_conditions import check_unchanged
 from seamark.connector.write.rewrites import rewrite_files
-from seamark.connector.write.row_changes import ATTEMPTS, NOTHING, Report, RowChange, commit_row_change
+from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, NOTHING, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import (
     RANGES_MAX,
     STRATEGIES,
     BatchKeys,
     LocatedKeys,
     MatchedRows,
-    key_names,
+    choose_key_names,
     locate,
 )
-from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discard_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -67,7 +67,7 @@ MERGE_ON_READ, COPY_ON_WRITE = "merge-on-read", "copy-on-write"
 MODES = (MERGE_ON_READ, COPY_ON_WRITE)
 _UPSERT_MODES = ("write.merge.mode", "write.update.mode")
 _DELETE_MODES = ("write.delete.mode",)
-_FILES_ASKED = 16
+_PROTECTION_SAMPLE_FILES = 16
 """Files of a table that are opened to see how they are encrypted."""
 _SCOPE_VALUES_MAX = 1_000
 """Maximum keys that a commit lists as read; for more keys, it lists ranges and buckets."""
@@ -87,7 +87,7 @@ def upsert(
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
-    attempts: int = ATTEMPTS,
+    attempts: int = COMMIT_ATTEMPTS_MAX,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
     """Replace the stored rows with the key of each given row, or insert the row.
@@ -150,7 +150,7 @@ def delete(
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
-    attempts: int = ATTEMPTS,
+    attempts: int = COMMIT_ATTEMPTS_MAX,
     file_keys: ParquetKeys | None = None,
 ) -> Report:
     """Delete the rows that have one of these keys, or that match a predicate, in SQL or as Iceberg expression JSON.
@@ -175,7 +175,7 @@ def delete(
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
         if batches is None:
-            scope = bound_filter(where, opened)
+            scope = bind_filter(where, opened)
             difference = _deletion_of(_locate_matching(client, opened, scope))
         elif not batches:
             return NOTHING
@@ -192,19 +192,23 @@ def delete(
     return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
-def keys_of_rows(given: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
+def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
     """Return the key columns of the rows.
 
     Raises:
         Unwritable: As for `delete`.
     """
-    for batch in given:
-        names = key_names(schema, key, batch.schema.names)
-    return batch_of([batch.select(names) for batch in given], schema, names)
+    for batch in batches:
+        names = choose_key_names(schema, key, batch.schema.names)
+    return batch_of([batch.select(names) for batch in batches], schema, names)
 
 
 def check_names(keys: Sequence[str] | None, columns: Sequence[str] | None) -> None:
-    """ValueError for a string, whose characters would be used as names."""
+    """Check that the names are lists: the characters of a string would be used as names.
+
+    Raises:
+        ValueError: For a string.
+    """
     if isinstance(keys, str) or isinstance(columns, str):
         raise ValueError("keys and columns are lists of names")
 
@@ -217,7 +221,11 @@ def check_arguments(
     read_snapshot_id: int | UnsetType | None = UNSET,
     file_keys: ParquetKeys | None = None,
 ) -> None:
-    """ValueError for unknown values and for arguments that exclude each other."""
+    """Check that all values are known and no arguments exclude each other.
+
+    Raises:
+        ValueError: For unknown values and for arguments that exclude each other.
+    """
     if mode is not None and mode.lower() not in MODES:
         raise ValueError(f"mode is {mode!r}; it may be {' or '.join(MODES)}")
     if strategy == EQUALITY and read_snapshot_id is not UNSET:
@@ -232,14 +240,16 @@ def check_arguments(
         )
 
 
-def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
-    """Return the given mode, else the mode of the table's properties.
+def mode_of(requested: str | None, target: WriteTarget, *, deletes: bool = False) -> str:
+    """Return the requested mode, else the mode of the table's properties.
 
     Raises:
         Unwritable: If the table's mode is unknown.
     """
     properties = _DELETE_MODES if deletes else _UPSERT_MODES
-    mode = given or next((target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE)
+    mode = requested or next(
+        (target.properties[name] for name in properties if target.properties.get(name)), COPY_ON_WRITE
+    )
     if mode.lower() not in MODES:
         raise Unwritable(f"{properties[0]} is {mode!r}; it may be {' or '.join(MODES)}")
     return mode.lower()
@@ -252,7 +262,8 @@ def mode_of(given: str | None, target: WriteTarget, *, deletes: bool = False) ->
 class RowDifference:
     """The rows to delete and the rows to add.
 
-    `report` contains what is known before files are written.
+    Attributes:
+        report: The counts that are known before files are written.
     """
 
     located: LocatedKeys
@@ -265,11 +276,11 @@ class RowDifference:
         for table in self.new:
             yield from table.to_batches()
 
-    def written(self, target: WriteTarget, protection: FileProtection | None = None) -> WrittenFiles:
+    def write(self, target: WriteTarget, protection: FileProtection | None = None) -> WrittenFiles:
         """Write the rows to add.
 
         Args:
-            protection: Of the columns of `target_of_rows`.
+            protection: How the columns of `target_of_rows` are encrypted.
         """
         return write_batches(self.target_of_rows(target), self.rows(), protection=protection)
 
@@ -280,22 +291,22 @@ class RowDifference:
 def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression:
     """Return the filter of the rows that a commit of these keys has read.
 
-    Shorter if it is one of several `parts`.
+    The filter is shorter if it is one of several `parts`.
     """
     specs = opened.metadata.partition_specs
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
 def compute_delete(client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None) -> RowDifference:
-    """Delete the rows that have the keys of the batch."""
+    """Return the difference that deletes the rows with the keys of the batch."""
     return _deletion_of(locate(client, opened, batch.keys, strategy))
 
 
 def _deletion_of(located: LocatedKeys) -> RowDifference:
-    return RowDifference(located, (), Report(deleted=_row_count(located.files), files_read=len(located.read)))
+    return RowDifference(located, (), Report(deleted=_count_rows(located.files), files_read=len(located.read)))
 
 
-def _row_count(files: Iterable[MatchedRows]) -> int:
+def _count_rows(files: Iterable[MatchedRows]) -> int:
     return sum(len(rows.positions) for rows in files)
 
 
@@ -315,7 +326,7 @@ def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression
 def compute_upsert(
     client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None, mode: str
 ) -> RowDifference:
-    """Replace the rows that have the keys of the batch with the rows of the batch.
+    """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
     New rows keep the row ids of the rows that they replace, in a column `_row_id`, if the mode is copy-on-write or
     columns of the stored rows are read. Otherwise, and if the table has a column of that name, they get new row ids.
@@ -346,12 +357,12 @@ def compute_upsert(
             new = new.filter(pa.array(~stored_keys))
     if not more:
         new = new.filter(pa.array(applied))
-    files = tuple(chosen for rows in located.files if len((chosen := rows.of(applied)).positions))
+    files = tuple(chosen for rows in located.files if len((chosen := rows.select(applied)).positions))
     updated = int(np.count_nonzero(applied & stored_keys))
     report = Report(
         inserted=int(np.count_nonzero(~stored_keys)),
         updated=updated,
-        deleted=_row_count(files) - updated,
+        deleted=_count_rows(files) - updated,
         stale=int(np.count_nonzero(~applied)),
         files_read=len(read),
     )
@@ -432,45 +443,47 @@ def write_change(
     files = difference.located.files
     if mode == COPY_ON_WRITE:
         rewritten = with_lineage(target) if files and has_lineage(opened.metadata) else target
-        protection = _protection(client, opened, difference, rewritten)
+        protection = _choose_protection(client, opened, difference, rewritten)
         data = rewrite_files(opened, target, files, difference.rows(), protection)
         paths = [rows.task.path for rows in files]
         read = difference.located.read.union(rows.task.path for rows in files if not rows.is_whole)
         report = replace(difference.report, files_read=len(read))
         return RowChange(scope, report, data, removed=tuple({"file-path": path} for path in paths))
-    protection = _protection(client, opened, difference, difference.target_of_rows(target))
+    protection = _choose_protection(client, opened, difference, difference.target_of_rows(target))
     deletes = delete_by_position(opened, target, files)
-    with discarded_on_error([deletes], target.storage):
-        data = difference.written(target, protection)
+    with discard_on_error([deletes], target.storage):
+        data = difference.write(target, protection)
     return RowChange(scope, difference.report, data, deletes)
 
 
-def _protection(
+def _choose_protection(
     client: SeamarkClient, opened: OpenTable, difference: RowDifference, target: WriteTarget
 ) -> FileProtection | None:
-    """Return how the files of new rows are encrypted: as those of the rows that they replace, or without such rows
-    as the table's.
+    """Return how the files of new rows are encrypted.
 
-    Of files that are encrypted and files that are not, the first count.
+    They are encrypted as the files of the rows that they replace, or without such rows as the table's. If some files
+    are encrypted and others are not, the encrypted ones decide.
 
     Raises:
-        Unwritable: If the rows cannot be written.
+        Unwritable: For files that are encrypted in different ways.
         Unreadable: If the file cannot be read.
     """
     if opened.keys is None or not difference.new:
         return None
-    tasks = [rows.task for rows in difference.located.files] or list(islice(plan(client, opened), _FILES_ASKED))
-    found = [one for one, _ in divided_by_protection(tasks, target, opened.keys) if one is not None]
-    if len(found) > 1:
+    tasks = [rows.task for rows in difference.located.files] or list(
+        islice(plan(client, opened), _PROTECTION_SAMPLE_FILES)
+    )
+    protections = [one for one, _ in divide_by_protection(tasks, target, opened.keys) if one is not None]
+    if len(protections) > 1:
         raise Unwritable(
             "the rows are in files that are encrypted in different ways, so it is uncertain how the new rows are; "
             "change those of each file with a separate call"
         )
-    return found[0] if found else None
+    return protections[0] if protections else None
 
 
 def delete_by_position(opened: OpenTable, target: WriteTarget, files: Sequence[MatchedRows]) -> WrittenDeletes:
-    """Merge-on-read: deletes these rows by position, and a file together with its last row."""
+    """Delete these rows by position (merge-on-read), and a file together with its last row."""
     deleted = [
         DeletedRows(
             rows.task.path,

@@ -100,15 +100,15 @@ class AuditLog:
             if not self._refusals.is_written(who, remote or "", unauthenticated=unauthenticated):
                 return False
         record = AuditRecord(
-            id=self._next_id(),
+            id=self._make_id(),
             at_ms=self._clock.now_ms(),
-            who=_plain(who),
+            who=_clean(who),
             action=operation,
-            resource=_plain(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
+            resource=_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
             outcome=outcome_of(status, kind),
             status=status,
             request_id=request_id,
-            remote=_plain(remote or ""),
+            remote=_clean(remote or ""),
         )
         waits = not unauthenticated and (status in _DENIED or is_recorded(operation))
         if self._closing or (self._queue.full() and not waits):
@@ -127,20 +127,20 @@ class AuditLog:
                 continue
             self._queue.put_nowait(
                 AuditRecord(
-                    id=self._next_id(),
+                    id=self._make_id(),
                     at_ms=now_ms,
-                    who=_plain(left.who),
+                    who=_clean(left.who),
                     action=REFUSED,
                     resource=f"{left.count} more requests",
                     outcome="denied",
                     status=_DENIED[0] if left.who == ANONYMOUS_NAME else _DENIED[1],
                     request_id="",
-                    remote=_plain(left.remote),
+                    remote=_clean(left.remote),
                 )
             )
             self._unsaved += 1
 
-    def _next_id(self) -> str:
+    def _make_id(self) -> str:
         """Return a UUIDv7 greater than the last, so that the log is ordered within a millisecond."""
         self._last_id = max(self._clock.uuid7().int, self._last_id + 1)
         return str(uuid.UUID(int=self._last_id))
@@ -195,7 +195,7 @@ def outcome_of(status: int, kind: str | None) -> str:
     return "allowed" if status < 400 else f"failed:{kind or status}"
 
 
-def _plain(text: str) -> str:
+def _clean(text: str) -> str:
     """Bounded text that every database can store: a path may contain characters that PostgreSQL's text cannot."""
     text = text.replace("\x00", "\ufffd").encode(errors="replace").decode()
     return text if len(text) <= _TEXT_MAX else text[: _TEXT_MAX - 1] + "…"

@@ -40,7 +40,7 @@ from seamark.metaserver.access.principal import ANONYMOUS, Principal
 from seamark.metaserver.access.tokens import PREFIX, digest_of, is_live
 from seamark.metaserver.access.worker_tokens import ServiceTokens, StatementTokens
 from seamark.metaserver.settings.settings import Settings
-from seamark.metaserver.store.model import Token
+from seamark.metaserver.store.model import AccessToken
 from seamark.metaserver.store.port import PointerStore
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Login(msgspec.Struct, frozen=True):
     """A principal and the proof of its identity."""
 
     principal: Principal
-    token: Token | None = None
+    token: AccessToken | None = None
     """The bearer token of this server that the login is based on, if any."""
     expires_ms: int | None = None
     """When the presented token expires, if it states that."""
@@ -158,7 +158,7 @@ class Authenticator:
         ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
         return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
-    async def _login_token(self, token: Token | None) -> Login:
+    async def _login_token(self, token: AccessToken | None) -> Login:
         if token is None:
             raise Unauthenticated("The token is unknown; an operator creates tokens with: seamark token create")
         if not is_live(token, self._clock.now_ms()):

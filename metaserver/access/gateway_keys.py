@@ -88,13 +88,13 @@ class GatewayKeys:
             Forbidden: For a token that this catalog did not issue, that has expired, or that belongs to another access
                 key.
         """
-        known = self._opened.get((token, access_key_id))
-        if known is None:
-            known = self._verify(token, access_key_id)
-            self._opened.put((token, access_key_id), known, 2 * len(token))
-        if known[0].expires_ms <= self._clock.now_ms():
+        access = self._opened.get((token, access_key_id))
+        if access is None:
+            access = self._verify(token, access_key_id)
+            self._opened.put((token, access_key_id), access, 2 * len(token))
+        if access[0].expires_ms <= self._clock.now_ms():
             raise ExpiredGrant("The keys have expired; load the table again")
-        return known
+        return access
 
     def _verify(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         try:

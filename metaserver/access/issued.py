@@ -17,7 +17,7 @@ from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
-from seamark.metaserver.store.model import Token
+from seamark.metaserver.store.model import AccessToken
 
 if TYPE_CHECKING:
     from joserfc import jwk
@@ -57,7 +57,7 @@ class Issuer:
     def ttl_s(self) -> int:
         return self._ttl_s
 
-    def issue(self, token: Token | None, until_ms: int | None = None) -> tuple[str, int]:
+    def issue(self, token: AccessToken | None, until_ms: int | None = None) -> tuple[str, int]:
         """Return (JWT, lifetime in seconds) for the holder of `token`, or without a login (None).
 
         The lifetime ends with the token and with `until_ms`, the end of the login that it prolongs.

@@ -85,15 +85,15 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
     return int(expires_s * 1000)
 
 
-def _part(text: str, what: str) -> dict[str, Any]:
+def _part(text: str, description: str) -> dict[str, Any]:
     try:
         # urlsafe_b64decode ignores characters outside the alphabet; such a token is invalid.
         raw = binascii.a2b_base64(text.translate(_URL_SAFE).encode() + b"=" * (-len(text) % 4), strict_mode=bool(text))
         decoded = msgspec.json.decode(raw)
     except (ValueError, RecursionError):  # from base64, UTF-8 and JSON
-        raise Unauthenticated(f"The token's {what} is not JSON in base64url") from None
+        raise Unauthenticated(f"The token's {description} is not JSON in base64url") from None
     if not isinstance(decoded, dict):
-        raise Unauthenticated(f"The token's {what} is not a JSON object")
+        raise Unauthenticated(f"The token's {description} is not a JSON object")
     return decoded
 
 

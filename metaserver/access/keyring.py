@@ -69,17 +69,17 @@ class Keyring:
 
     def verifying(self, purpose: str, key_id: bytes) -> bytes | None:
         """Return the key with this id; None for an unknown key and after its retirement."""
-        known = self._derived.get((purpose, key_id))
-        if known is not None:
-            return known
+        derived = self._derived.get((purpose, key_id))
+        if derived is not None:
+            return derived
         return next((self._derive(purpose, key) for key in self._keys if key.id == key_id), None)
 
     def _derive(self, purpose: str, key: SigningKey) -> bytes:
-        known = self._derived.get((purpose, key.id))
-        if known is None:
+        derived = self._derived.get((purpose, key.id))
+        if derived is None:
             hkdf = HKDF(algorithm=SHA256(), length=_KEY_BYTES, salt=None, info=b"seamark " + purpose.encode())
-            known = self._derived[purpose, key.id] = hkdf.derive(key.root)
-        return known
+            derived = self._derived[purpose, key.id] = hkdf.derive(key.root)
+        return derived
 
 
 class StoredKeyring(Keyring):
@@ -103,7 +103,7 @@ class StoredKeyring(Keyring):
             stored = await self._store.secret(SECRET_NAME)
             protector = _protector(self._settings, self._clock, create=stored is None)
             keys = () if stored is None else await _unseal(protector, stored)
-            rotated = self._rotated(keys)
+            rotated = self._rotate(keys)
             if rotated == keys and stored is not None and protector.is_current(stored):
                 self.replace(keys)
                 return
@@ -117,20 +117,20 @@ class StoredKeyring(Keyring):
             "Other replicas replace the signing keys in the database repeatedly; check that all have the same settings"
         )
 
-    def _rotated(self, keys: tuple[SigningKey, ...]) -> tuple[SigningKey, ...]:
+    def _rotate(self, keys: tuple[SigningKey, ...]) -> tuple[SigningKey, ...]:
         now_ms = self._clock.now_ms()
         if not keys:
-            return (_new_key(self._clock, 0),)
+            return (_make_key(self._clock, 0),)
         lives_ms = (max(RETIRED_S_MIN, self._settings.oauth_token_ttl_s) + self._settings.clock_leeway_s) * 1000
-        kept = tuple(
+        current_keys = tuple(
             key
             for key, successor in zip(keys, (*keys[1:], None), strict=True)
             if successor is None or successor.from_ms + lives_ms > now_ms
         )
-        due_ms = _made_ms(kept[-1]) + self._settings.signing_key_rotation_s * 1000
+        due_ms = _read_created_ms(current_keys[-1]) + self._settings.signing_key_rotation_s * 1000
         if due_ms > now_ms:
-            return kept
-        return (*kept, _new_key(self._clock, now_ms + int(PUBLISHED_S * 1000)))
+            return current_keys
+        return (*current_keys, _make_key(self._clock, now_ms + int(PUBLISHED_S * 1000)))
 
 
 async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> str:
@@ -139,7 +139,7 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
     Returns the description of the key that encrypts the new keys.
     """
     protector = _protector(settings, clock, create=True)
-    sealed = await protector.seal(msgspec.msgpack.encode((_new_key(clock, 0),)), _ABOUT)
+    sealed = await protector.seal(msgspec.msgpack.encode((_make_key(clock, 0),)), _ABOUT)
     for _ in range(_TRIES):
         stored = await store.secret(SECRET_NAME)
         if await store.swap_secret(SECRET_NAME, stored, sealed) == sealed:
@@ -147,12 +147,12 @@ async def renew_keys(settings: Settings, store: PointerStore, clock: Clock) -> s
     raise ConfigError("Other replicas replace the signing keys in the database repeatedly; try again")
 
 
-def _made_ms(key: SigningKey) -> int:
+def _read_created_ms(key: SigningKey) -> int:
     """Return the creation time, from the UUIDv7 id (RFC 9562, 5.7)."""
     return int.from_bytes(key.id[:6], "big")
 
 
-def _new_key(clock: Clock, from_ms: int) -> SigningKey:
+def _make_key(clock: Clock, from_ms: int) -> SigningKey:
     return SigningKey(clock.uuid7().bytes[:6] + clock.random_bytes(2), from_ms, clock.random_bytes(_KEY_BYTES))
 
 

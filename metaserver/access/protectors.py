@@ -118,7 +118,7 @@ def key_file(settings: Settings) -> Path:
     return Path(settings.encryption_key_file or settings.home / KEY_FILE_NAME).expanduser()
 
 
-def new_key(clock: Clock) -> str:
+def make_key(clock: Clock) -> str:
     """Return a key in base64, the format of the file and the setting."""
     return base64.b64encode(clock.random_bytes(KEY_BYTES)).decode()
 
@@ -128,7 +128,7 @@ def _create(path: Path, clock: Clock) -> None:
     text = "# Encrypts the signing keys in Seamark's database. Keep it secret, and apart from copies of the database.\n"
     fresh = path.with_name(f".{path.name}-{clock.random_bytes(8).hex()}")
     try:
-        create_private(fresh, (text + new_key(clock) + "\n").encode())
+        create_private(fresh, (text + make_key(clock) + "\n").encode())
         try:
             os.link(fresh, path)
         except FileExistsError:

@@ -48,9 +48,9 @@ class Refusals:
         if now_ms - self._since_ms < WINDOW_MS and not closing:
             return []
         left = [
-            UnrecordedRefusals(who, remote, count - self._each[(who, remote) in self._unauthenticated])
-            for (who, remote), count in self._counts.items()
-            if count > self._each[(who, remote) in self._unauthenticated]
+            UnrecordedRefusals(principal, remote, count - self._each[(principal, remote) in self._unauthenticated])
+            for (principal, remote), count in self._counts.items()
+            if count > self._each[(principal, remote) in self._unauthenticated]
         ]
         self._since_ms = now_ms
         self._counts.clear()

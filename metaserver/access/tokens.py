@@ -17,7 +17,7 @@ from seamark.formats.protocol.wire import to_base64url
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, NotFound
 from seamark.metaserver.access.principal import check_token_name, make_grant
-from seamark.metaserver.store.model import Grant, Token
+from seamark.metaserver.store.model import AccessToken, Grant
 from seamark.metaserver.store.operations import Operation, RemoveGrant, RevokeToken, SaveGrant, SaveToken
 from seamark.metaserver.store.port import PointerStore
 
@@ -32,7 +32,7 @@ def digest_of(secret: str) -> str:
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest()
 
 
-def is_live(token: Token, now_ms: int) -> bool:
+def is_live(token: AccessToken, now_ms: int) -> bool:
     return token.revoked_ms is None and (token.expires_ms is None or now_ms < token.expires_ms)
 
 
@@ -54,7 +54,7 @@ async def create_token(
         raise BadRequest(f"The lifetime is {ttl_s} seconds; it must be 1 to {TTL_S_MAX}, or absent for no expiry")
     secret = PREFIX + to_base64url(clock.random_bytes(SECRET_BYTES))
     now_ms = clock.now_ms()
-    token = Token(
+    token = AccessToken(
         id=str(clock.uuid7()),
         name=name,
         digest=digest_of(secret),
@@ -83,6 +83,6 @@ async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:
     await store.transact([RevokeToken(name=name, now_ms=clock.now_ms())])
 
 
-async def live_tokens(store: PointerStore, clock: Clock) -> list[Token]:
+async def live_tokens(store: PointerStore, clock: Clock) -> list[AccessToken]:
     now_ms = clock.now_ms()
     return [token for token in await store.tokens() if is_live(token, now_ms)]

@@ -57,12 +57,12 @@ class _SignedTokens:
     def _end_ms(self, ttl_s: float) -> int:
         return self._clock.now_ms() + int(ttl_s * 1000)
 
-    def _signed(self, claims: _ServiceClaims | _StatementClaims) -> str:
+    def _sign(self, claims: _ServiceClaims | _StatementClaims) -> str:
         key_id, key = self._keyring.signing(self._purpose)
         whole = key_id + msgspec.msgpack.encode(claims)
         return self.prefix + to_base64url(whole + _mac(key, whole))
 
-    def _verified(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
+    def _verify(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
         """Unauthenticated for any other token; with `expired` after its end."""
         try:
             raw = from_base64url(token.removeprefix(self.prefix))
@@ -90,7 +90,7 @@ class ServiceTokens(_SignedTokens):
     _purpose = "service-token"
 
     def issue(self, namespace: NamespacePath, ttl_s: float) -> str:
-        return self._signed(_ServiceClaims(namespace, self._end_ms(ttl_s)))
+        return self._sign(_ServiceClaims(namespace, self._end_ms(ttl_s)))
 
     def principal(self, token: str) -> tuple[Principal, int]:
         """Return (the principal, when its login ends in milliseconds).
@@ -99,7 +99,7 @@ class ServiceTokens(_SignedTokens):
             Unauthenticated: For any other token.
         """
         expired = "The service token has expired; the server issues one for each job"
-        claims = self._verified(token, _ServiceClaims, expired)
+        claims = self._verify(token, _ServiceClaims, expired)
         grant = Grant(SERVICE_PRINCIPAL, Role.WRITER.value, claims.namespace)
         return Principal(SERVICE_PRINCIPAL, (grant,), "token"), claims.expires_ms
 
@@ -118,7 +118,7 @@ class StatementTokens(_SignedTokens):
         """BadRequest if the caller has too many grants for a token."""
         namespaces = {grant.namespace for grant in caller.grants if grant.role in RANKS}
         topmost = [path for path in namespaces if not any(path[:n] in namespaces for n in range(len(path)))]
-        token = self._signed(_StatementClaims(caller.name, tuple(sorted(topmost)), self._end_ms(ttl_s)))
+        token = self._sign(_StatementClaims(caller.name, tuple(sorted(topmost)), self._end_ms(ttl_s)))
         if len(token) > STATEMENT_CHARACTERS_MAX:
             raise BadRequest(
                 f"{caller.name} has grants on {len(topmost):,} namespaces, too many for a statement; an admin grants "
@@ -129,6 +129,6 @@ class StatementTokens(_SignedTokens):
     def principal(self, token: str) -> tuple[Principal, int]:
         """As for service tokens."""
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
-        claims = self._verified(token, _StatementClaims, expired)
+        claims = self._verify(token, _StatementClaims, expired)
         grants = tuple(Grant(claims.name, Role.READER.value, path) for path in claims.namespaces)
         return Principal(claims.name, grants, "token"), claims.expires_ms

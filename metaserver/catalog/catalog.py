@@ -51,7 +51,7 @@ class Catalog:
     pages: PageTokens
     parts: CatalogContext
 
-    async def owned_location(self, namespace: NamespacePath, name: str) -> str:
+    async def load_location(self, namespace: NamespacePath, name: str) -> str:
         """The table's location. NoSuchTable; Forbidden when its metadata names another location than it claims."""
         loaded = await self.tables.load(namespace, name)
         assert loaded.entry is not None
@@ -63,7 +63,7 @@ class Catalog:
         assert loaded.entry is not None
         await check_writable(self.parts, loaded.entry.uuid, loaded.metadata)
 
-    async def staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
+    async def find_staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
         """See `Staging.location`.
 
         Raises:

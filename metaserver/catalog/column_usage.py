@@ -66,7 +66,7 @@ def columns_of(ids: Iterable[int]) -> frozenset[int]:
 class ColumnUsage:
     """Belongs to one event loop.
 
-    `plans`: the end of the oldest partition of recent plan snapshots by their ids, as `oldest_end_ms` has it: scan
+    `plans`: the end of the oldest partition of recent plan snapshots by their ids, as `find_oldest_end_ms` has it: scan
     reports name the snapshot that they read.
     """
 

@@ -60,7 +60,7 @@ class DatabaseShares:
         now_s = self._clock.monotonic()
         # One task commits the changes of several principals together. It runs in the context of one of their requests.
         instants = (operation.instant.who for operation in operations if isinstance(operation, RecordInstant))
-        senders = list(dict.fromkeys(who for who in instants if who)) or [current_principal()]
+        senders = list(dict.fromkeys(principal for principal in instants if principal)) or [current_principal()]
         for number, operation in enumerate(operations):
             if type(operation).__name__.startswith(_ADDS_NOTHING):
                 continue
@@ -69,24 +69,24 @@ class DatabaseShares:
                 parts = [(record.who, record) for record in operation.records]
             elif isinstance(operation, RecordInstant) and operation.instant.who:
                 parts = [(operation.instant.who, operation)]
-            for who, part in parts:
-                if who and who != ANONYMOUS.name:
-                    self._rows.add(who, now_s, now_s + WINDOW_S)
-                    self._bytes.add(who, now_s, now_s + WINDOW_S, _size_bytes(part))
+            for principal, part in parts:
+                if principal and principal != ANONYMOUS.name:
+                    self._rows.add(principal, now_s, now_s + WINDOW_S)
+                    self._bytes.add(principal, now_s, now_s + WINDOW_S, _size_bytes(part))
 
     def require_room(self, who: str) -> None:
         """TooManyRequests if the principal has written its share of this hour."""
         if who == ANONYMOUS.name:
             return
         now_s = self._clock.monotonic()
-        for quota, limit, what, setting in (
+        for quota, limit, description, setting in (
             (self._rows, self._rows_limit, "rows", "database_rows_limit"),
             (self._bytes, self._bytes_limit, "bytes", "database_bytes_limit"),
         ):
             if not quota.has_room(who, now_s):
                 raise TooManyRequests(
-                    f"{who[:100]} has written {limit:,} {what} to the database within an hour ({setting}); try again "
-                    "later, or ask the operator for a higher limit",
+                    f"{who[:100]} has written {limit:,} {description} to the database within an hour ({setting}); "
+                    "try again later, or ask the operator for a higher limit",
                     _RETRY_S,
                 )
 
@@ -158,7 +158,7 @@ async def _additions(store: PointerStore, operations: Sequence[Operation]) -> tu
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:
                 rows[operation.to_namespace[0]] += 1
             case RestoreEntry():
-                dropped = await store.dropped_entry(operation.dropped_id)
+                dropped = await store.find_dropped(operation.dropped_id)
                 if dropped is None or dropped.entry.namespace[0] != operation.namespace[0]:
                     rows[operation.namespace[0]] += 1
     return rows, characters

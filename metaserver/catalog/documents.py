@@ -30,9 +30,9 @@ from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest, Forbidden, NotFound, ObjectMissing, RetryLater
-from seamark.metaserver.catalog.large_requests import LARGE_BYTES, indexed
+from seamark.metaserver.catalog.large_requests import LARGE_BYTES, index_columns
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.staleness import allowed_staleness
+from seamark.metaserver.runtime.staleness import current_staleness
 
 SnapshotMode = Literal["all", "refs"]
 T = TypeVar("T")
@@ -83,18 +83,18 @@ class Documents:
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
             return cached
-        return await _decoded(await self._read_json(location), location)
+        return await _decode_table(await self._read_json(location), location)
 
     async def view(self, location: str) -> ViewMetadata:
         cached = self._cache.get(("view", location))
         if isinstance(cached, ViewMetadata):
             return cached
         data = await self._read_json(location)
-        metadata = _served(decode_view(data, location))
+        metadata = _drop_client_properties(decode_view(data, location))
         self._cache.put(("view", location), metadata, object_bytes(metadata))
         return metadata
 
-    async def stored_properties(self, location: str) -> dict[str, str]:
+    async def read_stored_properties(self, location: str) -> dict[str, str]:
         """Return the properties in the metadata file, including those that are not served.
 
         Raises:
@@ -157,13 +157,13 @@ class Documents:
 
         A request that allows it does not wait long for the storage.
         """
-        staleness, check = allowed_staleness(), self._check(location)
+        staleness, check = current_staleness(), self._check(location)
         if staleness is not None and seen_s is not None:
             await asyncio.wait((check,), timeout=staleness.wait_s)
             age_s = self._clock.monotonic() - seen_s
             is_away = not check.done() or isinstance(check.exception(), RetryLater)
             if is_away and staleness.allows(age_s):
-                staleness.used(age_s)
+                staleness.record_age(age_s)
                 return
         await asyncio.shield(check)
 
@@ -172,7 +172,7 @@ class Documents:
         task = self._checks.get(location)
         if task is None:
             task = self._checks[location] = asyncio.create_task(self._look(location), name="document-exists")
-            task.add_done_callback(lambda done: self._checked(location, done))
+            task.add_done_callback(lambda done: self._finish_check(location, done))
         return task
 
     async def _look(self, location: str) -> None:
@@ -184,7 +184,7 @@ class Documents:
             self._seen.clear()
         self._seen[location] = began_s
 
-    def _checked(self, location: str, task: asyncio.Task[None]) -> None:
+    def _finish_check(self, location: str, task: asyncio.Task[None]) -> None:
         del self._checks[location]
         if not task.cancelled():
             task.exception()  # there may be no request that waits for it
@@ -205,7 +205,7 @@ class Documents:
 
     async def _fetch_table(self, location: str) -> TableMetadata:
         data = await self._read_json(location)
-        metadata = await _decoded(data, location)
+        metadata = await _decode_table(data, location)
         self._cache.put(("table", location), metadata, memory_of(metadata, len(data)))
         return metadata
 
@@ -240,16 +240,16 @@ class _Properties(msgspec.Struct):
 M = TypeVar("M", TableMetadata, ViewMetadata)
 
 
-async def _decoded(data: bytes, location: str) -> TableMetadata:
+async def _decode_table(data: bytes, location: str) -> TableMetadata:
     """Of a long file in a thread."""
 
     def decode() -> TableMetadata:
-        return indexed(_served(decode_table(data, location)))
+        return index_columns(_drop_client_properties(decode_table(data, location)))
 
     return decode() if len(data) <= LARGE_BYTES else await asyncio.to_thread(decode)
 
 
-def _served(metadata: M) -> M:
+def _drop_client_properties(metadata: M) -> M:
     properties = remove_client_properties(metadata.properties)
     if len(properties) == len(metadata.properties):
         return metadata

@@ -27,7 +27,7 @@ from seamark.metaserver.store.model import (
     Instant,
     InstantState,
     NamespacePath,
-    retained_id,
+    make_retained_id,
 )
 from seamark.metaserver.store.operations import (
     CheckRetained,
@@ -53,7 +53,7 @@ class Dropped:
         self._parts = parts
 
     async def get(self, dropped_id: str) -> DroppedEntry:
-        row = await self._parts.store.dropped_entry(dropped_id)
+        row = await self._parts.store.find_dropped(dropped_id)
         if row is None:
             raise no_such_dropped(dropped_id)
         return row
@@ -62,7 +62,7 @@ class Dropped:
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
     ) -> Page[DroppedEntry]:
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
-            return await self._parts.store.dropped(namespace, after, limit)
+            return await self._parts.store.list_dropped(namespace, after, limit)
 
         return await self._parts.page(read, lambda row: row.id, page_token, page_size)
 
@@ -72,7 +72,7 @@ class Dropped:
         """Return entries that can no longer be restored, and keep their locations because files are there."""
 
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
-            return await self._parts.store.retained(namespace, after, limit)
+            return await self._parts.store.list_retained(namespace, after, limit)
 
         return await self._parts.page(read, lambda row: row.id, page_token, page_size)
 
@@ -99,7 +99,7 @@ class Dropped:
         """
         now_ms = self._parts.clock.now_ms()
         released = 0
-        for row in await self._parts.store.retained_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
+        for row in await self._parts.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
             operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
             if not await has_files(self._parts, row.entry):
                 operation = ReleaseLocations(uuid=row.entry.uuid)
@@ -152,7 +152,7 @@ class Dropped:
         passed = await look_at_clock(self._parts.store, self._parts.clock)
         retention_ms = self._parts.settings.drop_retention_s * 1000
         # An entry that was dropped with another retention may be among these, or come later.
-        rows = await self._parts.store.dropped_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
+        rows = await self._parts.store.list_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
         expired = [row for row in rows if _is_expired(row, passed)]
         for row in expired:
             try:
@@ -230,7 +230,7 @@ class Dropped:
             metadata_location=instant.metadata_location,
         )
         gone = DroppedEntry(
-            id=retained_id(instant.uuid),
+            id=make_retained_id(instant.uuid),
             entry=entry,
             purge=True,
             dropped_ms=instant.requested_ms,
@@ -242,7 +242,7 @@ class Dropped:
 
 def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
     """Return whether the entry's retention has passed."""
-    return passed.between(row.dropped_ms, passed.now_ms) >= row.expires_ms - row.dropped_ms
+    return passed.measure_ms(row.dropped_ms, passed.now_ms) >= row.expires_ms - row.dropped_ms
 
 
 def no_such_dropped(dropped_id: str) -> NotFound:

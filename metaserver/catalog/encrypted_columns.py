@@ -21,39 +21,39 @@ Use = tuple[str, int]
 """What publishes values of a column, and the id of the column."""
 
 
-def encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
+def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:
     """Return the ids of the declared columns, of what they contain, and of what contains them."""
     properties, columns = metadata.properties, metadata.current_schema.index.by_id
     if properties.get(_UNIFORM_KEY) or as_bool(properties, _COMPLETE, False):
         return frozenset(columns)
-    names = {*_declared(metadata), *_named_by_keys(properties.get(_COLUMN_KEYS, ""))}
+    names = {*_read_declared(metadata), *_parse_key_columns(properties.get(_COLUMN_KEYS, ""))}
     declared = {column_id for column_id, column in columns.items() if column.name in names}
     if not declared:
         return frozenset()
-    found = set(declared)
+    encrypted = set(declared)
     for column_id in columns:
-        above = list(_above(metadata, column_id))
+        above = list(_list_ancestors(metadata, column_id))
         if declared.intersection(above):
-            found.add(column_id)
+            encrypted.add(column_id)
         if column_id in declared:
-            found.update(above)
-    return frozenset(found)
+            encrypted.update(above)
+    return frozenset(encrypted)
 
 
-def _declared(metadata: TableMetadata) -> tuple[str, ...]:
+def _read_declared(metadata: TableMetadata) -> tuple[str, ...]:
     try:
         return as_names(metadata.properties, ENCRYPTED_COLUMNS, "different columns")
     except BadRequest:
         return ()
 
 
-def _named_by_keys(text: str) -> Iterator[str]:
+def _parse_key_columns(text: str) -> Iterator[str]:
     """Yield the columns of a text like `key1: a, b.c; key2: d`."""
     for part in text.split(";"):
         yield from (name.strip() for name in part.partition(":")[2].split(",") if name.strip())
 
 
-def _above(metadata: TableMetadata, column_id: int) -> Iterator[int]:
+def _list_ancestors(metadata: TableMetadata, column_id: int) -> Iterator[int]:
     columns = metadata.current_schema.index.by_id
     parent = columns[column_id].parent
     while parent is not None:
@@ -87,8 +87,8 @@ def check_encrypted_columns(
         for name in as_names(properties, ENCRYPTED_COLUMNS, "different columns"):
             if name not in names:
                 raise BadRequest(f"{ENCRYPTED_COLUMNS} names {name[:200]!r}, which is no column of the table")
-    former = set() if base is None else set(_published(base, list_indexed(base)))
-    for use, column_id in sorted(set(_published(metadata, list_indexed(metadata))) - former):
+    former = set() if base is None else set(_list_uses(base, list_indexed(base)))
+    for use, column_id in sorted(set(_list_uses(metadata, list_indexed(metadata))) - former):
         column = metadata.current_schema.index.by_id[column_id].name
         raise BadRequest(
             f"The column {column} is encrypted, and {use} would publish its values or their order; choose another "
@@ -96,9 +96,9 @@ def check_encrypted_columns(
         )
 
 
-def _published(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
+def _list_uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
     """Yield the uses of encrypted columns."""
-    secret = encrypted_ids(metadata)
+    secret = find_encrypted_ids(metadata)
     if secret:
         yield from ((use, column_id) for use, column_id in _uses(metadata, indexed) if column_id in secret)
 
@@ -110,7 +110,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
         yield from (("the sort order", column_id) for column_id in order.column_ids)
     yield from (("an index", column_id) for column_id in indexed)
     for use, names in (
-        (clustering.COLUMNS, _clustered(metadata)),
+        (clustering.COLUMNS, _list_clustering_columns(metadata)),
         (statistics.COLUMNS, _names(metadata, statistics.COLUMNS)),
     ):
         for name in names:
@@ -119,7 +119,7 @@ def _uses(metadata: TableMetadata, indexed: Iterable[int]) -> Iterator[Use]:
                 yield use, column.id
 
 
-def _clustered(metadata: TableMetadata) -> Iterator[str]:
+def _list_clustering_columns(metadata: TableMetadata) -> Iterator[str]:
     """Yield the columns of a clustering, and those by which it joins."""
     yield from _names(metadata, clustering.COLUMNS)
     try:

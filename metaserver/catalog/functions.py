@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.claims import claim_folder
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.pointers import created_entry, swap_of
+from seamark.metaserver.catalog.pointers import make_entry, swap_of
 from seamark.metaserver.catalog.values import Caller, LoadedFunction, Page
 from seamark.metaserver.store.model import EntryKind, NamespacePath
 from seamark.metaserver.store.operations import CreateEntry, DropEntry, Operation
@@ -85,7 +85,7 @@ class Functions:
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
         location = f"{folder}/metadata/{self._parts.clock.uuid7()}{name_suffix(body, '.function.json')}"
-        entry = created_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
+        entry = make_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: Operation = CreateEntry(entry=entry)
         if current is not None:
             change = swap_of(current, location, requested_ms)

@@ -42,7 +42,7 @@ class MetricsReports:
         if entry is None:
             await self._parts.require_namespace(namespace)
             return None
-        kept = MetricsReport(
+        stored = MetricsReport(
             id=str(self._parts.clock.uuid7()),
             uuid=entry.uuid,
             namespace=namespace,
@@ -58,7 +58,7 @@ class MetricsReports:
             raise TooManyRequests(f"{caller.who} has sent too many reports within a minute; this report is dropped", 30)
         self._sent.add(caller.who, now_s, now_s + _WINDOW_S, size)
         keep = self._parts.settings.metrics_reports_limit
-        await self._parts.store.transact([SaveMetricsReport(report=kept, keep=keep)])
+        await self._parts.store.transact([SaveMetricsReport(report=stored, keep=keep)])
         return entry
 
     async def list(

@@ -74,9 +74,7 @@ class Namespaces:
             names = sorted(name for name in visible if after is None or name > after)
             children: builtins.list[NamespacePath] = []
             for start in range(0, len(names), NAMED_NAMESPACES_MAX):
-                children += await self._parts.store.named_namespaces(
-                    parent, names[start : start + NAMED_NAMESPACES_MAX]
-                )
+                children += await self._parts.store.find_namespaces(parent, names[start : start + NAMED_NAMESPACES_MAX])
                 if len(children) >= limit:
                     break
             return children[:limit]

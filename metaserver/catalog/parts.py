@@ -99,7 +99,7 @@ class CatalogContext:
         return namespace
 
     async def check_location(
-        self, caller: Caller, location: str, what: str, within: NamespacePath | None = None
+        self, caller: Caller, location: str, description: str, within: NamespacePath | None = None
     ) -> None:
         """BadRequest outside the warehouse; Forbidden outside the caller's grants.
 
@@ -107,7 +107,7 @@ class CatalogContext:
         not place a table over the files of another. `within` is the namespace of the new entry, where the caller may
         write; its location may be outside those of its parents.
         """
-        parsed = self.warehouse.parse(location, what)
+        parsed = self.warehouse.parse(location, description)
         if caller.confined_to is None:
             return
         for path in caller.confined_to if within is None else (*caller.confined_to, within):
@@ -119,8 +119,8 @@ class CatalogContext:
             if root != parsed and root.holds(parsed):
                 return
         raise Forbidden(
-            f"{what} {str(parsed)!r} is outside the namespaces that {caller.who} may write; omit it, and the server "
-            "chooses a location"
+            f"{description} {str(parsed)!r} is outside the namespaces that {caller.who} may write; omit it, and the "
+            "server chooses a location"
         )
 
     async def check_properties(

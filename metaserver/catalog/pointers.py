@@ -46,7 +46,7 @@ def swap_of(entry: Entry, location: str, now_ms: int, holder: str = "") -> SwapP
     )
 
 
-def created_entry(
+def make_entry(
     namespace: NamespacePath, name: str, uuid: str, location: str, now_ms: int, kind: EntryKind = EntryKind.TABLE
 ) -> Entry:
     return Entry(

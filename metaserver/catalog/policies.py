@@ -93,8 +93,12 @@ def record_setters(who: str, properties: Mapping[str, str], before: Mapping[str,
                 setters[name] = who
         elif name in former:
             setters[name] = former[name]
-    others = {name: value for name, value in properties.items() if name != SETTERS}
-    return {**others, SETTERS: msgspec.json.encode(setters, order="sorted").decode()} if setters else others
+    other_properties = {name: value for name, value in properties.items() if name != SETTERS}
+    return (
+        {**other_properties, SETTERS: msgspec.json.encode(setters, order="sorted").decode()}
+        if setters
+        else other_properties
+    )
 
 
 def count_policies(properties: Iterable[str]) -> int:
@@ -103,12 +107,12 @@ def count_policies(properties: Iterable[str]) -> int:
 
 async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
     """Return those that tables of the namespace inherit."""
-    found: Policies = {}
+    policies: Policies = {}
     for depth in range(1, len(path) + 1):
         namespace = await store.namespace(path[:depth])
         if namespace is not None:
-            found = add_policies(found, namespace.path, namespace.properties)
-    return found
+            policies = add_policies(policies, namespace.path, namespace.properties)
+    return policies
 
 
 def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, str]:

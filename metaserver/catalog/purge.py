@@ -37,7 +37,7 @@ def own_folders(parts: CatalogContext, metadata: TableMetadata) -> list[str]:
     return [folder for folder in folders if parts.warehouse.contains(folder)]
 
 
-def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
+def make_owns(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
     """Return whether a location is below the table's location or a `write.*.path` property, and in the warehouse.
 
     Metadata can name any file, and a purge must not delete files of another table.
@@ -53,8 +53,9 @@ def owned(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], boo
 async def deletable_files(
     parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """Return whether a location is one of the table's own files: `owned`, in a location that the database records as
-    claimed by the table, because its writers can overwrite its metadata file, and in no location of another UUID.
+    """Return whether a location is one of the table's own files (`make_owns`), is in a location that the database
+    records as claimed by the table, because its writers can overwrite its metadata file, and is in no location of
+    another UUID.
 
     Args:
         without_claims: A table without any claims, which an earlier version dropped, is judged by its metadata alone.
@@ -63,14 +64,14 @@ async def deletable_files(
     Raises:
         RetryLater: While the storage is unavailable.
     """
-    owns = owned(parts, metadata)
-    others = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
+    owns = make_owns(parts, metadata)
+    is_foreign = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
     claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
     own, is_judged_by_metadata = OwnLocations(parts.warehouse, claims), without_claims and not claims
 
     def is_deletable(location: str) -> bool:
         try:
-            return owns(location) and (is_judged_by_metadata or own.holds(location)) and not others(location)
+            return owns(location) and (is_judged_by_metadata or own.holds(location)) and not is_foreign(location)
         except BadRequest:  # a location that the server cannot parse
             return False
 
@@ -116,13 +117,13 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
     for location in lists:
         if allowed(location):
-            manifests += await _named(parts, location, "manifest_path")
+            manifests += await _read_field(parts, location, "manifest_path")
     for snapshot in metadata.snapshots:
         manifests += snapshot.manifests or ()
     for manifest in dict.fromkeys(manifests):
         if not allowed(manifest):
             continue
-        for path in await _named(parts, manifest, "data_file", "file_path"):
+        for path in await _read_field(parts, manifest, "data_file", "file_path"):
             if allowed(path) and path not in seen:
                 seen.add(path)
                 yield path
@@ -148,7 +149,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
         yield metadata_location
 
 
-async def _named(parts: CatalogContext, location: str, *fields: str) -> list[str]:
+async def _read_field(parts: CatalogContext, location: str, *fields: str) -> list[str]:
     """Return the values of one field, given by its path, in all rows of an Avro file."""
     try:
         data = await parts.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)

@@ -38,16 +38,16 @@ class Quota:
         self._sweep_at = _HOLDERS_MIN
 
     def has_room(self, holder: str | None, now_s: float, amount: int = 1) -> bool:
-        return holder is None or self._used_by(holder, now_s) + amount <= self._share
+        return holder is None or self._count_used(holder, now_s) + amount <= self._share
 
     def add(self, holder: str | None, now_s: float, until_s: float, amount: int = 1) -> None:
         """Count `amount` until `until_s`."""
         if holder is None or not amount:
             return
-        self._used_by(holder, now_s)
+        self._count_used(holder, now_s)
         if len(self._usages) >= self._sweep_at:
             for other in list(self._usages):
-                self._used_by(other, now_s)
+                self._count_used(other, now_s)
             self._sweep_at = max(_HOLDERS_MIN, 2 * len(self._usages))
         usage, end = self._usages.setdefault(holder, _Usage()), _span_of(until_s)
         if end not in usage.amounts:
@@ -64,7 +64,7 @@ class Quota:
         usage.amounts[end] -= amount  # an amount of 0 stays, because its end is in the heap
         usage.total -= amount
 
-    def _used_by(self, holder: str, now_s: float) -> int:
+    def _count_used(self, holder: str, now_s: float) -> int:
         usage = self._usages.get(holder)
         if usage is None:
             return 0

@@ -24,7 +24,7 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
-from seamark.metaserver.catalog.large_requests import indexed
+from seamark.metaserver.catalog.large_requests import index_columns
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, claim
 from seamark.metaserver.catalog.ownership.own_files import allow, replace_allowed_locations
 from seamark.metaserver.catalog.parts import CatalogContext
@@ -32,7 +32,7 @@ from seamark.metaserver.catalog.plans.plan_tables import check_lasting
 from seamark.metaserver.catalog.pointers import (
     check_name_free,
     check_uuid,
-    created_entry,
+    make_entry,
     metadata_location,
     swap_of,
     table_uuid,
@@ -72,16 +72,16 @@ class Tables:
 
         The client commits it with assert-create.
         """
-        metadata = await self._new_metadata(caller, namespace, request)
+        metadata = await self._make_metadata(caller, namespace, request)
         return LoadedTable(entry=None, metadata=metadata)
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
         requested_ms = self._parts.clock.now_ms()
-        metadata = await self._new_metadata(caller, namespace, request)
+        metadata = await self._make_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress(codec, encode_table(metadata))
         location = metadata_location(self._parts, metadata.location, metadata.properties, None, suffix)
-        entry = created_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
+        entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
         claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
         allowed = await allow(self._parts, caller, entry.uuid, metadata.properties, {})
         operations = [
@@ -117,8 +117,8 @@ class Tables:
         metadata = await self._registrable(location)
         check_lasting(location, metadata)
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
-        check_client_properties(await self._parts.documents.stored_properties(location), "A registered table")
-        entry = created_entry(namespace, name, table_uuid(metadata), location, requested_ms)
+        check_client_properties(await self._parts.documents.read_stored_properties(location), "A registered table")
+        entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         is_same = current is not None and current.uuid == entry.uuid
         if overwrite and not is_same and await self._parts.store.names_of(entry.uuid, dropped=False):
             raise AlreadyExists(
@@ -201,7 +201,7 @@ class Tables:
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
         await rename_entry(self._parts, caller, EntryKind.TABLE, source, target)
 
-    async def _new_metadata(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
+    async def _make_metadata(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
         check_new_name(request.name, "table name")
         await check_name_free(self._parts, namespace, request.name)
         uuid = str(self._parts.clock.uuid4())
@@ -220,7 +220,7 @@ class Tables:
             properties=request.properties or {},
             now_ms=self._parts.clock.now_ms(),
         )
-        metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: indexed(work()))
+        metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: index_columns(work()))
         check_encrypted_columns(metadata, None)
         return structs.replace(metadata, properties=record_setters(caller.who, metadata.properties, {}))
 

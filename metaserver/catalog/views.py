@@ -22,9 +22,9 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.dropped import drop_operations
 from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, moves
-from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, owned_properties
+from seamark.metaserver.catalog.ownership.owners import borrows_rights, fingerprint_of, keep_owner
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.pointers import check_name_free, created_entry, metadata_location, swap_of
+from seamark.metaserver.catalog.pointers import check_name_free, make_entry, metadata_location, swap_of
 from seamark.metaserver.catalog.tables import rename_entry
 from seamark.metaserver.catalog.values import Caller, CreateView, LoadedView, Page, TableIdentifier
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
@@ -102,14 +102,14 @@ class Views:
             location=location,
             schema=request.schema,
             view_version=request.view_version,
-            properties=owned_properties(caller, request.properties or {}, {}, rewritten=True),
+            properties=keep_owner(caller, request.properties or {}, {}, rewritten=True),
             now_ms=requested_ms,
         )
         metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = metadata_location(self._parts, location, metadata.properties, None, suffix)
-        entry = created_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
+        entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._instant(caller, entry, "create", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
         claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
@@ -126,8 +126,8 @@ class Views:
         except Corrupt as error:  # the client named the file, so the request is at fault
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
         self._parts.warehouse.check(metadata.location, "The location in the metadata file")
-        check_client_properties(await self._parts.documents.stored_properties(location), "A registered view")
-        entry = created_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
+        check_client_properties(await self._parts.documents.read_stored_properties(location), "A registered view")
+        entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
         await self._parts.transact(
             [
                 await claim(self._parts, caller, metadata, entry, returns=True),
@@ -155,7 +155,7 @@ class Views:
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._parts.clock.now_ms())
             metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
-            metadata = _owned(caller, base, metadata)
+            metadata = _keep_owner(caller, base, metadata)
             if metadata is base:
                 remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)
                 if remember:
@@ -187,7 +187,7 @@ class Views:
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = metadata_location(self._parts, metadata.location, metadata.properties, entry.metadata_location, suffix)
-        updated = created_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
+        updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
         record = self._instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._parts.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
@@ -210,9 +210,9 @@ class Views:
         )
 
 
-def _owned(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
+def _keep_owner(caller: Caller, base: ViewMetadata, metadata: ViewMetadata) -> ViewMetadata:
     if metadata is base:
         return base
     rewritten = metadata.current_version != base.current_version or metadata.schemas != base.schemas
-    properties = owned_properties(caller, metadata.properties, base.properties, rewritten=rewritten)
+    properties = keep_owner(caller, metadata.properties, base.properties, rewritten=rewritten)
     return msgspec.structs.replace(metadata, properties=properties)

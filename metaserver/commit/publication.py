@@ -25,12 +25,12 @@ from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import CommitUnknown, ObjectExists, RetryLater, SeamarkError
 from seamark.metaserver.catalog.documents import compress
 from seamark.metaserver.catalog.encrypted_columns import check_encrypted_columns
-from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, claimed, moves
+from seamark.metaserver.catalog.ownership.claims import check_unclaimed, check_writable, claim, list_claimed, moves
 from seamark.metaserver.catalog.ownership.own_files import allow
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.pointers import created_entry, metadata_location, swap_of, uuid_of
+from seamark.metaserver.catalog.pointers import make_entry, metadata_location, swap_of, uuid_of
 from seamark.metaserver.catalog.policies import record_setters
-from seamark.metaserver.catalog.purge import owned
+from seamark.metaserver.catalog.purge import make_owns
 from seamark.metaserver.catalog.values import Caller, LoadedTable
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.store.model import Entry, NamespacePath
@@ -95,11 +95,11 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     def uuid(self) -> str:
         return uuid_of(self.entry, self.metadata)
 
-    def new_entry(self, now_ms: int) -> Entry:
+    def make_entry(self, now_ms: int) -> Entry:
         """Return the entry after this commit."""
-        return created_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
+        return make_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
 
-    def written_files(self) -> list[tuple[str, bytes]]:
+    def list_files(self) -> list[tuple[str, bytes]]:
         """In write order: each file follows the files that it refers to."""
         return [*self.files, (self.location, self.document)]
 
@@ -317,7 +317,7 @@ class Publisher:
         document, location = self._encode(metadata, entry)
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
-            new = created_entry(namespace, name, uuid, location, 0)
+            new = make_entry(namespace, name, uuid, location, 0)
             claims = (await claim(self._parts, caller, metadata, new, fresh=base is None),)
         elif entry is not None and not is_checked:
             await check_writable(self._parts, entry.uuid, metadata)
@@ -330,9 +330,9 @@ class Publisher:
         The metadata file provides the log and the location, and the table's writers can overwrite it. So the file must
         also be in a location that the database records as claimed by the table.
         """
-        owns = owned(self._parts, metadata)
+        owns = make_owns(self._parts, metadata)
         own = [location for location in removed if owns(location)]
-        return await claimed(self._parts, uuid, own) if own else ()
+        return await list_claimed(self._parts, uuid, own) if own else ()
 
     def _encode(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
         document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
@@ -351,9 +351,7 @@ class Publisher:
         """
         written: list[str] = []
         try:
-            for location, data in (
-                file for prepared in commits if prepared.location for file in prepared.written_files()
-            ):
+            for location, data in (file for prepared in commits if prepared.location for file in prepared.list_files()):
                 # Recorded before the write: a write with an unknown outcome may have created the file.
                 written.append(location)
                 try:
@@ -385,7 +383,7 @@ class Publisher:
     def _move_pointer(self, prepared: PreparedCommit) -> Operation:
         now = self._parts.clock.now_ms()
         if prepared.entry is None:
-            return CreateEntry(entry=prepared.new_entry(now))
+            return CreateEntry(entry=prepared.make_entry(now))
         return swap_of(prepared.entry, prepared.location, now, self._holder)
 
     def _build_instant(self, prepared: PreparedCommit, event: CommitEvent) -> RecordInstant:
@@ -399,7 +397,7 @@ class Publisher:
         now = self._parts.clock.now_ms()
         return self._parts.instant(
             event.caller,
-            prepared.new_entry(now),
+            prepared.make_entry(now),
             "create" if prepared.entry is None else "commit",
             requested_ms=event.requested_ms,
             snapshot_id=event.snapshot_id,
@@ -419,7 +417,7 @@ class Publisher:
         if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
             self._cleanup.remove(prepared.unneeded, unless=shared)
-        entry = prepared.new_entry(now)
+        entry = prepared.make_entry(now)
         if prepared.entry is not None:
             entry = msgspec.structs.replace(
                 entry,

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.metadata.snapshot import SnapshotInput
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, SeamarkError
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.operations import SaveCursor
 from seamark.metaserver.store.passed_time import look_at_clock
 
@@ -51,7 +51,7 @@ async def removal_note(parts: CatalogContext, uuid: str) -> str | None:
 async def is_recent(parts: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note."""
     passed = await look_at_clock(parts.store, parts.clock)
-    return passed.between(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
+    return passed.measure_ms(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
 
 
 async def check_stored(parts: CatalogContext, paths: Collection[str]) -> None:
@@ -99,8 +99,8 @@ async def _read_added_paths(
             continue
         parent = None if snapshot.parent_snapshot_id is None else base.snapshot(snapshot.parent_snapshot_id)
         try:
-            seen |= {manifest.manifest_path for manifest in await published.listed(parent)}
-            listed = await own.listed_at(snapshot.manifest_list)
+            seen |= {manifest.manifest_path for manifest in await published.read_list(parent)}
+            listed = await own.read_list_at(snapshot.manifest_list)
         except SeamarkError:
             continue
         for manifest in listed:
@@ -121,8 +121,8 @@ async def _missing(parts: CatalogContext, paths: Iterable[str]) -> list[str]:
         except SeamarkError:  # outside the warehouse, or the storage does not answer now: not known to be missing
             return None
 
-    found = await gathered([partial(find, path) for path in paths], _AT_ONCE)
-    return [path for path in found if path is not None]
+    files = await gather([partial(find, path) for path in paths], _AT_ONCE)
+    return [path for path in files if path is not None]
 
 
 def _cursor_name(uuid: str) -> str:

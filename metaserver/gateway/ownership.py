@@ -64,7 +64,7 @@ class Ownership:
         key = await asyncio.to_thread(location_key, parse_location(grant.location))
         own = {claim.location for claim in await self._store.claims(grant.table_uuid) if not claim.allowed}
         if own.isdisjoint(with_folders(key)) and (
-            own or await self._store.claims_overlapping([key], grant.table_uuid, 1)
+            own or await self._store.find_overlapping_claims([key], grant.table_uuid, 1)
         ):
             self._known.pop(known_key, None)
             raise Forbidden("The keys are for a location that their table does not own; load the table again")
@@ -102,7 +102,7 @@ class Ownership:
         head = await timeline.head()
         async with timeline.watching(InstantFilter(since=head), counted=False) as watcher:
             while True:
-                instants = await timeline.next(watcher, _BATCH)
+                instants = await timeline.read_next(watcher, _BATCH)
                 changed = {instant.uuid for instant in instants if instant.action != "commit"}
                 if changed:
                     self._forgotten += 1

@@ -70,29 +70,29 @@ class PeerClient:
         """
         question: Question
 
-        def acknowledged(from_cache: bool) -> None:
+        def acknowledge(from_cache: bool) -> None:
             question.from_cache = from_cache
             question.acknowledged.set()
 
-        work = self._read_intact(address, location, limit_bytes, acknowledged)
+        work = self._read_intact(address, location, limit_bytes, acknowledge)
         question = Question(asyncio.get_running_loop().create_task(work, name="peer"))
         return question
 
     async def _read_intact(
-        self, address: str, location: str, limit_bytes: int | None, acknowledged: Callable[[bool], None]
+        self, address: str, location: str, limit_bytes: int | None, acknowledge: Callable[[bool], None]
     ) -> bytes:
         try:
-            return await self._read(address, location, limit_bytes, acknowledged, {})
+            return await self._read(address, location, limit_bytes, acknowledge, {})
         except PeerDamaged:
             # Its cached copy may be damaged: it discards that when it compares the digest itself.
-            return await self._read(address, location, limit_bytes, acknowledged, {CHECK_HEADER: "1"})
+            return await self._read(address, location, limit_bytes, acknowledge, {CHECK_HEADER: "1"})
 
     async def _read(
         self,
         address: str,
         location: str,
         limit_bytes: int | None,
-        acknowledged: Callable[[bool], None],
+        acknowledge: Callable[[bool], None],
         more: Mapping[str, str],
     ) -> bytes:
         headers, mac = self._tickets.issue(address, location)
@@ -101,7 +101,7 @@ class PeerClient:
             async with self._session.get(url, headers={**headers, **more}, allow_redirects=False) as answer:
                 if answer.status != 200:
                     raise PeerFailed(f"status {answer.status}")
-                acknowledged(answer.headers.get(SOURCE_HEADER) == FROM_CACHE)
+                acknowledge(answer.headers.get(SOURCE_HEADER) == FROM_CACHE)
                 head = self._tickets.unseal(mac, await answer.content.readexactly(HEAD_BYTES))
                 if head.outcome is not Outcome.FOUND:
                     raise PeerFailed(head.outcome.name.lower())

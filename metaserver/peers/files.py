@@ -84,7 +84,7 @@ class PeerObjects(ForwardingObjects):
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
         checked = str(self._warehouse.parse(location))
-        ranked = self._membership.ranked(checked) if is_immutable(checked) else []
+        ranked = self._membership.rank_replicas(checked) if is_immutable(checked) else []
         if not ranked:
             self.counts.direct += 1
             return await self._stored.read(checked, limit_bytes=limit_bytes)
@@ -143,7 +143,7 @@ class PeerObjects(ForwardingObjects):
                 if content is not None:
                     return content
             elif not question.acknowledged.is_set():
-                self._breaker(owner).failed(self._clock.monotonic())
+                self._breaker(owner).record_failure(self._clock.monotonic())
             if reading is None:
                 return await self._read_storage(location, limit_bytes)
             return await reading
@@ -177,11 +177,11 @@ class PeerObjects(ForwardingObjects):
         except PeerFailed as error:
             self.counts.failed += 1
             if question.acknowledged.is_set() and not isinstance(error, PeerDamaged):
-                self._breaker(owner).succeeded()  # it answers, but does not have this file
+                self._breaker(owner).record_success()  # it answers, but does not have this file
             else:
-                self._breaker(owner).failed(now_s)
+                self._breaker(owner).record_failure(now_s)
             return None
-        self._breaker(owner).succeeded()
+        self._breaker(owner).record_success()
         if question.from_cache:
             self.counts.hits += 1
             self._cached.add(now_s - began_s)

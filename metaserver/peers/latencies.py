@@ -60,10 +60,10 @@ class CircuitBreaker:
         self._until_s = now_s + self._pause_s  # others wait for the result of the trial
         return True
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self._failures, self._is_open, self._pause_s = 0, False, self._first_pause_s
 
-    def failed(self, now_s: float) -> None:
+    def record_failure(self, now_s: float) -> None:
         self._failures += 1
         if self._is_open:
             self._pause_s = min(self._pause_max_s, self._pause_s * 2)

@@ -46,7 +46,7 @@ class Membership:
     def address(self) -> str:
         return self.replica.address
 
-    def ranked(self, location: str) -> list[str]:
+    def rank_replicas(self, location: str) -> list[str]:
         """Return the address of the replica that reads the file for all, then that of its substitute.
 
         Empty before the first renewal, and when this replica is alone.
@@ -86,8 +86,8 @@ class Membership:
 
         Replicas of another protocol are left out: they cannot answer.
         """
-        known = tuple(one for one in live if one.protocol == VERSION)
-        if [(one.address, one.weight) for one in known] != [(one.address, one.weight) for one in self._replicas]:
-            self._ring = Rendezvous({one.address: one.weight for one in known})
-            _log.info("replicas", addresses=[one.address for one in known])
-        self._replicas = known
+        compatible = tuple(one for one in live if one.protocol == VERSION)
+        if [(one.address, one.weight) for one in compatible] != [(one.address, one.weight) for one in self._replicas]:
+            self._ring = Rendezvous({one.address: one.weight for one in compatible})
+            _log.info("replicas", addresses=[one.address for one in compatible])
+        self._replicas = compatible

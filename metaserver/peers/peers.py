@@ -36,13 +36,13 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
         ConfigError: If the address is in use or not one of this machine.
     """
     name = "peer_listen" if settings.peer_listen else "peer_address"
-    given = getattr(settings, name)
-    host, port = split_address(given, name)
+    setting = getattr(settings, name)
+    host, port = split_address(setting, name)
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         sock = socket.socket(family, kind)
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"Cannot resolve the host of {name} {given!r}: {error}") from None
+        raise ConfigError(f"Cannot resolve the host of {name} {setting!r}: {error}") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if settings.workers > 1:
@@ -51,7 +51,7 @@ def bind_peer_socket(settings: Settings) -> socket.socket:
     except OSError as error:
         sock.close()
         raise ConfigError(
-            f"Cannot bind {name} {given!r}: {error.strerror}; give an address of this machine, and a free port"
+            f"Cannot bind {name} {setting!r}: {error.strerror}; give an address of this machine, and a free port"
         ) from None
     return sock
 

@@ -120,28 +120,28 @@ class PeerServer:
             self._cache.get(location, is_checked=is_checked), name="peer-file"
         )
         self._reading.add(reading)
-        reading.add_done_callback(self._finished)
+        reading.add_done_callback(self._finish)
         await asyncio.wait((reading,), timeout=_CACHE_WAIT_S)
         source = FROM_CACHE if reading.done() else FROM_STORAGE
         response = web.StreamResponse(
             headers={SOURCE_HEADER: source, "Content-Type": "application/octet-stream", "Server": "seamark"}
         )
-        found = self._result(reading) if reading.done() else None
-        if found is not None:
+        result = self._result(reading) if reading.done() else None
+        if result is not None:
             # A known length spares the content the framing in chunks, which copies it on both sides.
-            response.content_length = HEAD_BYTES + len(found[1])
+            response.content_length = HEAD_BYTES + len(result[1])
         await response.prepare(request)  # sends the headers
-        if found is None:
+        if result is None:
             await asyncio.wait((reading,))
-            found = self._result(reading)
-        head, content = found
+            result = self._result(reading)
+        head, content = result
         await response.write(self._tickets.seal(mac, head))
         for start in range(0, len(content), _PIECE_BYTES):
             await response.write(content[start : start + _PIECE_BYTES])
         await response.write_eof()
         return response
 
-    def _finished(self, reading: asyncio.Task[StoredFile]) -> None:
+    def _finish(self, reading: asyncio.Task[StoredFile]) -> None:
         self._reading.discard(reading)
         if not reading.cancelled():
             reading.exception()  # the requester may be gone, and no other request retrieves it

@@ -10,7 +10,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-async def gathered(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
+async def gather(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
     """Return the results in the order of `work`, with at most `at_once` running (0: all).
 
     Raises the first error after the others are cancelled.

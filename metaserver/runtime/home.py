@@ -206,7 +206,7 @@ def write_server_file(settings: Settings, url: str, port: int) -> Path:
 
 
 @contextmanager
-def locked_home(settings: Settings) -> Iterator[None]:
+def lock_home(settings: Settings) -> Iterator[None]:
     """Hold the exclusive lock of the home during the block.
 
     The kernel releases the lock (flock) when a server is killed.

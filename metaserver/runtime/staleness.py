@@ -33,21 +33,21 @@ class Staleness:
     def allows(self, age_s: float) -> bool:
         return age_s <= self.limit_s
 
-    def used(self, age_s: float) -> None:
+    def record_age(self, age_s: float) -> None:
         self.age_s = max(self.age_s, age_s)
 
 
 _CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
 
 
-def allowed_staleness() -> Staleness | None:
+def current_staleness() -> Staleness | None:
     """Of the request that is being answered; None when it has to have current values."""
     return _CURRENT.get()
 
 
 @contextmanager
 def allowing(staleness: Staleness | None) -> Iterator[None]:
-    """Set what `allowed_staleness` returns within the block, in this task and those that it starts."""
+    """Set what `current_staleness` returns within the block, in this task and those that it starts."""
     token = _CURRENT.set(staleness)
     try:
         yield
@@ -55,10 +55,10 @@ def allowing(staleness: Staleness | None) -> Iterator[None]:
         _CURRENT.reset(token)
 
 
-def requested_staleness_s(cache_control: str) -> int | None:
+def parse_staleness_s(cache_control: str) -> int | None:
     """Return the seconds that a header Cache-Control allows; None without such a directive.
 
     The smallest of several.
     """
-    found = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
-    return min(map(int, found)) if found else None
+    directives = _DIRECTIVE.findall(cache_control[:_HEADER_CHARS_MAX])
+    return min(map(int, directives)) if directives else None

@@ -87,7 +87,7 @@ class JobQueue:
         """Return the number of jobs that wait in each namespace."""
         return Counter(entry.job.namespace for entry in self._waiting.values())
 
-    def next_jobs(self, limit: int) -> list[QueuedJob]:
+    def list_next(self, limit: int) -> list[QueuedJob]:
         """Return the first waiting jobs: jobs that are due, by priority and age, then the others by time.
 
         Jobs of different tenants may start in another order.

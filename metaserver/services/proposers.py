@@ -50,7 +50,7 @@ from seamark.formats.services.services import (
     STATISTICS,
 )
 from seamark.metaserver.catalog.purge import is_collectable
-from seamark.metaserver.commit.expiration.orphan_files import least_age_ms
+from seamark.metaserver.commit.expiration.orphan_files import read_minimum_age_ms
 from seamark.metaserver.commit.expiration.policy import ExpirationPolicy
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
@@ -132,7 +132,7 @@ class Compaction(RewriteProposer):
                 f"{small_below(state.metadata):.0%} of {health.target_file_size_in_bytes:,} bytes",
                 f"a scan of the whole table opens {health.files:,} files; {health.files_if_compacted:,} would do",
             )
-        yield from _deleted_rows(self, state)
+        yield from _report_deleted_rows(self, state)
 
     def _is_clustered(self, metadata: TableMetadata) -> bool:
         return is_clustered(metadata.properties, self._settings.runs_by_default(CLUSTERING))
@@ -154,11 +154,11 @@ class TableClustering(RewriteProposer):
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield files that are not clustered, and the deleted rows of clustered tables."""
         metadata = state.metadata
-        yield from self._unclustered_files(state)
+        yield from self._report_unclustered_files(state)
         if is_clustered(metadata.properties, self._settings.runs_by_default(CLUSTERING)):
-            yield from _deleted_rows(self, state)
+            yield from _report_deleted_rows(self, state)
 
-    def _unclustered_files(self, state: TableState) -> Iterator[Problem]:
+    def _report_unclustered_files(self, state: TableState) -> Iterator[Problem]:
         try:
             layout = ClusteringLayout.of(state.metadata.properties)
         except BadRequest as error:
@@ -195,7 +195,7 @@ def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
     return bool(properties.get(COLUMNS, "").strip()) and as_bool(properties, switch, by_default)
 
 
-def _deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
+def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
     """Yield that many rows of the table are deleted, which a rewrite by `proposer` corrects."""
     health = state.health
     if health.deleted_records >= DELETED * max(1, health.records):
@@ -350,13 +350,13 @@ class OrphanFileRemoval(JobProposer):
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
         try:
-            least_age_ms(metadata)
+            read_minimum_age_ms(metadata)
         except BadRequest:  # the property is invalid; a removal by hand says why
             return None
         return self.make_job(entry, self._PAUSE_S)
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
-        """Return files become old enough."""
+        """Files become old enough."""
         return self._PAUSE_S if self.is_on(metadata) else NEVER
 
 

@@ -144,11 +144,11 @@ class RunningJobs:
                 now_ms + round(entry.due_in_s * 1000),
                 entry.failures,
             )
-            for entry in queue.next_jobs(WAITING_LISTED)
+            for entry in queue.list_next(WAITING_LISTED)
         ]
-        rest = queue.waiting_namespaces()
-        rest.subtract(job.namespace for job in waiting)
-        unlisted = sorted(+rest)
+        namespaces = queue.waiting_namespaces()
+        namespaces.subtract(job.namespace for job in waiting)
+        unlisted = sorted(+namespaces)
         return encode_state(
             JobsState(
                 tuple(self),

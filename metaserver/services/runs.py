@@ -23,7 +23,7 @@ time, its policy or index is gone."""
 _CLEAN_MAX = 100_000
 
 
-async def failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int = 0) -> dict[str, Instant]:
+async def find_failed_runs(timeline: Timeline, table_uuid: str | None, since_ms: int = 0) -> dict[str, Instant]:
     """Return the services whose last recorded run on a table failed, each with that run.
 
     Args:
@@ -79,7 +79,7 @@ class RunLog:
         """Return whether the last recorded run of the job failed."""
         if job.key in self._clean:
             return False
-        failed = job.service in await failed_runs(self._timeline, job.uuid)
+        failed = job.service in await find_failed_runs(self._timeline, job.uuid)
         self._note(job, failed=failed)
         return failed
 

@@ -23,7 +23,7 @@ from seamark.formats.services.services import SERVICES, steering_prefixes
 from seamark.metaserver.access.principal import Role
 from seamark.metaserver.access.standing_rights import StandingRights
 from seamark.metaserver.runtime.background import report
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.services.budgets import wait_s, with_budget
 from seamark.metaserver.services.job import Job, JobFailed, JobRunner
 from seamark.metaserver.services.job_queue import JobQueue
@@ -212,7 +212,7 @@ class Scheduler:
         since = await self._timeline.head()
         work: list[Callable[[], Any]] = [lambda: self._renew(queue), lambda: self._watch.follow(look, since), sweep]
         work += [lambda launcher=launcher: self._run_jobs(queue, launcher) for launcher in self._launchers]  # type: ignore[misc]
-        await gathered(work)
+        await gather(work)
 
     async def _renew(self, queue: JobQueue) -> None:
         try:
@@ -268,11 +268,13 @@ class Scheduler:
         """
         table = await self._watch.find(job.namespace, job.table)
         prefixes = (_PREFIX_OF_ALL_SERVICES, *steering_prefixes(job.service))
-        for name, who in ({} if table is None else await self._watch.setters(table[0])).items():
+        for name, setter in ({} if table is None else await self._watch.setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue
-            if (why := await self._rights.why_lost(who, Role.WRITER, job.namespace)) is not None:
-                return f"{who} set {name} and may not write the table now: {why}; remove the property and set it again"
+            if (why := await self._rights.why_lost(setter, Role.WRITER, job.namespace)) is not None:
+                return (
+                    f"{setter} set {name} and may not write the table now: {why}; remove the property and set it again"
+                )
         return None
 
     async def _is_needed(self, job: Job) -> bool:

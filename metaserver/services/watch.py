@@ -70,7 +70,7 @@ class TableWatch:
         """
         async with self._timeline.watching(InstantFilter(since=since), counted=False) as watcher:
             while True:
-                instants = await self._timeline.next(watcher, _BATCH)
+                instants = await self._timeline.read_next(watcher, _BATCH)
                 changed = {
                     (instant.namespace, instant.name)
                     for instant in instants
@@ -145,7 +145,7 @@ class TableWatch:
         """
         parents: list[_Parent] = [_Parent((), {})]
         while parents:
-            path = await parents[-1].next(self._store)
+            path = await parents[-1].read_next(self._store)
             if path is None:
                 parents.pop()
                 continue
@@ -169,7 +169,7 @@ class _Parent:
         self._children: deque[NamespacePath] = deque()
         self._last: str | None = None
 
-    async def next(self, store: PointerStore) -> NamespacePath | None:
+    async def read_next(self, store: PointerStore) -> NamespacePath | None:
         if not self._children:
             self._children += await store.namespaces(self._path, self._last, _PAGE)
         if not self._children:

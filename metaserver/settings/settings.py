@@ -445,16 +445,16 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     def database_url(self) -> str:
         return self.database or f"sqlite:///{self.home.absolute() / 'seamark.db'}"
 
-    def changed(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as `redacted` shows them."""
-        shown = self.redacted()
+    def list_changed(self) -> dict[str, Any]:
+        """Return the settings that differ from their defaults, as `redact` shows them."""
+        shown = self.redact()
         return {
             field.name: shown[field.name]
             for field in dataclasses.fields(self)
             if getattr(self, field.name) != field.default
         }
 
-    def redacted(self) -> dict[str, Any]:
+    def redact(self) -> dict[str, Any]:
         """Return what logs may show: secrets as ***, URLs without passwords, paths and tuples as JSON knows them."""
         shown: dict[str, Any] = {}
         for field in dataclasses.fields(self):

@@ -50,7 +50,7 @@ def load(flags: Mapping[str, Any], environment: Mapping[str, str], config: Path 
     return settings
 
 
-def exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
+def find_exposed_secrets(environment: Mapping[str, str], config: Path | None = None) -> tuple[Path, list[str]] | None:
     """Return the TOML file and the secret settings in it, where other accounts may read it; None where they may not."""
     if config is None and environment.get(CONFIG_VARIABLE):
         config = Path(environment[CONFIG_VARIABLE])
@@ -146,24 +146,24 @@ def _convert(name: str, value: Any, source: str) -> Any:
 
     converted = _CONVERTERS[_TYPES[name]](value, refuse)
     metadata = FIELDS[name].metadata
-    for one in converted if isinstance(converted, tuple) else (converted,):
-        if metadata["choices"] and one not in metadata["choices"]:
+    for item in converted if isinstance(converted, tuple) else (converted,):
+        if metadata["choices"] and item not in metadata["choices"]:
             raise refuse("one of " + ", ".join(metadata["choices"]))
-        if metadata["schemes"] and one and one.partition("://")[0] not in metadata["schemes"]:
+        if metadata["schemes"] and item and item.partition("://")[0] not in metadata["schemes"]:
             wanted = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
-            raise refuse(wanted, _as_location(one) if LOCAL in metadata["schemes"] else "")
+            raise refuse(wanted, _as_location(item) if LOCAL in metadata["schemes"] else "")
         least, most = metadata["least"], metadata["most"]
-        if (least is not None and one < least) or (most is not None and one > most):
+        if (least is not None and item < least) or (most is not None and item > most):
             raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
     return converted
 
 
 def _as_location(text: str) -> str:
     """Return the URL that a path, or a location as Hadoop or Java writes it, probably means; empty if there is none."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, after_scheme = text.partition("://")
     rules = rules_of(scheme)
     if rules is not None and scheme in rules.aliases:
-        return f"{rules.scheme}://{rest}"
+        return f"{rules.scheme}://{after_scheme}"
     path = text.removeprefix("file:")
     is_path = not separator and ":" not in path and path.isprintable() and len(path) < _PATH_CHARACTERS_MAX
     return f"file://{os.path.abspath(path)}" if is_path else ""
@@ -184,7 +184,7 @@ def _path(value: Any, refuse: Refuse) -> Path:
     return Path(value).expanduser()
 
 
-def _whole(value: Any, refuse: Refuse) -> int:
+def _parse_whole(value: Any, refuse: Refuse) -> int:
     if isinstance(value, str):
         try:
             return int(value)
@@ -230,7 +230,7 @@ def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
 _CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
     str: _text,
     Path: _path,
-    int: _whole,
+    int: _parse_whole,
     float: _number,
     bool: _truth,
     tuple[str, ...]: _list,

@@ -75,7 +75,7 @@ class DroppedEntry(msgspec.Struct, frozen=True):
     is_retained: bool = False
 
 
-def retained_id(uuid: str) -> str:
+def make_retained_id(uuid: str) -> str:
     """Return the id of an entry that is retained and was not dropped with an id.
 
     It is no id of a dropped entry: clients choose the UUIDs of tables, and see those ids.
@@ -151,7 +151,7 @@ class ProducerState(msgspec.Struct, frozen=True):
     changed_ms: int
 
 
-class PlanTable(msgspec.Struct, frozen=True):
+class StoredPlanTable(msgspec.Struct, frozen=True):
     """A name that reads a table as one plan selected it, and the files that were written for it."""
 
     id: str
@@ -240,7 +240,7 @@ EVERY_COLUMN, UNKNOWN_COLUMNS, NAMED_COLUMNS = 0, -1, -2
 ALL_AGES = 1 << 30
 
 
-class Token(msgspec.Struct, frozen=True):
+class AccessToken(msgspec.Struct, frozen=True):
     """The public part of a bearer token.
 
     `digest` is SHA-256 of the secret (256 random bits, so that salt or stretching is not needed)."""
@@ -303,7 +303,7 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     """The location as the client wrote it, and what it is, for messages."""
     what: str = "The location"
 
-    def taken(self) -> BadRequest:
+    def make_overlap_error(self) -> BadRequest:
         """Return the error if it overlaps a location of another entry."""
         return BadRequest(
             f"{self.what} {self.shown!r} overlaps the files of another table, view or function; choose another, or "

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from seamark.metaserver.store.model import (
+    AccessToken,
     AuditRecord,
     ClaimedLocation,
     DroppedEntry,
@@ -18,10 +19,9 @@ from seamark.metaserver.store.model import (
     InstantState,
     MetricsReport,
     NamespacePath,
-    PlanTable,
     RegisteredIndexFile,
     Replica,
-    Token,
+    StoredPlanTable,
 )
 
 
@@ -236,7 +236,7 @@ class KeepPlanTable(Operation, frozen=True):
 
     The result is the PlanTable that has the name."""
 
-    plan: PlanTable
+    plan: StoredPlanTable
 
 
 class RenewPlanTable(Operation, frozen=True):
@@ -343,7 +343,7 @@ class AddColumnReads(Operation, frozen=True):
 class SaveToken(Operation, frozen=True):
     """AlreadyExists if a live token has this name."""
 
-    token: Token
+    token: AccessToken
 
 
 class RevokeToken(Operation, frozen=True):

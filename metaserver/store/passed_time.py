@@ -54,7 +54,7 @@ class PassedTime(msgspec.Struct, frozen=True):
     """The first look at the clock. All time before it counts."""
     gaps: tuple[Gap, ...] = ()
 
-    def between(self, start_ms: int, end_ms: int) -> int:
+    def measure_ms(self, start_ms: int, end_ms: int) -> int:
         """Return the milliseconds that have passed, at least; negative when `start_ms` is later."""
         if end_ms <= start_ms:
             return end_ms - start_ms
@@ -79,7 +79,7 @@ async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
     """
     text = await store.cursor(_CURSOR)
     last = None if text is None else from_json(text, _Look)
-    look = _next_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
+    look = _add_look(last, clock.now_ms(), clock.monotonic(), clock.machine)
     is_news = last is None or look.gaps != last.gaps or not 0 <= look.now_ms - last.now_ms < _SAVED_EVERY_MS
     if is_news:
         with suppress(CommitConflict):  # another replica has looked at the same time
@@ -89,7 +89,7 @@ async def look_at_clock(store: PointerStore, clock: Clock) -> PassedTime:
     return PassedTime(look.now_ms, look.since_ms, look.gaps)
 
 
-def _next_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str) -> _Look:
+def _add_look(last: _Look | None, now_ms: int, monotonic_s: float, machine: str) -> _Look:
     if last is None:
         return _Look(now_ms, now_ms, monotonic_s, machine)
     gaps, is_first_merged = last.gaps, last.is_first_merged

@@ -17,6 +17,7 @@ import msgspec
 
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store.model import (
+    AccessToken,
     AuditRecord,
     Claim,
     ColumnReads,
@@ -31,11 +32,10 @@ from seamark.metaserver.store.model import (
     Namespace,
     NamespacePath,
     PlanSnapshot,
-    PlanTable,
     ProducerState,
     RegisteredIndexFile,
     Replica,
-    Token,
+    StoredPlanTable,
 )
 from seamark.metaserver.store.operations import Operation
 
@@ -107,7 +107,7 @@ class PointerStore(Protocol):
         Without their properties, which may have a megabyte each.
         """
 
-    async def named_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
+    async def find_namespaces(self, parent: NamespacePath, names: Sequence[str]) -> list[NamespacePath]:
         """Return the paths of the direct children of `parent` that exist and have one of these names, in code-point
         order of their last level.
 
@@ -124,18 +124,18 @@ class PointerStore(Protocol):
     async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
         """After `after`, in code-point order of name."""
 
-    async def dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
+    async def list_dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
         """After `after`, in order of id."""
 
-    async def dropped_entry(self, dropped_id: str) -> DroppedEntry | None:
+    async def find_dropped(self, dropped_id: str) -> DroppedEntry | None:
         """Return a dropped or a retained entry."""
 
-    async def dropped_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
+    async def list_expired(self, now_ms: int, limit: int) -> list[DroppedEntry]: ...
 
-    async def retained(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
+    async def list_retained(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
         """Return entries that keep their locations although no name is left, after `after`, in order of id."""
 
-    async def retained_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
+    async def list_unchecked(self, before_ms: int, limit: int) -> list[DroppedEntry]:
         """Retained entries whose files were not looked for since `before_ms`, the oldest first."""
 
     async def names_of(self, uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> int:
@@ -152,21 +152,21 @@ class PointerStore(Protocol):
     async def claims(self, uuid: str) -> list[Claim]:
         """Return the current and earlier locations of the UUID."""
 
-    async def allowed_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """As `claims_overlapping`, of the locations that other UUIDs are allowed to name files in."""
+    async def find_allowed_overlaps(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+        """As `find_overlapping_claims`, of the locations that other UUIDs are allowed to name files in."""
 
-    async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+    async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         """Claim of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
 
-    async def released_name(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
+    async def is_name_released(self, uuid: str, namespace: NamespacePath, name: str) -> bool:
         """Return whether a new entry with that name may use the location of the UUID, which has no live name: it was
         dropped with this name, or it is retained for this namespace.
         """
 
-    async def unclaimed(self, after: str, limit: int) -> list[Entry]:
+    async def list_unclaimed(self, after: str, limit: int) -> list[Entry]:
         """Return live and dropped entries without claims, in order of UUID, with UUIDs after `after`."""
 
-    async def indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
+    async def list_indexed_tables(self, after: str | None, limit: int) -> list[Entry]:
         """Return entries of tables with current or earlier index files, in order of UUID: all names of up to `limit`
         tables with UUIDs after `after`.
         """
@@ -180,7 +180,7 @@ class PointerStore(Protocol):
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
         """None: it has committed nothing to this table."""
 
-    async def plan_table(self, namespace: NamespacePath, name: str) -> PlanTable | None:
+    async def plan_table(self, namespace: NamespacePath, name: str) -> StoredPlanTable | None:
         """By its name, even if its lease has ended."""
 
     async def plan_snapshots(
@@ -193,10 +193,10 @@ class PointerStore(Protocol):
     async def plan_table_count(self, now_ms: int) -> int:
         """Return the number of plan tables with live leases."""
 
-    async def planned_snapshots(self, uuid: str, now_ms: int) -> set[int]:
+    async def list_planned_snapshots(self, uuid: str, now_ms: int) -> set[int]:
         """Return the snapshots of the table that plans with live leases read."""
 
-    async def plan_tables_retired(self, after: str | None, limit: int) -> list[PlanTable]:
+    async def list_retired_plan_tables(self, after: str | None, limit: int) -> list[StoredPlanTable]:
         """After `after`, in order of id."""
 
     async def instant(self, instant_id: str) -> Instant | None: ...
@@ -222,12 +222,12 @@ class PointerStore(Protocol):
     async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
         """After `since`, in order of id (UUIDv7)."""
 
-    async def token_by_digest(self, digest: str) -> Token | None: ...
+    async def token_by_digest(self, digest: str) -> AccessToken | None: ...
 
-    async def token_named(self, name: str) -> Token | None:
+    async def token_named(self, name: str) -> AccessToken | None:
         """Return the token of this name that is not revoked; it may have expired."""
 
-    async def tokens(self) -> list[Token]: ...
+    async def tokens(self) -> list[AccessToken]: ...
 
     async def grants(self, principal: str | None) -> list[Grant]: ...
 

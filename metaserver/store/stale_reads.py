@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater
-from seamark.metaserver.runtime.staleness import allowed_staleness
+from seamark.metaserver.runtime.staleness import current_staleness
 from seamark.metaserver.store.operations import (
     DropEntry,
     Operation,
@@ -50,9 +50,9 @@ class StaleReads:
         """Return the result of `run`; or the last result, if the request allows its age and `run` raises RetryLater
         or takes longer than the request waits.
         """
-        staleness = allowed_staleness()
-        known = self._known.get(key)
-        if staleness is None or known is None or not staleness.allows(self._clock.monotonic() - known[1]):
+        staleness = current_staleness()
+        cached = self._known.get(key)
+        if staleness is None or cached is None or not staleness.allows(self._clock.monotonic() - cached[1]):
             return await self._read(key, run)
         task = self._start(key, run)
         if task is not None:
@@ -65,11 +65,11 @@ class StaleReads:
                 if not isinstance(error, RetryLater):
                     raise error
             self._away_until_s = self._clock.monotonic() + _AWAY_S
-        age_s = self._clock.monotonic() - known[1]
-        if not staleness.allows(age_s) or self._known.get(key) is not known:
+        age_s = self._clock.monotonic() - cached[1]
+        if not staleness.allows(age_s) or self._known.get(key) is not cached:
             return await self._read(key, run)
-        staleness.used(age_s)
-        return known[0]  # type: ignore[return-value]
+        staleness.record_age(age_s)
+        return cached[0]  # type: ignore[return-value]
 
     def _start(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> asyncio.Task[object] | None:
         """Return the read of this key that requests share; None when so many wait that the database cannot be
@@ -79,7 +79,7 @@ class StaleReads:
         if task is None and len(self._running) < RUNNING_MAX:
             task = asyncio.get_running_loop().create_task(self._read(key, run), name="stale-read")
             self._running[key] = task
-            task.add_done_callback(lambda done: self._finished(key, done))
+            task.add_done_callback(lambda done: self._finish(key, done))
         return task
 
     async def _read(self, key: Hashable, run: Callable[[], Awaitable[T]]) -> T:
@@ -95,7 +95,7 @@ class StaleReads:
                 self._known.popitem(last=False)
         return result
 
-    def _finished(self, key: Hashable, task: asyncio.Task[object]) -> None:
+    def _finish(self, key: Hashable, task: asyncio.Task[object]) -> None:
         del self._running[key]
         if not task.cancelled():
             task.exception()  # the request that started it may have ended

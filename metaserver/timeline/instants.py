@@ -36,7 +36,7 @@ def check_move(current: InstantState, new: InstantState) -> None:
         raise BadRequest(f"An instant in state {current.value} cannot become {new.value}; it may become {allowed}")
 
 
-def moved(instant: Instant, state: InstantState, now_ms: int) -> Instant:
+def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
     """Return the instant in its next state; final states set its time.
 
     Raises:

@@ -97,7 +97,7 @@ class Timeline:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     while True:
-                        instants = await self.next(watcher, limit)
+                        instants = await self.read_next(watcher, limit)
                         if instants or self._draining:
                             return instants
         # Instants that became visible without a wake-up (a slow transaction elsewhere) are still read here.
@@ -127,7 +127,7 @@ class Timeline:
                 self._poller.cancel()
                 self._poller = None
 
-    async def next(self, watcher: Watcher, limit: int) -> list[Instant]:
+    async def read_next(self, watcher: Watcher, limit: int) -> list[Instant]:
         """Wait for a wake-up, then reads and advances the watcher.
 
         May be empty: a wake-up is only a hint.

@@ -159,7 +159,7 @@ class Deliverer:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEASE_S / 3):
                 async with self._timeline.watching(InstantFilter(since=position), counted=False) as watcher:
-                    while not await self._timeline.next(watcher, 1):
+                    while not await self._timeline.read_next(watcher, 1):
                         pass
 
     async def _deliver(self, instant: Instant) -> None:

@@ -15,7 +15,7 @@ from seamark.metaserver.access import jwt
 from seamark.metaserver.access.issued import Issuer
 from seamark.metaserver.access.keyring import PUBLISHED_S, RETIRED_S_MIN, SECRET_NAME, open_keyring, renew_keys
 from seamark.metaserver.access.page_tokens import PageTokens
-from seamark.metaserver.access.protectors import KEY_FILE_NAME, new_key
+from seamark.metaserver.access.protectors import KEY_FILE_NAME, make_key
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
@@ -65,7 +65,7 @@ async def test_a_server_with_a_stolen_database_and_no_key_file_cannot_sign(
             async with open_keyring(some_settings(thief), stolen, clock):
                 pass
         assert not (thief / KEY_FILE_NAME).exists()
-        other = some_settings(thief, encryption_key=new_key(clock))
+        other = some_settings(thief, encryption_key=make_key(clock))
         with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with that of"):
             async with open_keyring(other, stolen, clock):
                 pass
@@ -74,7 +74,7 @@ async def test_a_server_with_a_stolen_database_and_no_key_file_cannot_sign(
 async def test_replicas_with_one_key_verify_what_the_others_signed(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    key = new_key(clock)
+    key = make_key(clock)
     homes = [some_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
     async with open_keyring(homes[0], store, clock) as one, open_keyring(homes[1], store, clock) as two:
         key_id, signed_with = one.signing("access-token")
@@ -139,7 +139,7 @@ async def test_renewing_ends_all_that_was_signed_also_where_the_encryption_key_i
 async def test_the_encryption_key_is_replaced_by_naming_the_new_one_first(
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
-    old, new = new_key(clock), new_key(clock)
+    old, new = make_key(clock), make_key(clock)
     used = []
     for keys in (old, f"{old},{new}", f"{new},{old}", new):
         async with open_keyring(some_settings(tmp_path, encryption_key=keys), store, clock) as keyring:
@@ -150,7 +150,7 @@ async def test_the_encryption_key_is_replaced_by_naming_the_new_one_first(
 @pytest.fixture
 def key_file(tmp_path: Path, clock: SimulatedClock) -> Path:
     path = tmp_path / "shared.key"
-    path.write_text(new_key(clock))
+    path.write_text(make_key(clock))
     path.chmod(0o600)
     return path
 

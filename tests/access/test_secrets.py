@@ -69,6 +69,6 @@ def test_settings_show_no_secrets_as_text() -> None:
         webhook_secret="hunter2",
         webhook_urls=("https://u:hunter2@x/hunter2",),
     )
-    assert "hunter2" not in str(settings.redacted())
+    assert "hunter2" not in str(settings.redact())
     assert "hunter2" not in repr(settings)
     assert "hunter2" not in str(settings)

@@ -103,12 +103,12 @@ async def test_updates_of_a_large_commit_are_walked_beside_the_event_loop(
 ) -> None:
     """Of a writer of one namespace, for whom each named file is checked."""
     secrets = await make_tokens(tmp_path)
-    threads: dict[str, int] = {}
+    threads: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
         kept = getattr(module, name)
 
         def noted(*args: Any, name: str = name, kept: Callable[..., Any] = kept) -> Any:
-            threads[name] = threading.get_ident()
+            threads.setdefault(name, set()).add(threading.get_ident())
             return kept(*args)
 
         monkeypatch.setattr(module, name, noted)
@@ -117,12 +117,17 @@ async def test_updates_of_a_large_commit_are_walked_beside_the_event_loop(
         api = Api(server)
         assert (await api("POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}, headers=headers)).status == 200
         assert (await api("POST", f"{NAMES}/tables/t", SHORT, headers=headers)).status == 200
-        assert set(threads.values()) == {threading.get_ident()}
-        threads.clear()
-        body = {"requirements": [], "updates": [PROPERTIES]}
-        assert (await api("POST", f"{NAMES}/tables/t", body, headers=headers)).status == 200
-        assert len(threads) == 2
-        assert threading.get_ident() not in threads.values()
+        assert set.union(*threads.values()) == {threading.get_ident()}
+        snapshot = {"snapshot-id": 1, "sequence-number": 1, "timestamp-ms": 1, "summary": {"operation": "append"}}
+        snapshot["manifest-list"] = f"file://{tmp_path}/missing.avro"
+        adding = {"action": "add-snapshot", "snapshot": snapshot}
+        for updates, status in (([PROPERTIES], 200), ([PROPERTIES, adding], 400)):
+            threads.clear()
+            body = {"requirements": [], "updates": updates}
+            answer = await api("POST", f"{NAMES}/tables/t", body, headers=headers)
+            assert answer.status == status, answer.raw
+            assert len(threads) == 2
+            assert threading.get_ident() not in set.union(*threads.values())
 
 
 async def test_large_metadata_is_read_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +163,7 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
 ) -> None:
     """A parser of SQL, and pandas, which PyArrow imports where it is installed: a tenth of a second each."""
     threads: dict[str, int] = {}
-    kept, body = importlib.import_module, metadata._arrow_body
+    kept, body = importlib.import_module, metadata._encode_arrow
 
     def import_module(name: str, package: str | None = None) -> Any:
         threads.setdefault(name, threading.get_ident())
@@ -169,7 +174,7 @@ async def test_what_a_first_request_imports_is_imported_beside_the_event_loop(
         return body(*args)
 
     monkeypatch.setattr(importlib, "import_module", import_module)
-    monkeypatch.setattr(metadata, "_arrow_body", arrow_body)
+    monkeypatch.setattr(metadata, "_encode_arrow", arrow_body)
     for module in (bitmaps, explain, explain_query, plan_tables, sql_texts):
         for name, value in vars(module).copy().items():
             if isinstance(value, lazy_module.LazyModule):

@@ -29,7 +29,7 @@ from seamark.formats.iceberg.files.parquet_reading import (
     page_sizes,
 )
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.delete_files import DeleteFile, decode_delete_file
+from seamark.formats.index.keys.delete_files import DeleteFile, decode_delete_content
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
@@ -105,7 +105,7 @@ def as_dimension(path: str, kind: str) -> str:
     def keys(reader: DataRows) -> str:
         try:
             with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, rows_of(path), [KEY]) as found:
-                column = FileColumn.of(found[KEY], kind)
+                column = FileColumn.from_array(found[KEY], kind)
         except Unreadable as error:
             return error.reason
         return f"{len(column.keys_of_rows(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
@@ -137,7 +137,7 @@ def as_equality_delete(path: str, kind: str) -> str:
     size = Path(path).stat().st_size
     file = DeleteFile(path, "parquet", 2, size, rows_of(path), None, -1, -1, (KEY,))
     try:
-        return str(decode_delete_file(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
+        return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 
@@ -289,7 +289,7 @@ def varint(number: int) -> bytes:
 def as_position_delete(path: str) -> str:
     file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, rows_of(path), None, -1, -1, ())
     try:
-        found = decode_delete_file(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
+        found = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
     except Unreadable as error:
         return error.reason
     return f"{found.positions.nbytes} bytes"
@@ -320,7 +320,7 @@ def as_vector(path: str, records: str) -> str:
     data = Path(path).read_bytes()
     file = DeleteFile(path, "puffin", 1, len(data), int(records), "data.parquet", 0, len(data), ())
     try:
-        return str(decode_delete_file(data, file, (), limit_bytes=LIMIT))
+        return str(decode_delete_content(data, file, (), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 
@@ -362,7 +362,7 @@ def test_a_long_default_of_a_column_that_a_file_lacks_is_one_value() -> None:
 
 
 def as_indexed(path: str) -> str:
-    indexed.DECODED_BYTES = LIMIT
+    indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY, "c", False, "string"),))
     try:
         found = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))

@@ -161,12 +161,12 @@ async def test_a_pass_of_staging_opens_nothing_that_is_another_s_by_now(tmp_path
         place = f"{it.catalog.warehouse.namespace_location(('a',))}/staged"
         await it.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
         token = it.catalog.staging.issue(("a",), "s", place)
-        assert await it.catalog.staged_location(token, ("a",), "s") == place
+        assert await it.catalog.find_staged_location(token, ("a",), "s") == place
         await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="s", schema=SCHEMA, location=place))
-        assert await it.catalog.staged_location(token, ("a",), "s") == place
+        assert await it.catalog.find_staged_location(token, ("a",), "s") == place
         await it.catalog.tables.rename(CALLER, TableIdentifier(("a",), "s"), TableIdentifier(("b",), "s"))
         with pytest.raises(Forbidden, match="Another table has claimed"):
-            await it.catalog.staged_location(token, ("a",), "s")
+            await it.catalog.find_staged_location(token, ("a",), "s")
 
 
 async def test_a_symbolic_link_is_no_way_round(tmp_path: Path) -> None:
@@ -253,12 +253,12 @@ async def test_a_location_in_a_metadata_file_that_was_written_over_is_not_signed
     async with rig(tmp_path) as it:
         theirs = await prepared(it)
         created = await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="forged", schema=SCHEMA))
-        assert await it.catalog.owned_location(("a",), "mine")
+        assert await it.catalog.load_location(("a",), "mine")
         assert created.entry is not None
         path = name_freely(created.entry.metadata_location)
         path.write_text(json.dumps({**json.loads(path.read_text()), "location": theirs}))
         with pytest.raises(Forbidden, match="which the table has not claimed"):
-            await it.catalog.owned_location(("a",), "forged")
+            await it.catalog.load_location(("a",), "forged")
 
 
 @pytest.mark.parametrize("moved", [False, True])

@@ -73,7 +73,7 @@ async def test_places_are_not_guessed_while_the_storage_is_away_and_nothing_come
 
     async with rig(tmp_path, clock=clock, wrap_objects=wrap) as it:
         catalog = it.catalog
-        assert await it.store.unclaimed("", 9), "no claim is better than a wrong one"
+        assert await it.store.list_unclaimed("", 9), "no claim is better than a wrong one"
         create = CreateTable(name="x", schema=SCHEMA)
         view = CreateView(name="x", schema=SCHEMA, view_version=VERSION)
         doors: list[Any] = [
@@ -90,7 +90,7 @@ async def test_places_are_not_guessed_while_the_storage_is_away_and_nothing_come
         wrapped[0].away = False
         clock.advance(6000)
         await doors[0]()
-        assert await it.store.unclaimed("", 9) == []
+        assert await it.store.list_unclaimed("", 9) == []
         for place in places.values():
             await _refused_table(it, place)
         await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
@@ -133,7 +133,7 @@ async def test_where_a_table_may_lie_whose_metadata_are_lost_nothing_comes_and_a
         connection.execute("DELETE FROM claims")
     clock = SimulatedClock(2)
     async with rig(tmp_path, clock=clock) as it:
-        assert [one.uuid for one in await it.store.unclaimed("", 9)] == [entry.uuid]
+        assert [one.uuid for one in await it.store.list_unclaimed("", 9)] == [entry.uuid]
         create = CreateTable(name="x", schema=SCHEMA, location=f"{places['moved']}/data")
         for caller in (CALLER, CONFINED):
             with pytest.raises(RetryLater, match="missing or broken"):
@@ -158,5 +158,5 @@ async def test_what_a_server_from_before_claims_creates_beside_this_one_may_be_w
             connection.execute("DELETE FROM claims")
         set_property = {"action": "set-properties", "updates": {"a": "b"}}
         await it.commits.commit_table(CALLER, ("b",), "moved", [], [set_property])
-        assert await it.catalog.owned_location(("b",), "moved") == location
+        assert await it.catalog.load_location(("b",), "moved") == location
         await refused(it, CONFINED, location)

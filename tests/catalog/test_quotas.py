@@ -48,12 +48,12 @@ def shares(**more: int) -> PlanShares:
 def test_a_short_lease_counts_for_as_long_as_it_was_granted_and_no_longer() -> None:
     kept = shares()
     for second in range(0, 7200, 6):  # ten at once, for hours: of a lease of an hour and its grace it would be a few
-        assert kept.exhausted("trino", second) is None, second
+        assert kept.find_exhausted_limit("trino", second) is None, second
         kept.grant("trino", second, second, second + 45, 20_000)
     for number in range(10):
         kept.grant("rita", number, 0, 3600, 1)
-    assert kept.exhausted("rita", 3599) == "leases of one principal"
-    assert kept.exhausted("rita", 3605) is None
+    assert kept.find_exhausted_limit("rita", 3599) == "leases of one principal"
+    assert kept.find_exhausted_limit("rita", 3605) is None
     kept.check_invariants()
 
 
@@ -61,16 +61,16 @@ def test_a_lease_that_is_withdrawn_counts_no_more_and_one_that_is_renewed_counts
     kept = shares()
     for number in range(10):
         kept.grant("trino", number, 0, 60, 1)
-    assert kept.exhausted("trino", 1) == "leases of one principal"
+    assert kept.find_exhausted_limit("trino", 1) == "leases of one principal"
     kept.withdraw("trino", [3, 4, 99], 1)
-    assert kept.exhausted("trino", 1, 2) is None
-    assert kept.exhausted("trino", 1, 3) == "leases of one principal"
+    assert kept.find_exhausted_limit("trino", 1, 2) is None
+    assert kept.find_exhausted_limit("trino", 1, 3) == "leases of one principal"
     for number in range(5, 10):
         kept.grant("trino", number, 50, 110)
-    assert kept.unknown("trino", [3, 5, 99], 50) == 2
-    assert kept.exhausted("trino", 70, 5) is None
-    assert kept.exhausted("trino", 70, 6) == "leases of one principal"
-    assert kept.exhausted("trino", 116, 10) is None
+    assert kept.count_new_leases("trino", [3, 5, 99], 50) == 2
+    assert kept.find_exhausted_limit("trino", 70, 5) is None
+    assert kept.find_exhausted_limit("trino", 70, 6) == "leases of one principal"
+    assert kept.find_exhausted_limit("trino", 116, 10) is None
     kept.check_invariants()
 
 
@@ -79,25 +79,25 @@ def test_who_renews_anothers_plan_has_the_lease_counted_and_the_other_has_not() 
     for number in range(10):
         kept.grant("trino", number, 0, 60, 1)
         kept.grant("mallory", number, 0, 3600)
-    assert kept.exhausted("trino", 66) is None
-    assert kept.exhausted("mallory", 66) == "leases of one principal"
+    assert kept.find_exhausted_limit("trino", 66) is None
+    assert kept.find_exhausted_limit("mallory", 66) == "leases of one principal"
 
 
 def test_bytes_count_until_the_files_go_and_each_plan_for_some() -> None:
     kept = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
     for number in range(10):
-        assert kept.exhausted("rita", 0) is None
+        assert kept.find_exhausted_limit("rita", 0) is None
         kept.grant("rita", number, 0, 60, 1)
-    assert kept.exhausted("rita", 0) == "bytes of one principal"
+    assert kept.find_exhausted_limit("rita", 0) == "bytes of one principal"
     kept.withdraw("rita", range(10), 10)
-    assert kept.exhausted("rita", 3600) == "bytes of one principal", "the files are there for the grace"
-    assert kept.exhausted("rita", 3616) is None
+    assert kept.find_exhausted_limit("rita", 3600) == "bytes of one principal", "the files are there for the grace"
+    assert kept.find_exhausted_limit("rita", 3616) is None
     for number in range(20):
-        assert kept.exhausted(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
+        assert kept.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
         kept.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
         kept.grant(ANONYMOUS_NAME, number, 3700, 3790)
-    assert kept.exhausted(ANONYMOUS_NAME, 3700) == "bytes"
-    assert kept.exhausted("ron", 3700) == "bytes"
+    assert kept.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"
+    assert kept.find_exhausted_limit("ron", 3700) == "bytes"
     kept.check_invariants()
 
 
@@ -105,7 +105,7 @@ def test_by_default_one_principal_makes_300_plans_of_a_minute_and_40_kb_each_thr
     """As an adapter before a Trino with 100 statements a second."""
     kept = PlanShares(leases=100_000, size_bytes=32 << 30, grace_s=3600)
     for number, second in enumerate(range(0, 4 * 3660, 3)):
-        assert kept.exhausted("trino", second, 300) is None, second
+        assert kept.find_exhausted_limit("trino", second, 300) is None, second
         for each in range(3):
             kept.grant("trino", 3 * number + each, second, second + 60, 100 * 40_000)
 

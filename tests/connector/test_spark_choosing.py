@@ -11,7 +11,7 @@ import pytest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import open_table
 from seamark.connector.spark import reader_choice as choosing
 from seamark.connector.spark.reader_choice import EVEN_ROWS, EVEN_SHARE, RemainingRows, estimate_remaining_rows
@@ -44,7 +44,7 @@ def test_rows_and_pages_are_counted_as_the_files_hold_them(
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
     for asked in (source.randrange(300) for _ in range(10)):
-        found = estimate_remaining_rows(client, table, bound_filter(f"k = {asked}", table))
+        found = estimate_remaining_rows(client, table, bind_filter(f"k = {asked}", table))
         wanted = RemainingRows()
         for keys in files:
             places = [place for place, key in enumerate(keys) if key == asked]

@@ -34,7 +34,7 @@ def test_a_task_owns_files_of_which_it_has_all_keys() -> None:
 
 def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """As those of one tenant in a table that is in buckets by tenant, with keys of tenant and number."""
-    monkeypatch.setattr(upserting, "record_index", lambda *_: None)
+    monkeypatch.setattr(upserting, "find_record_index", lambda *_: None)
     spec = PartitionSpec(0, (PartitionField("b", "bucket[16]", 1),))
     opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
     fields = [Field(1, "tenant", True, "string"), Field(2, "id", True, "long")]
@@ -53,7 +53,7 @@ def test_rows_of_one_bucket_and_many_keys_are_shared_among_all_tasks(monkeypatch
 def test_where_keys_are_looked_up_few_rows_have_few_tasks_however_many_cores_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upserting, "record_index", lambda *_: "record(id)")
+    monkeypatch.setattr(upserting, "find_record_index", lambda *_: "record(id)")
     spec = PartitionSpec(0, ())
     opened: Any = SimpleNamespace(metadata=SimpleNamespace(default_spec=spec, partition_specs=(spec,)))
     for count, cores, tasks in (

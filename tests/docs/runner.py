@@ -1,6 +1,6 @@
 """Runs a page from top to bottom, as a reader with a terminal would: its commands, its Python, its Spark SQL.
 
-What the pages cannot know is put in their place before a block runs: the free port for 8181, this test's bucket,
+What the pages cannot know is put in their place before a block runs: free ports for 8181 and 8182, this test's bucket,
 store and database for the example's. Nothing else of a block is changed.
 """
 
@@ -52,6 +52,7 @@ class Run:
     """The session, asked for only by pages that need it."""
     running: contextlib.ExitStack
     port: int = field(default_factory=free_port)
+    gateway_port: int = field(default_factory=free_port)
     printed: str = ""
     names: dict[str, Any] = field(default_factory=dict)
     catalog: str = ""
@@ -89,7 +90,8 @@ class Run:
             raise AssertionError(f"{self.page}:{block.line}: {error}") from error
 
     def _here(self, text: str) -> str:
-        text = text.replace("8181", str(self.port))
+        ports = {"8181": str(self.port), "8182": str(self.gateway_port)}
+        text = re.sub("8181|8182", lambda found: ports[found[0]], text)
         for theirs, ours in self.replace.items():
             text = text.replace(theirs, ours)
         return text

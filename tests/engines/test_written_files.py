@@ -105,7 +105,7 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 
 
 def given() -> pa.Table:
-    """Return each part has other values: of the last every column is null."""
+    """Return the rows. Each part has other values: every column of the last part is null."""
     rng = random.Random(11)
     part = [None if one % PARTS == 0 else one % PARTS for one in range(ROWS)]
     columns: dict[str, list[Any]] = {}

@@ -18,7 +18,7 @@ from seamark.metaserver.access.gateway_keys import ObjectGrant
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.server import gateway
-from seamark.metaserver.store.model import Claim, Token
+from seamark.metaserver.store.model import AccessToken, Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, keys_of
@@ -289,7 +289,7 @@ class _Claims:
         self.asked += 1
         return [Claim(uuid=uuid, location=location, shared=False) for location in self.by_uuid.get(uuid, [])]
 
-    async def claims_overlapping(self, keys: list[str], uuid: str, limit: int) -> list[Claim]:
+    async def find_overlapping_claims(self, keys: list[str], uuid: str, limit: int) -> list[Claim]:
         return [
             Claim(uuid=other, location=location, shared=False)
             for other, locations in self.by_uuid.items()
@@ -347,8 +347,8 @@ class _Logins(_Claims):
     async def grants(self, principal: str) -> list[RoleGrant]:
         return self._grants.get(principal, [])
 
-    async def token_named(self, name: str) -> Token | None:
-        return Token("i", name, "d", 0, None, None) if name in self._grants else None
+    async def token_named(self, name: str) -> AccessToken | None:
+        return AccessToken("i", name, "d", 0, None, None) if name in self._grants else None
 
 
 @pytest.mark.parametrize("claim", ["", "roles"])

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from seamark.formats.runtime.errors import Corrupt
-from seamark.metaserver.index.blocks.decoding import Decoders, decoded
+from seamark.metaserver.index.blocks.decoding import Decoders, decode_block_memory
 from tests.api.plans.planned import KINDS, STYLE, file_of
 from tests.index.test_block import SCHEMA
 from tests.planner.lakes.manifests import ADDED, Entry, manifest_bytes
@@ -29,7 +29,7 @@ def manifest(number: int) -> bytes:
 
 
 MANIFESTS = [(manifest(number), f"file:///t/m{number}.avro") for number in range(8)]
-BLOCKS = [decoded(*one) for one in MANIFESTS]
+BLOCKS = [decode_block_memory(*one) for one in MANIFESTS]
 
 
 def helpers() -> list[psutil.Process]:
@@ -93,7 +93,7 @@ async def test_one_core_has_no_use_for_processes() -> None:
 async def test_a_broken_manifest_is_told_in_the_same_words_and_costs_no_process(decoders: Decoders) -> None:
     data, location = MANIFESTS[0]
     with pytest.raises(Corrupt) as here:
-        decoded(data[:-9], location)
+        decode_block_memory(data[:-9], location)
     with decoders.many(1000):
         await until_asked(decoders)
         before = {one.pid for one in helpers()}

@@ -13,8 +13,8 @@ def test_the_index_that_was_not_used_for_longest_is_forgotten_first(monkeypatch:
     counted = Usage()
     for now_ms, index in enumerate(["a", "b", "a", "c"]):
         counted.note("u", index, files_in=5, files_removed=now_ms, now_ms=now_ms)
-    assert counted.of("u", "b") is None
-    assert counted.of("other", "a") is None
-    found = counted.of("u", "a")
+    assert counted.find_usage("u", "b") is None
+    assert counted.find_usage("other", "a") is None
+    found = counted.find_usage("u", "a")
     assert found is not None
     assert (found.last_ms, found.plans, found.files_in, found.files_removed) == (2, 2, 10, 2)

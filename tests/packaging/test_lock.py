@@ -39,8 +39,11 @@ def test_the_locks_of_the_demo_are_parts_of_the_hashed_lock(lock: str) -> None:
 @pytest.mark.parametrize(
     ("locks", "modules"),
     [
-        (["requirements.demo.lock"], ["seamark.commands.demo", "seamark.commands.serve", "Cython.Build"]),
-        (["requirements.demo.lock", "requirements.ssb.lock"], ["bench.demo.__main__", "seamark.commands.serve"]),
+        (["requirements.demo.lock"], ["seamark.commands.demo", "seamark.commands.serving.serve", "Cython.Build"]),
+        (
+            ["requirements.demo.lock", "requirements.ssb.lock"],
+            ["bench.demo.__main__", "seamark.commands.serving.serve"],
+        ),
     ],
     ids=["first act", "all acts"],
 )

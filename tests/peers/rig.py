@@ -57,7 +57,7 @@ class Node:
         return await self.peers.objects.read(location, limit_bytes=limit_bytes)
 
     def owns(self, location: str) -> bool:
-        return self.peers.membership.ranked(location)[0] == self.address
+        return self.peers.membership.rank_replicas(location)[0] == self.address
 
 
 @asynccontextmanager

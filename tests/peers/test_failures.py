@@ -31,7 +31,9 @@ def beside(node: Node, *others: Replica) -> None:
 
 def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {
-        location: content for location, content in files.items() if node.peers.membership.ranked(location)[0] == address
+        location: content
+        for location, content in files.items()
+        if node.peers.membership.rank_replicas(location)[0] == address
     }
 
 
@@ -236,21 +238,21 @@ async def test_more_requests_than_the_limit_are_refused_and_read_the_storage(tmp
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_trials_through() -> None:
     breaker = CircuitBreaker(failures_max=3, pause_s=1.0, pause_max_s=4.0)
     for _ in range(2):
-        breaker.failed(0.0)
-    breaker.succeeded()
+        breaker.record_failure(0.0)
+    breaker.record_success()
     for now in (0.0, 0.1, 0.2):
         assert breaker.allows(now)
-        breaker.failed(now)
+        breaker.record_failure(now)
     assert not breaker.allows(1.1)
     assert breaker.allows(1.25)  # a trial
     assert not breaker.allows(1.3)
-    breaker.failed(1.4)
+    breaker.record_failure(1.4)
     assert not breaker.allows(3.3)
     assert breaker.allows(3.5)
-    breaker.failed(3.6)
-    breaker.failed(3.6)
+    breaker.record_failure(3.6)
+    breaker.record_failure(3.6)
     assert breaker.allows(3.6 + 4.0)
-    breaker.succeeded()
+    breaker.record_success()
     assert breaker.allows(3.7)
     assert not breaker.is_open
 

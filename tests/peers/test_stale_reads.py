@@ -10,7 +10,7 @@ import pytest
 
 from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import NoSuchTable, RetryLater
-from seamark.metaserver.runtime.staleness import Staleness, allowed_staleness, allowing, requested_staleness_s
+from seamark.metaserver.runtime.staleness import Staleness, allowing, current_staleness, parse_staleness_s
 from seamark.metaserver.store.model import EntryKind, Grant
 from seamark.metaserver.store.operations import DropEntry, RemoveGrant, RevokeToken, SwapPointer
 from seamark.metaserver.store.stale_reads import RUNNING_MAX, StaleReads, entry_key
@@ -53,13 +53,13 @@ async def test_without_permission_or_within_reach_of_the_database_nothing_is_sta
     database.value = "new"
     with allowing(Staleness(100, 30)):
         assert await reads.read(KEY, database.read()) == "new"
-        staleness = allowed_staleness()
+        staleness = current_staleness()
         assert staleness is not None
         assert staleness.age_s == 0
     database.error = RetryLater("away")
     with pytest.raises(RetryLater):
         await reads.read(KEY, database.read())
-    assert allowed_staleness() is None
+    assert current_staleness() is None
 
 
 async def test_a_value_is_used_up_to_the_allowed_age_and_no_longer(reads: StaleReads, clock: SimulatedClock) -> None:
@@ -70,7 +70,7 @@ async def test_a_value_is_used_up_to_the_allowed_age_and_no_longer(reads: StaleR
         clock.advance(int(age_s * 1000) - int(clock.monotonic() * 1000 - 1_700_000_000_000))
         with allowing(Staleness(60, 30)) as _:
             assert await reads.read(KEY, database.read()) == "live"
-            staleness = allowed_staleness()
+            staleness = current_staleness()
             assert staleness is not None
             assert staleness.age_s == pytest.approx(age_s)
     clock.advance(1)
@@ -175,4 +175,4 @@ async def test_what_this_server_changed_is_not_used_again(reads: StaleReads) -> 
     ],
 )
 def test_the_directives_of_cache_control(header: str, seconds: int | None) -> None:
-    assert requested_staleness_s(header) == seconds
+    assert parse_staleness_s(header) == seconds

@@ -33,7 +33,7 @@ def test_rows_that_match_are_kept_and_exactly_these_where_nothing_is_converted(l
     texts = [None if rng.random() < 0.1 else drawn_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
     texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # longer than a key
     array = pa.chunked_array([pa.array(texts, pa.string())])
-    column = FileColumn.of(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
+    column = FileColumn.from_array(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
     stored = pa.table({"i": pa.array(range(len(texts)), pa.int64()), "c": array})
     excluded = 0
     with duckdb.connect() as con:
@@ -59,7 +59,7 @@ def test_rows_that_match_are_kept_and_exactly_these_where_nothing_is_converted(l
 
 
 def test_one_of_several_predicates_is_enough_and_each_list_counts() -> None:
-    column = FileColumn.of(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
+    column = FileColumn.from_array(pa.chunked_array([pa.array(["ab", "cd", "abcd", None])]), "string")
     likes = {pattern: BoundLike(COLUMN, LikePredicate("c", pattern)) for pattern in ("%b%", "%c%", "_b")}
     columns = {COLUMN: column}
     assert rows_like([], columns) is None

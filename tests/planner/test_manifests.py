@@ -77,7 +77,7 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
 
 def is_needed(expression: Expression, *fields: FieldSummary) -> bool:
     """For a manifest of which nothing else is known than these fields, the first ones of the spec."""
-    return ManifestSummaries([manifest(fields)]).needed({3: expression}, [SPEC]) == [0]
+    return ManifestSummaries([manifest(fields)]).find_needed({3: expression}, [SPEC]) == [0]
 
 
 PARTITIONS = st.lists(
@@ -164,7 +164,7 @@ def test_missing_bounds_in_the_manifest_list_rule_nothing_out() -> None:
     never = of("string", Op.EQ, "zzz")
     told = [FieldSummary(False, None, b"a", b"b")]
     listed = [manifest(None), manifest(()), manifest(told, spec_id=4), manifest(told)]
-    assert ManifestSummaries(listed).needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    assert ManifestSummaries(listed).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150))
@@ -189,10 +189,10 @@ def test_manifests_together_are_needed_as_each_alone(data: st.DataObject) -> Non
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
         alone = [
-            number for number, one in enumerate(listed) if ManifestSummaries([one]).needed(by_spec, [SPEC, turned])
+            number for number, one in enumerate(listed) if ManifestSummaries([one]).find_needed(by_spec, [SPEC, turned])
         ]
-        assert together.needed(by_spec, [SPEC, turned]) == alone
-        assert together.needed(by_spec, [SPEC, turned]) == alone
+        assert together.find_needed(by_spec, [SPEC, turned]) == alone
+        assert together.find_needed(by_spec, [SPEC, turned]) == alone
 
 
 def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
@@ -203,7 +203,7 @@ def test_a_field_is_found_by_its_place_in_its_own_spec() -> None:
     summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
     for literal, kept in (("a", [0]), ("c", [])):
         asked = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
-        assert ManifestSummaries([manifest(summaries, spec_id=4)]).needed({4: asked}, [SPEC, turned]) == kept
+        assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: asked}, [SPEC, turned]) == kept
 
 
 def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyP
     bounds = [to_bytes("long", value) for value in range(201)]
     listed = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
     asked = of("long", Op.IN, *range(1, 1000, 4))
-    found = ManifestSummaries(listed).needed({3: asked}, [SPEC_OF_ONE])
+    found = ManifestSummaries(listed).find_needed({3: asked}, [SPEC_OF_ONE])
     assert found == [low for low in range(200) if low % 4 in (0, 1)]
     assert made == len(asked.values) + 2 * len(listed)
 
@@ -227,13 +227,13 @@ def test_a_list_is_made_ready_once_for_all_manifests(monkeypatch: pytest.MonkeyP
 async def test_a_long_list_is_looked_for_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    needed = ManifestSummaries.needed
+    needed = ManifestSummaries.find_needed
 
     def watched(*asked: Any) -> list[int]:
         threads.append(threading.current_thread())
         return needed(*asked)
 
-    monkeypatch.setattr(ManifestSummaries, "needed", watched)
+    monkeypatch.setattr(ManifestSummaries, "find_needed", watched)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with planning(tmp_path) as opened:

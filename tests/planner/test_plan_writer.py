@@ -24,7 +24,7 @@ from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.objects.router import open_objects
-from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles, PlanWriter, kept_manifests
+from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanFiles, PlanWriter, find_kept_manifests
 from seamark.metaserver.planner.plan.planner import Planner, open_planner
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.settings.settings import Settings
@@ -56,7 +56,7 @@ class Tables:
         )
         scan = await self.planner.bind_and_plan(metadata, request)
         located = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
-        kept = kept_manifests(scan, metadata.format_version)
+        kept = find_kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
         self.count += 1

@@ -84,7 +84,7 @@ def matches(where: Any, row: dict[int, Any], names: dict[str, int]) -> bool:
 
 
 def table(schemas: list[list[Column]], last_id: int) -> TableMetadata:
-    """Return its one snapshot is of the first schema, and the last one is current."""
+    """Return a table whose one snapshot has the first schema. The last schema is current."""
     document = {
         "format-version": 2,
         "table-uuid": "9c12d441-03fe-4693-9a96-a0705ddf69c1",

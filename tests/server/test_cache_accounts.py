@@ -91,7 +91,7 @@ async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
 
         async def fill() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
-            await manifests.blocks(await manifests.listed(table.metadata.snapshots[0]))
+            await manifests.blocks(await manifests.read_list(table.metadata.snapshots[0]))
             return manifests
 
         yield fill
@@ -122,7 +122,7 @@ async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
 
         async def fill() -> object:
             manifests = Manifests(objects, budget_bytes=256 * MIB, limit_bytes=64 * MIB)
-            await manifests.blocks(await manifests.listed(table.metadata.snapshots[0]))
+            await manifests.blocks(await manifests.read_list(table.metadata.snapshots[0]))
             return manifests
 
         yield fill

@@ -180,10 +180,10 @@ def test_shown_settings_contain_no_secret() -> None:
         webhook_urls=("https://h/hunter2",),
         otel_endpoint="https://u:hunter2@h",
     )
-    shown = json.dumps(settings.redacted())
+    shown = json.dumps(settings.redact())
     assert "hunter2" not in shown
     assert "postgresql://u:***@h/d" in shown
-    assert set(settings.redacted()) == set(FIELDS)
+    assert set(settings.redact()) == set(FIELDS)
 
 
 @pytest.mark.parametrize(

@@ -40,22 +40,22 @@ class ClaimsContract(OpenedStores):
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
                 await other.transact([claim("v", key)])
-            assert {found.uuid for found in await other.claims_overlapping([key], "v", 9)} == {"u"}
+            assert {found.uuid for found in await other.find_overlapping_claims([key], "v", 9)} == {"u"}
         free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
         for number, key in enumerate(free):
             await other.transact([claim(f"v{number}", key)])
-        assert await store.claims_overlapping([*free], "", 0) != []
-        assert await store.claims_overlapping(["s3://b/w/none", "s3://c"], "", 9) == []
+        assert await store.find_overlapping_claims([*free], "", 0) != []
+        assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
     async def test_allowed_locations_are_found_apart_from_claims(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/u"), claim("v", "s3://b/v")])
         allowed = (ClaimedLocation(key="s3://b/u/data"), ClaimedLocation(key="s3://b/w"))
         await store.transact([AllowLocations(uuid="v", locations=allowed)])
         for key in ("s3://b/u", "s3://b/u/data", "s3://b/u/data/x"):
-            assert [found.uuid for found in await store.allowed_overlapping([key], "u", 9)] == ["v"]
-            assert "v" not in {found.uuid for found in await store.claims_overlapping([key], "u", 9)}
-        assert await store.allowed_overlapping(["s3://b/u"], "v", 9) == []
-        assert await store.allowed_overlapping(["s3://b/v", "s3://b/u/d"], "u", 9) == []
+            assert [found.uuid for found in await store.find_allowed_overlaps([key], "u", 9)] == ["v"]
+            assert "v" not in {found.uuid for found in await store.find_overlapping_claims([key], "u", 9)}
+        assert await store.find_allowed_overlaps(["s3://b/u"], "v", 9) == []
+        assert await store.find_allowed_overlaps(["s3://b/v", "s3://b/u/d"], "u", 9) == []
 
     async def test_claims_only_grow_and_are_not_taken_twice(self, store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/t")])
@@ -94,21 +94,21 @@ class ClaimsContract(OpenedStores):
         await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await keys(store, uuid) == ["s3://b/t"], "its files are not deleted"
-        (retained,) = await store.retained(NS, None, 9)
+        (retained,) = await store.list_retained(NS, None, 9)
         assert (retained.id, retained.is_retained, retained.entry.uuid) == (f"retained-{uuid}", True, uuid)
-        assert await store.dropped_entry(retained.id) == retained
-        assert await store.released_name(uuid, NS, "another")
-        assert not await store.released_name(uuid, ("other",), "t")
+        assert await store.find_dropped(retained.id) == retained
+        assert await store.is_name_released(uuid, NS, "another")
+        assert not await store.is_name_released(uuid, ("other",), "t")
         with pytest.raises(BadRequest, match="overlaps"):
             await store.transact([claim("v", "s3://b/t/in")])
-        assert await store.retained_unchecked(5, 9) == [retained]
+        assert await store.list_unchecked(5, 9) == [retained]
         await store.transact([CheckRetained(uuid, 7)])
-        assert (await store.retained_unchecked(7, 9), await store.retained_unchecked(8, 9)) == ([], [retained])
+        assert (await store.list_unchecked(7, 9), await store.list_unchecked(8, 9)) == ([], [retained])
         await store.transact([claim(uuid, "s3://b/t", returns=True), CreateEntry(make_entry("t"))])
-        assert await store.retained(None, None, 9) == []
+        assert await store.list_retained(None, None, 9) == []
         await store.transact([DropEntry(TABLE, NS, "t")])
         await store.transact([ReleaseLocations(uuid)])
-        assert (await keys(store, uuid), await store.retained(None, None, 9)) == ([], [])
+        assert (await keys(store, uuid), await store.list_retained(None, None, 9)) == ([], [])
 
     async def test_an_entry_is_retained_whose_uuid_is_the_id_of_another(self, store: GeneratorStore) -> None:
         """Clients choose UUIDs, and see the ids of dropped entries.
@@ -122,23 +122,23 @@ class ClaimsContract(OpenedStores):
         await store.transact([ForgetDropped("dropped-1")])
         await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
         await store.transact([DropEntry(TABLE, NS, "u")])
-        found = await store.retained(None, None, 9)
+        found = await store.list_retained(None, None, 9)
         assert {row.entry.uuid for row in found} == {first.uuid, second.uuid}
         for row in found:
-            assert await store.dropped_entry(row.id) == row
+            assert await store.find_dropped(row.id) == row
 
     async def test_names_without_claims_are_found_and_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
         keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
-        assert sorted(entry.name for entry in await store.unclaimed("", 9)) == ["t", "u", "v"]
-        first = await store.unclaimed("", 2)
+        assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
+        first = await store.list_unclaimed("", 2)
         assert len(first) == 2
-        rest = await store.unclaimed(first[-1].uuid, 9)
+        rest = await store.list_unclaimed(first[-1].uuid, 9)
         assert sorted(entry.name for entry in (*first, *rest)) == ["t", "u", "v"]
         names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
-        assert await store.unclaimed("", 9) == []
+        assert await store.list_unclaimed("", 9) == []
 
     async def test_of_claims_that_race_no_two_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
         chosen = random.Random(7)

@@ -117,12 +117,12 @@ class IndexFilesContract(OpenedStores):
         other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
         await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
         await indexed.transact([replacing("a"), replacing("b", uuid="uuid-of-u")])
-        found = await indexed.indexed_tables(None, 9)
+        found = await indexed.list_indexed_tables(None, 9)
         assert [(entry.uuid, entry.name) for entry in found] == [(UUID, "t"), ("uuid-of-u", "u"), ("uuid-of-u", "v")]
         assert all(entry.index_version > 0 for entry in found)
-        assert [entry.name for entry in await indexed.indexed_tables(None, 1)] == ["t"]
-        assert [entry.name for entry in await indexed.indexed_tables(UUID, 1)] == ["u", "v"]
-        assert await indexed.indexed_tables("uuid-of-u", 9) == []
+        assert [entry.name for entry in await indexed.list_indexed_tables(None, 1)] == ["t"]
+        assert [entry.name for entry in await indexed.list_indexed_tables(UUID, 1)] == ["u", "v"]
+        assert await indexed.list_indexed_tables("uuid-of-u", 9) == []
 
     async def test_replacing_what_is_not_live_is_a_conflict_that_changes_nothing(self, indexed: GeneratorStore) -> None:
         await indexed.transact([replacing("ab"), replacing("c", "b")])

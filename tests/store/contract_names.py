@@ -76,11 +76,11 @@ class NamesContract(OpenedStores):
         assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
         assert await store.namespaces((), "ns", 10) == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
-        named = await store.named_namespaces(NS, ["none", *reversed(leaves), "deep", "a"])
+        named = await store.find_namespaces(NS, ["none", *reversed(leaves), "deep", "a"])
         assert [child[-1] for child in named] == sorted(leaves)
-        assert await store.named_namespaces((), ["ns2", "a"]) == [("ns2",)]
-        assert await store.named_namespaces(NS, []) == []
-        assert len(await store.named_namespaces(NS, [f"x{number}" for number in range(99)] + ["a"])) == 1
+        assert await store.find_namespaces((), ["ns2", "a"]) == [("ns2",)]
+        assert await store.find_namespaces(NS, []) == []
+        assert len(await store.find_namespaces(NS, [f"x{number}" for number in range(99)] + ["a"])) == 1
 
     async def test_properties_are_replaced_only_at_the_expected_version(self, store: GeneratorStore) -> None:
         await store.transact([ReplaceNamespaceProperties(NS, 1, {"a": "1"})])
@@ -235,7 +235,7 @@ class NamesContract(OpenedStores):
             await store.transact([DropEntry(TABLE, NS, "t", "file:///elsewhere")])
         await store.transact([DropEntry(TABLE, NS, "t", make_entry("t").metadata_location)])
         assert await store.entry(TABLE, NS, "t") is None
-        assert await store.dropped(None, None, 9) == []
+        assert await store.list_dropped(None, None, 9) == []
 
     async def test_the_lease_of_rewrites_goes_with_the_last_name(
         self, store: GeneratorStore, clock: SimulatedClock
@@ -258,10 +258,10 @@ class NamesContract(OpenedStores):
         until = clock.now_ms() + 1000
         await store.transact([CreateEntry(entry), DropEntry(TABLE, NS, "t", keep=self._keep("d1", until, purge=True))])
         kept = DroppedEntry("d1", entry, True, 11, until, "ann")
-        assert await store.dropped_entry("d1") == kept
-        assert await store.dropped(None, None, 9) == [kept]
-        assert await store.dropped(NS, None, 9) == [kept]
-        assert await store.dropped(("other",), None, 9) == []
+        assert await store.find_dropped("d1") == kept
+        assert await store.list_dropped(None, None, 9) == [kept]
+        assert await store.list_dropped(NS, None, 9) == [kept]
+        assert await store.list_dropped(("other",), None, 9) == []
         counts = [await store.names_of(entry.uuid, namespace=where) for where in (None, NS, ("other",))]
         live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS)]
         assert (counts, live) == ([1, 1, 0], [0, 0])
@@ -269,7 +269,7 @@ class NamesContract(OpenedStores):
         live = [await store.names_of(entry.uuid, dropped=False, namespace=where) for where in (None, NS, ("other",))]
         assert live == [1, 1, 0]
         assert await store.entry(TABLE, NS, "t") == entry
-        assert await store.dropped_entry("d1") is None
+        assert await store.find_dropped("d1") is None
         with pytest.raises(NotFound, match="d1"):
             await store.transact([RestoreEntry("d1", NS, "t2")])
 
@@ -295,14 +295,14 @@ class NamesContract(OpenedStores):
             name = f"t{number}"
             keep = self._keep(f"d{number}", clock.now_ms() + after_ms)
             await store.transact([CreateEntry(make_entry(name)), DropEntry(TABLE, NS, name, keep=keep)])
-        assert await store.dropped_expired(clock.now_ms(), 9) == []
+        assert await store.list_expired(clock.now_ms(), 9) == []
         clock.advance(200)
-        assert ids(await store.dropped_expired(clock.now_ms(), 9)) == ["d1", "d2"]
-        assert ids(await store.dropped_expired(clock.now_ms(), 1)) == ["d1"]
-        assert ids(await store.dropped(None, "d0", 9)) == ["d1", "d2"]
+        assert ids(await store.list_expired(clock.now_ms(), 9)) == ["d1", "d2"]
+        assert ids(await store.list_expired(clock.now_ms(), 1)) == ["d1"]
+        assert ids(await store.list_dropped(None, "d0", 9)) == ["d1", "d2"]
         with pytest.raises(NotFound):
             await store.transact([RestoreEntry("d2", NS, "t2")])
         await store.transact([ForgetDropped("d1")])
         with pytest.raises(NotFound):
             await store.transact([ForgetDropped("d1")])
-        assert ids(await store.dropped(None, None, 9)) == ["d0", "d2"]
+        assert ids(await store.list_dropped(None, None, 9)) == ["d0", "d2"]

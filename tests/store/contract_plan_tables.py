@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from seamark.metaserver.store.model import NamespacePath, PlanSnapshot, PlanTable
+from seamark.metaserver.store.model import NamespacePath, PlanSnapshot, StoredPlanTable
 from seamark.metaserver.store.operations import (
     CreateEntry,
     DropEntry,
@@ -25,8 +25,10 @@ from tests.store.samples import NS, TABLE, make_entry
 NAME = "t~plan~" + "0" * 32
 
 
-def plan(plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namespace: NamespacePath = NS) -> PlanTable:
-    return PlanTable(
+def plan(
+    plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namespace: NamespacePath = NS
+) -> StoredPlanTable:
+    return StoredPlanTable(
         id=plan_id,
         namespace=namespace,
         name=name,
@@ -43,7 +45,7 @@ def plan(plan_id: str, name: str | None = NAME, *, expires_ms: int = 100, namesp
     )
 
 
-def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> PlanTable:
+def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) -> StoredPlanTable:
     """Shown as the snapshot 2**61 + number."""
     name = f"t~plan~{audience}{number:031x}"
     return msgspec.structs.replace(
@@ -58,9 +60,9 @@ async def shown(store: GeneratorStore, audience: str = "a", now_ms: int = 0, uui
     return [one.shown_id - 2**61 for one in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
-async def keep(store: GeneratorStore, one: PlanTable) -> PlanTable:
+async def keep(store: GeneratorStore, one: StoredPlanTable) -> StoredPlanTable:
     (kept,) = await store.transact([KeepPlanTable(one)])
-    assert isinstance(kept, PlanTable)
+    assert isinstance(kept, StoredPlanTable)
     return kept
 
 
@@ -123,10 +125,10 @@ class PlanTablesContract(OpenedStores):
         assert await store.plan_table_count(0) == 1, "the others are retired"
         assert await store.plan_table_count(99) == 1
         assert await store.plan_table_count(100) == 0, "its lease has ended"
-        retired = await store.plan_tables_retired(None, 3)
+        retired = await store.list_retired_plan_tables(None, 3)
         assert [one.id for one in retired] == ["p1", "p2", "p3"]
         assert retired[0] == msgspec.structs.replace(plan("p1", None), expires_ms=99)
-        assert [one.id for one in await store.plan_tables_retired("p3", 3)] == ["p4"]
+        assert [one.id for one in await store.list_retired_plan_tables("p3", 3)] == ["p4"]
 
     async def test_a_retired_plan_is_neither_renewed_nor_in_the_way_of_another(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
@@ -134,7 +136,7 @@ class PlanTablesContract(OpenedStores):
         assert await store.transact([RenewPlanTable("a", 5000)]) == [False]
         assert await keep(store, plan("b")) == plan("b")
         assert await retire(store, 1000) == 1
-        assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a", "b"]
+        assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a", "b"]
 
     async def test_only_a_retired_plan_is_forgotten(self, store: GeneratorStore) -> None:
         await keep(store, plan("a"))
@@ -142,7 +144,7 @@ class PlanTablesContract(OpenedStores):
         assert await store.plan_table(NS, NAME) == plan("a")
         await retire(store, 1000)
         await store.transact([ForgetPlanTable("a"), ForgetPlanTable("nobody")])
-        assert await store.plan_tables_retired(None, 10) == []
+        assert await store.list_retired_plan_tables(None, 10) == []
         assert await store.plan_table(NS, NAME) is None
 
     async def test_a_plan_is_renewed_or_retired_and_never_both(
@@ -164,7 +166,7 @@ class PlanTablesContract(OpenedStores):
         await keep(store, plan("a"))
         await store.transact([DropEntry(TABLE, NS, "T")])
         await retire(store, 1000)
-        assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a"]
+        assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a"]
 
     async def test_plan_snapshots_are_shown_to_their_audience_until_their_leases_end(
         self, store: GeneratorStore, other: GeneratorStore
@@ -217,6 +219,6 @@ class PlanTablesContract(OpenedStores):
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]
         assert await shown(store) == await shown(store, "b") == [2]
-        assert [one.id for one in await store.plan_tables_retired(None, 10)] == ["a1", "b1"]
+        assert [one.id for one in await store.list_retired_plan_tables(None, 10)] == ["a1", "b1"]
         assert await store.plan_table(NS, NAME) == plan("named")
         assert await store.transact([DropPlanSnapshots(("ns", "x"), "T", (2**61 + 2,))]) == [0]

@@ -12,7 +12,7 @@ from seamark.formats.runtime.errors import (
     CommitConflict,
     NotFound,
 )
-from seamark.metaserver.store.model import AuditRecord, Grant, MetricsReport, Token
+from seamark.metaserver.store.model import AccessToken, AuditRecord, Grant, MetricsReport
 from seamark.metaserver.store.operations import (
     CheckFence,
     CreateEntry,
@@ -124,13 +124,13 @@ class RecordsContract(OpenedStores):
         self, store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         now = clock.now_ms()
-        first = Token("1", "ann", "digest1", now, None)
+        first = AccessToken("1", "ann", "digest1", now, None)
         await store.transact([SaveToken(first)])
         assert await store.token_by_digest("digest1") == first
         assert await store.token_by_digest("digest2") is None
         assert (await store.token_named("ann"), await store.token_named("an")) == (first, None)
         with pytest.raises(AlreadyExists, match="ann"):
-            await store.transact([SaveToken(Token("2", "ann", "digest2", now))])
+            await store.transact([SaveToken(AccessToken("2", "ann", "digest2", now))])
         await store.transact([RevokeToken("ann", now + 1)])
         revoked = await store.token_by_digest("digest1")
         assert revoked is not None
@@ -138,13 +138,13 @@ class RecordsContract(OpenedStores):
         assert await store.token_named("ann") is None
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", now + 2)])
-        await store.transact([SaveToken(Token("3", "ann", "digest3", now, expires_ms=now + 10))])
+        await store.transact([SaveToken(AccessToken("3", "ann", "digest3", now, expires_ms=now + 10))])
         with pytest.raises(AlreadyExists):
-            await store.transact([SaveToken(Token("4", "ann", "digest4", now))])
+            await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
         clock.advance(10)
         with pytest.raises(NotFound):
             await store.transact([RevokeToken("ann", clock.now_ms())])
-        await store.transact([SaveToken(Token("4", "ann", "digest4", now))])
+        await store.transact([SaveToken(AccessToken("4", "ann", "digest4", now))])
         assert ids(await store.tokens()) == ["1", "3", "4"]
 
     async def test_grants_are_saved_once_and_removed(self, store: GeneratorStore) -> None:

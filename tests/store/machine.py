@@ -213,9 +213,9 @@ class StoreMachine(RuleBasedStateMachine):
         every = [*model.relations.values(), *model.functions.values()]
         assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
         kept = sorted(model.dropped.values(), key=lambda one: one.id)
-        assert await store.dropped(None, None, 99) == kept
+        assert await store.list_dropped(None, None, 99) == kept
         expired = sorted((d for d in kept if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id))
-        assert await store.dropped_expired(model.now_ms, 99) == expired
+        assert await store.list_expired(model.now_ms, 99) == expired
         uuids = {entry.uuid for entry in every} | {one.entry.uuid for one in kept}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)

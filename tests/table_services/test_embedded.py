@@ -18,7 +18,7 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from seamark.commands.main import cli
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.values import Instant
+from seamark.connector.client.values import TimelineInstant
 from tests.services.command import run_seamark
 from tests.services.process import free_port
 from tests.services.seamark import SHARED_KEY, Seamark
@@ -231,7 +231,7 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     assert "did nothing to db.new yet" in listed("db.new")
 
 
-def runs(client: IndexClient) -> list[Instant]:
+def runs(client: IndexClient) -> list[TimelineInstant]:
     return list(client.timeline("db.t", action="maintenance"))
 
 

@@ -12,7 +12,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
-from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, moved
+from seamark.metaserver.timeline.instants import check_invariants, check_move, is_finished, matches, move
 from tests.server.rig import an_instant
 
 R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED, InstantState.ROLLED_BACK  # noqa: E741
@@ -35,7 +35,7 @@ def test_no_path_leaves_a_finished_state(wanted: list[InstantState]) -> None:
     for state in wanted:
         clock.advance(1)
         try:
-            after = moved(instant, state, clock.now_ms())
+            after = move(instant, state, clock.now_ms())
         except BadRequest:
             assert (instant.state, state) not in LEGAL
             continue

@@ -24,9 +24,9 @@ def test_ago_is_the_latest_time_since_which_so_much_has_passed() -> None:
     assert passed.ago(0) == 1000
     for age_ms in range(1, 700):
         since_ms = passed.ago(age_ms)
-        assert passed.between(since_ms, 1000) >= age_ms
-        assert passed.between(since_ms + 1, 1000) < age_ms
-    assert passed.between(1000, 900) == -100
+        assert passed.measure_ms(since_ms, 1000) >= age_ms
+        assert passed.measure_ms(since_ms + 1, 1000) < age_ms
+    assert passed.measure_ms(1000, 900) == -100
 
 
 @pytest.mark.parametrize("seed", quick(range(40), 4))
@@ -59,7 +59,7 @@ async def test_no_more_time_counts_than_has_passed(tmp_path: Path, seed: int, mo
             allowance_ms += 60_000
             passed = await look_at_clock(store, clock)
             for recorded_ms, happened_ms, allowed_ms in events:
-                counted_ms = passed.between(recorded_ms, passed.now_ms)
+                counted_ms = passed.measure_ms(recorded_ms, passed.now_ms)
                 assert counted_ms <= real_ms - happened_ms + allowance_ms - allowed_ms, (number, passed)
             events.append((clock.now_ms(), real_ms, allowance_ms))
 
@@ -69,11 +69,11 @@ async def test_time_in_which_the_server_runs_counts_in_full(tmp_path: Path) -> N
     async with open_sqlite(tmp_path / "c.db", clock=clock) as store:
         start_ms = (await look_at_clock(store, clock)).now_ms
         clock.jump(YEAR_MS)
-        assert (await look_at_clock(store, clock)).between(start_ms, clock.now_ms()) == 0
+        assert (await look_at_clock(store, clock)).measure_ms(start_ms, clock.now_ms()) == 0
         for _ in range(48):
             clock.advance(HOUR_MS)
             passed = await look_at_clock(store, clock)
-        assert passed.between(start_ms, passed.now_ms) == 2 * DAY_MS
+        assert passed.measure_ms(start_ms, passed.now_ms) == 2 * DAY_MS
         assert passed.ago(DAY_MS) == passed.now_ms - DAY_MS
         assert passed.ago(3 * DAY_MS) < start_ms
 
@@ -90,12 +90,12 @@ async def test_a_server_that_is_off_most_of_the_day_deletes_what_is_old(tmp_path
                 clock.advance(HOUR_MS)
                 ran_ms += HOUR_MS
                 passed = await look_at_clock(store, clock)
-            assert all(passed.between(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in events)
+            assert all(passed.measure_ms(at_ms, passed.now_ms) <= ran_ms - then_ms for at_ms, then_ms in events)
             events.append((clock.now_ms(), ran_ms))
             clock.advance(22 * HOUR_MS)
             clock.machine = f"boot {day}"
             passed = await look_at_clock(store, clock)
-        assert passed.between(start_ms, passed.now_ms) == ran_ms
+        assert passed.measure_ms(start_ms, passed.now_ms) == ran_ms
         assert passed.ago(30 * DAY_MS) >= start_ms
 
 
@@ -112,7 +112,7 @@ async def test_replicas_whose_clocks_differ_leave_one_gap(tmp_path: Path) -> Non
                 clock.jump(ahead_ms)
                 passed = await look_at_clock(store, clock)
         assert len(passed.gaps) == 1
-        assert passed.between(start_ms, passed.now_ms) == 10 * HOUR_MS
+        assert passed.measure_ms(start_ms, passed.now_ms) == 10 * HOUR_MS
 
 
 async def test_a_lease_of_a_clock_that_was_ahead_does_not_last(tmp_path: Path) -> None:

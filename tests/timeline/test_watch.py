@@ -83,12 +83,12 @@ async def test_a_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tupl
 async def test_a_watcher_is_not_woken_by_what_it_did_not_ask_for(two: tuple[Replica, Replica]) -> None:
     first, _ = two
     async with first.timeline.watching(InstantFilter(name="wanted")) as watcher:
-        assert await first.timeline.next(watcher, 10) == []
+        assert await first.timeline.read_next(watcher, 10) == []
         await first.record("other")
         await asyncio.sleep(0.2)
         assert not watcher.woken.is_set()
         await first.record("wanted")
-        found = await asyncio.wait_for(first.timeline.next(watcher, 10), 60)
+        found = await asyncio.wait_for(first.timeline.read_next(watcher, 10), 60)
         assert [instant.name for instant in found] == ["wanted"]
 
 

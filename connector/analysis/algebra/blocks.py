@@ -148,7 +148,8 @@ class Block:
         outputs: Its output columns.
         where: A predicate on the joined rows.
         passes: Whether a condition on an output may be pushed to the sources.
-        needs_rows: Whether the block has no row if no row of the sources meets `where`.
+        needs_rows: Whether the block has a row for each row of the sources that meets `where` (for equal rows, one or
+            more), and no other row.
         keys: If the rows are grouped, the grouping keys of which each group has one value.
         having: A condition on `keys`.
         counted: A condition that is true for each row that an aggregate counts.
@@ -355,6 +356,7 @@ def _has_all_rows(relation: Relation) -> bool:
     """Return whether each row of the stored table is in the relation."""
     if not isinstance(relation, Block):
         return isinstance(relation, Table)
-    is_projection = relation.passes and relation.tree == 0 and relation.keys is None and not relation.extremes
+    # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
+    is_projection = relation.needs_rows and relation.tree == 0 and relation.keys is None
     is_unfiltered = relation.where is None and relation.having is None and relation.correlated is None
     return is_projection and is_unfiltered and _has_all_rows(relation.sources[0])

@@ -152,7 +152,7 @@ class FileAssembler:
             packed_bytes=sum(int(part.values[:, PATCH["packed_bytes"]].sum()) for part in parts),
             offset=begin,
             ordinal=len(self._groups),
-            sorting=_sorting(picks),
+            sorting=_translate_sorting(picks),
         )
         self._groups.append(_CopiedGroup(fields, parts))
         self.split_offsets.append(begin)
@@ -161,9 +161,9 @@ class FileAssembler:
     def _keep_key_values(self, source: SourceFile) -> None:
         """Keep what all files say, and a schema only if it is still that of the columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
-        found = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
-        kept = found if self._key_values is None else self._key_values
-        self._key_values = {key: value for key, value in kept.items() if key in found and found[key] == value}
+        stated = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
+        common = stated if self._key_values is None else self._key_values
+        self._key_values = {key: value for key, value in common.items() if key in stated and stated[key] == value}
 
     def _copy(self, pick: Pick, group: RowGroup) -> _CopiedChunks:
         source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
@@ -179,7 +179,7 @@ class FileAssembler:
         values[:, PATCH["file_offset"]] = 0
         shifts = np.zeros(len(columns), dtype=np.int64)
         moved: dict[int, MovedPages] = {}
-        for run, members in _runs(pick, group, columns, changed):
+        for run, members in _divide_into_runs(pick, group, columns, changed):
             if changed[members[0]]:
                 number = int(members[0])
                 pages = source.reencrypt(group, pick.columns[number], ciphers[number], self._sink, reach=run.reach)
@@ -202,7 +202,7 @@ class FileAssembler:
             for number, pages in moved.items():
                 for name in _SHIFTED:
                     if values[number, PATCH[name]] > 0:
-                        values[number, PATCH[name]] = pages.moved(int(values[number, PATCH[name]]))
+                        values[number, PATCH[name]] = pages.translate_offset(int(values[number, PATCH[name]]))
             for number, (column, shift) in enumerate(zip(pick.columns, shifts.tolist(), strict=True)):
                 column_indexes.append(source.column_index(group, column))
                 index = source.offset_index(group, column)
@@ -260,7 +260,7 @@ class FileAssembler:
                         part.values[number, PATCH[name]] = self._sink.at
                         part.values[number, PATCH[f"{name}_length"]] = len(data)
                         self._sink.write(data)
-        chunks = [self._encoded(group) for group in self._groups]
+        chunks = [self._assemble_chunks(group) for group in self._groups]
         footer = self._footer(chunks, {})
         if self._encryption is None:
             self._sink.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
@@ -268,7 +268,7 @@ class FileAssembler:
             names = [leaf.names for leaf in self.leaves]
             encrypted = [
                 [
-                    self._encryption.encrypted_chunk(chunk, ordinal, column, names[column])
+                    self._encryption.encrypt_chunk(chunk, ordinal, column, names[column])
                     for column, chunk in enumerate(group)
                 ]
                 for ordinal, group in enumerate(chunks)
@@ -278,7 +278,7 @@ class FileAssembler:
         self._sink.close()
         return footer
 
-    def _footer(self, chunks: Sequence[Sequence[bytes]], others: Mapping[int, tuple[int, bytes]]) -> bytes:
+    def _footer(self, chunks: Sequence[Sequence[bytes]], other_fields: Mapping[int, tuple[int, bytes]]) -> bytes:
         creators = self._creators
         return encode_footer(
             version=self._version,
@@ -288,10 +288,10 @@ class FileAssembler:
             key_values=list((self._key_values or {}).items()),
             created_by=next(iter(creators)) if len(creators) == 1 else CREATED_BY,
             orders=self._skeleton.orders,
-            others={**self._skeleton.others, **others},
+            others={**self._skeleton.others, **other_fields},
         )
 
-    def _encoded(self, group: _CopiedGroup) -> list[bytes]:
+    def _assemble_chunks(self, group: _CopiedGroup) -> list[bytes]:
         """Return the column chunks, without encryption."""
         chunks: list[bytes] = [b""] * len(self.leaves)
         for part in group.parts:
@@ -309,7 +309,9 @@ class FileAssembler:
         self._sink.abort()
 
 
-def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]) -> list[tuple[Run, Longs]]:
+def _divide_into_runs(
+    pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.bool_]
+) -> list[tuple[Run, Longs]]:
     """Return the chunks as runs of contiguous bytes, in the order of the file, each with the positions of its columns.
 
     Args:
@@ -329,17 +331,17 @@ def _runs(pick: Pick, group: RowGroup, columns: Longs, changed: npt.NDArray[np.b
     return runs[::-1]
 
 
-def _sorting(picks: Sequence[Pick]) -> Any:
+def _translate_sorting(picks: Sequence[Pick]) -> Any:
     """Return the sorting columns of the first pick's row group, up to the first column that is left out."""
     pick = picks[0]
     kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
     if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:
         return None
     targets = dict(zip(pick.columns, pick.targets, strict=True))
-    kept = []
+    sorting = []
     for column in stated[1]:
         target = targets.get(column.get(_COLUMN, (0, -1))[1])
         if target is None:
             break
-        kept.append({**column, _COLUMN: (thrift.I32, target)})
-    return (thrift.STRUCT, kept) if kept else None
+        sorting.append({**column, _COLUMN: (thrift.I32, target)})
+    return (thrift.STRUCT, sorting) if sorting else None

@@ -72,16 +72,16 @@ def leaves_of(footer: ParquetFooter) -> list[Leaf]:
         ValueError: For an invalid schema.
     """
     try:
-        return _leaves(footer)
+        return _read_leaves(footer)
     except (TypeError, AttributeError, KeyError) as error:  # fields of another type
         raise ValueError(f"its schema is invalid: {error!r}") from None
 
 
-def _leaves(footer: ParquetFooter) -> list[Leaf]:
+def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
     elements = footer.elements
     if not elements:
         raise ValueError("it has no schema")
-    orders = _orders(footer)
+    orders = _read_orders(footer)
     leaves: list[Leaf] = []
 
     def walk(at: int, ids: tuple[int | None, ...], shape: tuple[Any, ...], names: tuple[bytes, ...]) -> int:
@@ -91,7 +91,7 @@ def _leaves(footer: ParquetFooter) -> list[Leaf]:
             raise ValueError("its schema ends within a group")
         element = elements[at]
         ids, names = (*ids, _value(element, _ID)), (*names, bytes(_value(element, _NAME) or b""))
-        shape = (*shape, _shape(element))
+        shape = (*shape, _read_shape(element))
         children = _value(element, _CHILDREN)
         at += 1
         if children is None:
@@ -114,7 +114,7 @@ def _leaves(footer: ParquetFooter) -> list[Leaf]:
     return leaves
 
 
-def _orders(footer: ParquetFooter) -> list[bytes] | None:
+def _read_orders(footer: ParquetFooter) -> list[bytes] | None:
     if footer.orders is None:
         return None
     return [thrift.write(order) for order in structures(footer.orders)]
@@ -124,35 +124,35 @@ def _value(element: Fields, number: int) -> Any:
     return element.get(number, (0, None))[1]
 
 
-def _shape(element: Fields) -> tuple[Any, ...]:
+def _read_shape(element: Fields) -> tuple[Any, ...]:
     """Return (repetition, physical type, length, logical type) of a node."""
     physical, repetition = _value(element, _TYPE), _value(element, _REPETITION)
-    logical = _logical(element)
+    logical = _read_logical_type(element)
     if physical is None and (repetition == _REPEATED or _value(element, _ID) is None):
         logical = ()  # the inner groups of lists and maps, which writers annotate differently
     length = _value(element, _LENGTH) if physical == 7 else None
     return repetition, physical, length, logical
 
 
-def _logical(element: Fields) -> Logical:
+def _read_logical_type(element: Fields) -> Logical:
     union, converted = _value(element, _LOGICAL), _value(element, _CONVERTED)
-    found: Logical
+    logical: Logical
     if union:
         number, (_, inner) = next(iter(union.items()))
-        found = number, *_parameters(number, inner)
+        logical = number, *_read_parameters(number, inner)
     elif converted == 5:
-        found = _DECIMAL, _value(element, _SCALE) or 0, _value(element, _PRECISION) or 0
+        logical = _DECIMAL, _value(element, _SCALE) or 0, _value(element, _PRECISION) or 0
     elif converted is not None:
-        found = _CONVERTED_TYPES.get(converted, (-1, converted))
+        logical = _CONVERTED_TYPES.get(converted, (-1, converted))
     else:
         return ()
     physical = _value(element, _TYPE)
-    if found in ((_INTEGER, 32, True), (_INTEGER, 64, True)) and physical in (_INT32, _INT64):
+    if logical in ((_INTEGER, 32, True), (_INTEGER, 64, True)) and physical in (_INT32, _INT64):
         return ()  # what the physical type says
-    return found
+    return logical
 
 
-def _parameters(number: int, inner: Any) -> tuple[Any, ...]:
+def _read_parameters(number: int, inner: Any) -> tuple[Any, ...]:
     if not isinstance(inner, dict):
         return ()
     if number == _DECIMAL:
@@ -165,7 +165,7 @@ def _parameters(number: int, inner: Any) -> tuple[Any, ...]:
     return tuple((key, repr(value)) for key, value in inner.items())
 
 
-def required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
+def find_required_columns(leaves: Sequence[Leaf]) -> frozenset[int]:
     """Return the field ids of the required columns that are not structs, lists or maps."""
     return frozenset(
         leaf.ids[0]
@@ -186,21 +186,21 @@ class LeafMatch(NamedTuple):
     reason: str = ""
 
 
-def match(target: Sequence[Leaf], found: Sequence[Leaf]) -> LeafMatch:
+def match_leaves(target: Sequence[Leaf], leaves: Sequence[Leaf]) -> LeafMatch:
     """Match the leaves of a file with those of a target."""
-    if repeated := [ids for ids, count in Counter(leaf.ids for leaf in found).items() if count > 1]:
+    if repeated := [ids for ids, count in Counter(leaf.ids for leaf in leaves).items() if count > 1]:
         return LeafMatch((), f"it has several columns with the field ids {repeated[0]}")
-    if any(leaf.ids[0] is None for leaf in found):
+    if any(leaf.ids[0] is None for leaf in leaves):
         return LeafMatch((), "it has columns without field ids")
-    positions = {leaf.ids: number for number, leaf in enumerate(found)}
-    tops = {leaf.ids[0] for leaf in found}
+    positions = {leaf.ids: number for number, leaf in enumerate(leaves)}
+    tops = {leaf.ids[0] for leaf in leaves}
     columns = []
     for leaf in target:
         position = positions.get(leaf.ids, -1)
         if position < 0:
             if leaf.ids[0] in tops:
                 return LeafMatch((), f"its column {leaf.names[0].decode(errors='replace')} has another structure")
-        elif found[position].shape != leaf.shape or found[position].order != leaf.order:
+        elif leaves[position].shape != leaf.shape or leaves[position].order != leaf.order:
             reason = "has another type or nullability, or statistics of another order"
             return LeafMatch((), f"its column {leaf.path} {reason}")
         columns.append(position)

@@ -31,14 +31,14 @@ class FileProtection(NamedTuple):
     leaves: Sequence[Leaf]
     keys: ParquetKeys
 
-    def new_encryption(self, location: str) -> FileEncryption:
+    def create_encryption(self, location: str) -> FileEncryption:
         """With new keys, for one file.
 
         Raises:
             Unreadable: If the file cannot be read.
         """
         try:
-            return self.keys.new_encryption(self.scheme)
+            return self.keys.create_encryption(self.scheme)
         except (KeyUnavailable, ValueError) as error:
             raise Unreadable(location, f"it cannot be encrypted: {error}") from None
 
@@ -71,7 +71,7 @@ PUBLISHES_LAYOUT = "the clustering of the table would publish the order of its v
 
 
 @contextmanager
-def without_values(protection: FileProtection | None) -> Iterator[None]:
+def hide_values(protection: FileProtection | None) -> Iterator[None]:
     """Hide what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown
     to all readers of the table.
     """
@@ -125,7 +125,7 @@ SourceCheck = Callable[[str, SourceFile], None]
 """Raises Unreadable for a file, by its path, whose rows may not go to the new file."""
 
 
-def same_scheme(
+def require_same_scheme(
     schemes: Callable[[str], EncryptionScheme | None], leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> SourceCheck:
     """Refuse a file that is now encrypted otherwise than when it was opened to choose the encryption of the new file:
@@ -136,8 +136,8 @@ def same_scheme(
     """
 
     def check(path: str, source: SourceFile) -> None:
-        found = protection_of(source, leaves, keys)
-        if (None if found is None else found.scheme) != schemes(path):
+        protection = protection_of(source, leaves, keys)
+        if (None if protection is None else protection.scheme) != schemes(path):
             raise source.unreadable("it was replaced while it was read: its encryption has changed")
 
     return check

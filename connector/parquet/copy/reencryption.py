@@ -17,7 +17,7 @@ import numpy as np
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.parquet.copy.sinks import Sink
-from seamark.connector.parquet.encryption.footers import unpadded
+from seamark.connector.parquet.encryption.footers import strip_padding
 from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
 from seamark.formats.iceberg.files import _footer
 from seamark.formats.iceberg.files.footer import PAGE_HEADER_MAX_BYTES
@@ -65,7 +65,7 @@ class MovedPages:
     def table(self) -> Longs:
         return np.array(self.pages, dtype=np.int64).reshape(-1, 3)
 
-    def moved(self, offset: int) -> int:
+    def translate_offset(self, offset: int) -> int:
         """Return the new offset of a page.
 
         Raises:
@@ -85,7 +85,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
     while at < chunk.end:
         begin, is_first = at, at == chunk.begin
         expects_dictionary = is_first and chunk.has_dictionary
-        header, header_size = _header(chunk, view, at, None if expects_dictionary else page)
+        header, header_size = _read_header(chunk, view, at, None if expects_dictionary else page)
         at += header_size
         _, kind, packed, count, crc, levels = _footer.page_details(header)
         packed += 0 if chunk.old is None else chunk.old.unstated_bytes
@@ -102,14 +102,14 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
         with view(at, packed) as body:
             if crc is not None and zlib.crc32(body) != crc & 0xFFFFFFFF:
                 raise ValueError(f"the page at {begin} has another CRC than its header states")
-            data = _reencrypted(chunk, body, ordinal, levels if kind == _DATA_PAGE_2 else 0)
+            data = _reencrypt_page(chunk, body, ordinal, levels if kind == _DATA_PAGE_2 else 0)
         at += packed
         if len(data) > _PACKED_MAX:
             raise ValueError(f"the page at {begin} has more than {_PACKED_MAX:,} bytes when it is encrypted")
         new_begin = sink.at
-        new_header = _footer.resized_header(header, len(data), _signed_crc(data) if crc is not None else 0)
+        new_header = _footer.resized_header(header, len(data), _compute_signed_crc(data) if crc is not None else 0)
         if chunk.new is not None:
-            new_header = chunk.new.encrypt(_header_module(ordinal), new_header, ordinal)
+            new_header = chunk.new.encrypt(_header_module_of(ordinal), new_header, ordinal)
         if len(data) < _JOINED_BYTES:
             sink.write(b"".join((new_header, data)))
         else:
@@ -124,7 +124,7 @@ def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
     return moved
 
 
-def _header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tuple[bytes, int]:
+def _read_header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tuple[bytes, int]:
     """Return (the page header at `at`, its bytes in the file).
 
     Args:
@@ -142,10 +142,10 @@ def _header(chunk: EncryptedChunk, view: View, at: int, page: int | None) -> tup
     if size > min(left, PAGE_HEADER_MAX_BYTES):
         raise ValueError(f"the page header at {at} has {size:,} bytes; its column chunk has {left:,}")
     with view(at, size) as data:
-        return unpadded(chunk.old.decrypt(_header_module(page), data, page)), size
+        return strip_padding(chunk.old.decrypt(_header_module_of(page), data, page)), size
 
 
-def _reencrypted(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
+def _reencrypt_page(chunk: EncryptedChunk, body: memoryview, page: int | None, levels: int) -> bytes:
     module = Module.DICTIONARY_PAGE if page is None else Module.DATA_PAGE
     open_levels = 0  # bytes before the encrypted part
     if chunk.old is None:
@@ -164,11 +164,11 @@ def _is_module(data: memoryview) -> bool:
     return len(data) >= LENGTH_BYTES and struct.unpack_from("<I", data)[0] == len(data) - LENGTH_BYTES
 
 
-def _header_module(page: int | None) -> Module:
+def _header_module_of(page: int | None) -> Module:
     return Module.DICTIONARY_PAGE_HEADER if page is None else Module.DATA_PAGE_HEADER
 
 
-def _signed_crc(data: bytes) -> int:
+def _compute_signed_crc(data: bytes) -> int:
     """As Thrift stores it, as a number of 32 bits with a sign."""
     crc = zlib.crc32(data)
     return crc - (1 << 32) if crc >= 1 << 31 else crc

@@ -24,7 +24,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.leaves import leaves_of
 from seamark.connector.parquet.copy.reencryption import EncryptedChunk, MovedPages, reencrypt
 from seamark.connector.parquet.copy.sinks import Sink
-from seamark.connector.parquet.encryption.footers import FileKeys, OpenedFooter, is_signed, open_footer, unpadded
+from seamark.connector.parquet.encryption.footers import FileKeys, OpenedFooter, is_signed, open_footer, strip_padding
 from seamark.connector.parquet.encryption.kms import KeyUnavailable
 from seamark.connector.parquet.encryption.modules import LENGTH_BYTES, ChunkCipher, Module
 from seamark.formats.iceberg.files import thrift
@@ -46,7 +46,7 @@ BLOCK_BYTES = 8 << 20
 INDEX_BYTES_MAX, BLOOM_BYTES_MAX = 64 << 20, 128 << 20
 """Limits of one page index, and of one Bloom filter."""
 _TAIL_BYTES = 64 << 10
-_BLOOM_HEADER_MAX = 1 << 10
+_BLOOM_HEADER_BYTES_MAX = 1 << 10
 
 
 class Run(NamedTuple):
@@ -232,7 +232,7 @@ class SourceFile:
         if size <= 0 or size > INDEX_BYTES_MAX:
             raise ValueError(f"a page index has {size:,} bytes")
         data, cipher = self.read(at, size), self.cipher(group, column)
-        return data if cipher is None else unpadded(cipher.decrypt(module, memoryview(data)))
+        return data if cipher is None else strip_padding(cipher.decrypt(module, memoryview(data)))
 
     def bloom(self, group: RowGroup, column: int) -> tuple[bytes, bytes] | None:
         """Return the header and the bits of a Bloom filter.
@@ -244,9 +244,9 @@ class SourceFile:
         at, cipher = int(group.values("bloom")[column]), self.cipher(group, column)
         if cipher is not None:
             header, header_size = self._bloom_part(at, Module.BLOOM_HEADER, cipher)
-            return unpadded(header), self._bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
-        head = self.read(at, min(_BLOOM_HEADER_MAX, max(0, self.size_bytes - at)))
-        header_size, size = _bloom_sizes(head)
+            return strip_padding(header), self._bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
+        head = self.read(at, min(_BLOOM_HEADER_BYTES_MAX, max(0, self.size_bytes - at)))
+        header_size, size = _read_bloom_sizes(head)
         if group.has("bloom_length")[column]:
             size = int(group.values("bloom_length")[column]) - header_size
         if size <= 0 or size > BLOOM_BYTES_MAX:
@@ -346,7 +346,7 @@ class SourceFile:
             walk.check()
 
 
-def _bloom_sizes(head: bytes) -> tuple[int, int]:
+def _read_bloom_sizes(head: bytes) -> tuple[int, int]:
     """Return (bytes of the header, bytes of the bits), by the header (BloomFilterHeader: numBytes is field 1)."""
     fields, size = thrift.read(head)
     kind, stated = fields.get(1, (0, 0))

@@ -104,31 +104,33 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
             _KEY_METADATA: crypto.get(2, (0, None)),
         }
     else:
-        found, end = _footer.spans(data, 0)
-        given = encode_fields({n: (kind, data[at:to]) for n, kind, at, to in found if n in (_ALGORITHM, _KEY_METADATA)})
-        fields = thrift.read(given)[0]
-    algorithm, file_aad, has_prefix = _algorithm(fields.get(_ALGORITHM, (0, None)), keys)
+        spans, end = _footer.spans(data, 0)
+        encryption_fields = encode_fields(
+            {n: (kind, data[at:to]) for n, kind, at, to in spans if n in (_ALGORITHM, _KEY_METADATA)}
+        )
+        fields = thrift.read(encryption_fields)[0]
+    algorithm, file_aad, has_prefix = _read_algorithm(fields.get(_ALGORITHM, (0, None)), keys)
     kind, stated = fields.get(_KEY_METADATA, (0, None))
     metadata = bytes(stated) if kind == BINARY and isinstance(stated, bytes) else None
-    key, rest = keys.key(metadata, None), data[end:]
+    key, remaining = keys.key(metadata, None), data[end:]
     footer_cipher = ModuleCipher(key, file_aad, ctr_pages=algorithm == _GCM_CTR)
     if encrypted:
         try:
-            plain = footer_cipher.decrypt_footer(rest)
+            plain = footer_cipher.decrypt_footer(remaining)
         except Undecryptable:
             if file_aad:
                 raise
             file_aad = None
             footer_cipher = ModuleCipher(key, None, ctr_pages=algorithm == _GCM_CTR)
-            plain = footer_cipher.decrypt_footer(rest)
+            plain = footer_cipher.decrypt_footer(remaining)
     else:
         plain = data[:end]
-        if len(rest) != SIGNATURE_BYTES or not hmac.compare_digest(
-            footer_cipher.signature(plain, rest[:NONCE_BYTES]), rest
+        if len(remaining) != SIGNATURE_BYTES or not hmac.compare_digest(
+            footer_cipher.signature(plain, remaining[:NONCE_BYTES]), remaining
         ):
             raise Undecryptable("its signature does not fit the footer: the key is another, or the file was changed")
     opening = _Opening(keys, footer_cipher, file_aad, ctr_pages=algorithm == _GCM_CTR, signed=not encrypted)
-    plain = opening.decrypted(plain)
+    plain = opening.strip_encryption(plain)
     return OpenedFooter(
         plain,
         opening.ciphers,
@@ -141,7 +143,7 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
     )
 
 
-def _algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
+def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, bytes | None, bool]:
     """Return (the algorithm, the AAD of the file, whether it has a prefix)."""
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
@@ -170,15 +172,15 @@ class _Opening:
         self.ciphers: list[list[ModuleCipher | None]] = []
         self.keys: dict[str, bytes] = {}
 
-    def decrypted(self, data: bytes) -> bytes:
+    def strip_encryption(self, data: bytes) -> bytes:
         """FileMetaData without encryption."""
-        found, _ = _footer.spans(data, 0)
+        spans, _ = _footer.spans(data, 0)
         fields: Raw = {
             number: (kind, data[begin:to])
-            for number, kind, begin, to in found
+            for number, kind, begin, to in spans
             if number not in (_ALGORITHM, _KEY_METADATA)
         }
-        at = next((begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST), None)
+        at = next((begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST), None)
         if at is None:
             raise ValueError("it has no row groups")
         groups = [self._group(data, begin, ordinal) for ordinal, begin in enumerate(_footer.items(data, at)[:-1])]
@@ -186,9 +188,9 @@ class _Opening:
         return encode_fields(fields)
 
     def _group(self, data: bytes, at: int, ordinal: int) -> bytes:
-        found, _ = _footer.spans(data, at)
-        fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found}
-        begin = next((begin for number, kind, begin, _ in found if number == COLUMNS and kind == LIST), None)
+        spans, _ = _footer.spans(data, at)
+        fields: Raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans}
+        begin = next((begin for number, kind, begin, _ in spans if number == COLUMNS and kind == LIST), None)
         if begin is None:
             raise ValueError("a row group has no columns")
         ciphers: list[ModuleCipher | None] = []
@@ -205,8 +207,8 @@ class _Opening:
         return encode_fields(fields)
 
     def _chunk(self, data: bytes, at: int, end: int, group: int, column: int) -> tuple[bytes, ModuleCipher | None]:
-        found, _ = _footer.spans(data, at)
-        fields: Raw = {number: (kind, data[begin:to]) for number, kind, begin, to in found}
+        spans, _ = _footer.spans(data, at)
+        fields: Raw = {number: (kind, data[begin:to]) for number, kind, begin, to in spans}
         crypto = fields.pop(_CRYPTO, None)
         module = fields.pop(_ENCRYPTED_METADATA, None)
         if crypto is None:
@@ -222,7 +224,7 @@ class _Opening:
                 raise ValueError("the encrypted metadata of a column has another type")
             sealed = thrift.read(encode_fields({1: (BINARY, module[1])}))[0][1][1]
             metadata = cipher.chunk(group, column).decrypt(Module.COLUMN_METADATA, memoryview(sealed))
-            fields[_METADATA] = STRUCT, unpadded(metadata)
+            fields[_METADATA] = STRUCT, strip_padding(metadata)
         elif self._signed or cipher is not self._footer_cipher:
             raise ValueError("the metadata of an encrypted column is not encrypted")
         return encode_fields(fields), cipher
@@ -252,7 +254,7 @@ class _Opening:
         return cipher
 
 
-def unpadded(structure: bytes) -> bytes:
+def strip_padding(structure: bytes) -> bytes:
     """Return an encoded structure without the bytes after it: parquet-java encrypts its whole buffer.
 
     Raises:
@@ -325,13 +327,13 @@ class FileEncryption:
     def magic(self) -> bytes:
         return MAGIC if self.signed else ENCRYPTED_MAGIC
 
-    def encrypted_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
+    def encrypt_chunk(self, chunk: bytes, group: int, column: int, path: Sequence[bytes]) -> bytes:
         """Return an encoded ColumnChunk with its key, and its metadata as readers may see it."""
         key, cipher = self._columns[column], self.ciphers[column]
         if key is None or cipher is None:
             return chunk
-        found, _ = _footer.spans(chunk, 0)
-        fields: Raw = {number: (kind, chunk[begin:end]) for number, kind, begin, end in found}
+        spans, _ = _footer.spans(chunk, 0)
+        fields: Raw = {number: (kind, chunk[begin:end]) for number, kind, begin, end in spans}
         if key is self._footer:
             crypto: thrift.Fields = {_FOOTER_KEY: (STRUCT, {})}
         else:
@@ -345,7 +347,7 @@ class FileEncryption:
             sealed = cipher.chunk(group, column).encrypt(Module.COLUMN_METADATA, metadata)
             fields[_ENCRYPTED_METADATA] = BINARY, encode_binary(sealed)
             if self.signed:
-                fields[_METADATA] = STRUCT, _without_statistics(metadata)
+                fields[_METADATA] = STRUCT, _strip_statistics(metadata)
         return encode_fields(fields)
 
     def footer_fields(self) -> dict[int, tuple[int, bytes]]:
@@ -369,8 +371,8 @@ class FileEncryption:
         return data + struct.pack("<I", len(data)) + self.magic
 
 
-def _without_statistics(metadata: bytes) -> bytes:
-    found, _ = _footer.spans(metadata, 0)
+def _strip_statistics(metadata: bytes) -> bytes:
+    spans, _ = _footer.spans(metadata, 0)
     return encode_fields(
-        {number: (kind, metadata[begin:end]) for number, kind, begin, end in found if number not in _SECRET}
+        {number: (kind, metadata[begin:end]) for number, kind, begin, end in spans if number not in _SECRET}
     )

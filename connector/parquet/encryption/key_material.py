@@ -81,7 +81,7 @@ class KeyReference(NamedTuple):
     key_bytes: int = 16
 
 
-def unwrapped(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
+def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     """Return the key of a file.
 
     Raises:
@@ -102,7 +102,7 @@ def unwrapped(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     return key
 
 
-def wrapped(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
+def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
     """Return the key metadata of a key.
 
     Args:

@@ -23,7 +23,7 @@ import pyarrow.parquet.encryption as pe
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import Name, join_name, split_name, split_table
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
-from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrapped, wrapped
+from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrap_file_key, wrap_file_key
 from seamark.connector.parquet.encryption.kms import KeyUnavailable, KeyWrapper, Kms, MasterKeyFile
 from seamark.formats.runtime.decoding import from_json
 
@@ -74,11 +74,11 @@ def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]
         for number, cipher in enumerate(ciphers)
         if cipher is not None
     }
-    others = Protection.FOOTER_KEY if len(sizes) == len(paths) else Protection.PLAIN
+    missing_leaf = Protection.FOOTER_KEY if len(sizes) == len(paths) else Protection.PLAIN
 
     def protection(column: int) -> KeyReference | Protection:
         if column < 0:
-            return others
+            return missing_leaf
         if column not in sizes:
             return Protection.PLAIN
         metadata = opened.keys.get(paths[column])
@@ -101,29 +101,29 @@ class ParquetKeys:
         self.aad_prefix = None
 
     def key(self, metadata: bytes | None, column: str | None) -> bytes:
-        return unwrapped(KeyMaterial.parse(metadata), self._wrapper)
+        return unwrap_file_key(KeyMaterial.parse(metadata), self._wrapper)
 
-    def new_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
+    def create_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
         """With new keys, for one file.
 
         Raises:
             KeyUnavailable: If a key cannot be unwrapped or wrapped.
         """
-        footer = self._new_key(scheme.footer, footer=True)
+        footer = self._create_key(scheme.footer, footer=True)
         columns = [
             None
             if column is Protection.PLAIN
             else footer
             if isinstance(column, Protection)
-            else self._new_key(column, footer=False)
+            else self._create_key(column, footer=False)
             for column in scheme.columns
         ]
         return FileEncryption(footer, columns, signed=scheme.signed, ctr_pages=scheme.ctr_pages)
 
-    def _new_key(self, reference: KeyReference, *, footer: bool) -> FileKey:
+    def _create_key(self, reference: KeyReference, *, footer: bool) -> FileKey:
         key = os.urandom(reference.key_bytes)
         master = self._replaced.get(reference.master, reference.master)
-        return FileKey(key, wrapped(key, reference._replace(master=master), self._wrapper, footer=footer))
+        return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def decryption_properties(self) -> Any:
         """For pyarrow's readers, which then also read files without encryption."""
@@ -218,8 +218,8 @@ def keys_of_environment(environment: Mapping[str, str] | None = None) -> Parquet
     Raises:
         BadRequest: Without what the file contains.
     """
-    found = _read_environment(os.environ if environment is None else environment)
-    return None if found is None else ParquetKeys(found[0], found[1].replaced)
+    configuration = _read_environment(os.environ if environment is None else environment)
+    return None if configuration is None else ParquetKeys(configuration[0], configuration[1].replaced)
 
 
 def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
@@ -229,10 +229,10 @@ def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> 
     Raises:
         BadRequest: If the request is invalid.
     """
-    found = _read_environment(os.environ if environment is None else environment)
-    if found is None:
+    configuration = _read_environment(os.environ if environment is None else environment)
+    if configuration is None:
         return None
-    kms, file = found
+    kms, file = configuration
     return ParquetKeys(NamespaceKms(kms, split_table(table)[:-1], file.namespaces), file.replaced)
 
 
@@ -248,9 +248,9 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[Kms, _KeyFile] | 
         return None
     file = _read_key_file(Path(path)) if path else _KeyFile()
     if name:
-        return _client(name), file
+        return _create_client(name), file
     try:
-        return MasterKeyFile({key: _decoded(text, path or "") for key, text in file.keys.items()}), file
+        return MasterKeyFile({key: _decode_base64(text, path or "") for key, text in file.keys.items()}), file
     except ValueError as error:
         raise BadRequest(f"The key file {path} is invalid: {error}") from None
 
@@ -267,14 +267,14 @@ def _read_key_file(path: Path) -> _KeyFile:
         ) from None
 
 
-def _decoded(text: str, path: str) -> bytes:
+def _decode_base64(text: str, path: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
         raise BadRequest(f"The key file {path} has a key that is not base64") from None
 
 
-def _client(name: str) -> Kms:
+def _create_client(name: str) -> Kms:
     module, _, attribute = name.partition(":")
     try:
         client: Kms = getattr(importlib.import_module(module), attribute)()

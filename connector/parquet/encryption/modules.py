@@ -68,10 +68,10 @@ class ModuleCipher:
         return b"" if self._file_aad is None else self._file_aad + bytes([Module.FOOTER])
 
     def encrypt_footer(self, plain: bytes) -> bytes:
-        return self._encrypted(plain, self.footer_aad())
+        return self._encrypt_gcm(plain, self.footer_aad())
 
     def decrypt_footer(self, module: bytes) -> bytes:
-        return self._decrypted(memoryview(module), self.footer_aad(), Module.FOOTER)
+        return self._decrypt_gcm(memoryview(module), self.footer_aad(), Module.FOOTER)
 
     def signature(self, footer: bytes, nonce: bytes | None = None) -> bytes:
         """Return the nonce and the tag of a footer that is not encrypted."""
@@ -90,23 +90,23 @@ class ModuleCipher:
             )
         return ChunkCipher(self, self._file_aad, struct.pack("<hh", group, column))
 
-    def _encrypted(self, plain: Plain, aad: bytes) -> bytes:
+    def _encrypt_gcm(self, plain: Plain, aad: bytes) -> bytes:
         nonce = os.urandom(NONCE_BYTES)
         sealed = self._gcm.encrypt(nonce, plain, aad)
         return b"".join((struct.pack("<I", NONCE_BYTES + len(sealed)), nonce, sealed))
 
-    def _decrypted(self, module: memoryview, aad: bytes, kind: Module) -> bytes:
+    def _decrypt_gcm(self, module: memoryview, aad: bytes, kind: Module) -> bytes:
         if len(module) < OVERHEAD_BYTES or struct.unpack_from("<I", module)[0] != len(module) - LENGTH_BYTES:
-            raise Undecryptable(f"{_named(kind)} of {len(module):,} bytes has another length")
+            raise Undecryptable(f"{_describe(kind)} of {len(module):,} bytes has another length")
         body = LENGTH_BYTES + NONCE_BYTES
         try:
             return self._gcm.decrypt(module[LENGTH_BYTES:body], module[body:], aad)
         except InvalidTag:
             raise Undecryptable(
-                f"{_named(kind)} cannot be decrypted: the key is another, or the file was changed"
+                f"{_describe(kind)} cannot be decrypted: the key is another, or the file was changed"
             ) from None
 
-    def _counted(self, data: Plain, nonce: bytes) -> bytes:
+    def _apply_ctr(self, data: Plain, nonce: bytes) -> bytes:
         """AES-CTR, which is its own inverse."""
         counter = Cipher(self._algorithm, modes.CTR(nonce + _FIRST_BLOCK)).encryptor()
         return counter.update(data) + counter.finalize()
@@ -132,17 +132,17 @@ class ChunkCipher:
         if self._cipher.ctr_pages and module in _PAGES:
             nonce = os.urandom(NONCE_BYTES)
             length = struct.pack("<I", NONCE_BYTES + len(plain))
-            return length + nonce + self._cipher._counted(plain, nonce)
-        return self._cipher._encrypted(plain, self._aad(module, page))
+            return length + nonce + self._cipher._apply_ctr(plain, nonce)
+        return self._cipher._encrypt_gcm(plain, self._aad(module, page))
 
     def decrypt(self, module: Module, data: memoryview, page: int | None = None) -> bytes:
         """`data`: with its length. Undecryptable."""
         if self._cipher.ctr_pages and module in _PAGES:
             body = LENGTH_BYTES + NONCE_BYTES
             if len(data) < body or struct.unpack_from("<I", data)[0] != len(data) - LENGTH_BYTES:
-                raise Undecryptable(f"{_named(module)} of {len(data):,} bytes has another length")
-            return self._cipher._counted(data[body:], bytes(data[LENGTH_BYTES:body]))
-        return self._cipher._decrypted(data, self._aad(module, page), module)
+                raise Undecryptable(f"{_describe(module)} of {len(data):,} bytes has another length")
+            return self._cipher._apply_ctr(data[body:], bytes(data[LENGTH_BYTES:body]))
+        return self._cipher._decrypt_gcm(data, self._aad(module, page), module)
 
     def _aad(self, module: Module, page: int | None) -> bytes:
         if self._file_aad is None:
@@ -155,5 +155,5 @@ class ChunkCipher:
         return aad + struct.pack("<h", page)
 
 
-def _named(module: Module) -> str:
+def _describe(module: Module) -> str:
     return "the " + module.name.lower().replace("_", " ")

@@ -2,7 +2,7 @@
 keys refer to (the city of an order's customer).
 
     cluster(spark, "db.orders", by=["ordered", "customer.city"], uri=…,
-            joins={"customer": JoinedTable("db.customers", on={"customer_id": "id"})})
+            joins={"customer": ClusteringJoin("db.customers", on={"customer_id": "id"})})
 
 The job reads one snapshot by the plan whose files the commit removes: the rows with all deletes applied and, for a
 table with row lineage, the id of each row. A first job takes a sample, from which the driver computes ranks. The driver
@@ -43,14 +43,14 @@ from seamark.connector.write.appends import commit
 from seamark.connector.write.clustering import (
     Attributes,
     Clustering,
-    JoinedTable,
-    layer_properties,
-    new_layer,
-    range_bounds,
+    ClusteringJoin,
+    choose_range_bounds,
+    derive_layer_properties,
+    generate_layer_name,
     read_joined_tables,
-    sortable_keys,
+    to_sortable_keys,
 )
-from seamark.connector.write.replacements import open_rewritable, replacement
+from seamark.connector.write.replacements import build_replacement, open_rewritable
 from seamark.connector.write.table_writer import TableWriter, WrittenFiles
 from seamark.connector.write.target import WriteTarget, target_of, with_lineage
 from seamark.formats.iceberg.expressions.expression import TRUE
@@ -75,7 +75,7 @@ def cluster(
     table: Name,
     by: Sequence[str],
     *,
-    joins: Mapping[str, JoinedTable] | None = None,
+    joins: Mapping[str, ClusteringJoin] | None = None,
     curve: str = HILBERT,
     files: int | None = None,
     target_file_bytes: int | None = None,
@@ -121,18 +121,18 @@ def cluster(
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count(target, size_bytes, target_file_bytes)
     rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
-    target = replace(target, properties=layer_properties(target.properties, sample, attributes.columns))
-    suffix = ClusteringLayout(tuple(by), curve).suffix(new_layer())
+    target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
+    suffix = ClusteringLayout(tuple(by), curve).suffix(generate_layer_name())
     work = ClusterTask.of(
         Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix
     )
-    written = _written(task_frame, work).checked(rows, target.storage).limit_indexes(target.storage)
+    written = _written(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
     full_summary = {
         "engine-name": "spark",
         "engine-version": spark.version,
         CLUSTERED_BY: f"{curve}({', '.join(by)})",
     }
-    body = {**replacement(opened, tasks, written, branch=branch), "summary": {**full_summary, **(summary or {})}}
+    body = {**build_replacement(opened, tasks, written, branch=branch), "summary": {**full_summary, **(summary or {})}}
     answer = commit(client, table, body, partial(written.discard, target.storage))
     index_files = min(len(written.index_files), INDEX_FILES_MAX)
     return WriteReport(len(written.files), written.rows, written.size_bytes, index_files, written.skipped, answer)
@@ -236,7 +236,7 @@ class ClusterTask:
         work = ClusterTask(
             clustering, read_plan, target, tasks, np.empty(0, dtype="S1"), max(1, math.ceil(rows / files)), suffix
         )
-        return replace(work, bounds=range_bounds(sortable_keys(work.keys(sample)), tasks))
+        return replace(work, bounds=choose_range_bounds(to_sortable_keys(work.keys(sample)), tasks))
 
     def keys(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.uint8]:
         """Return the keys of rows.
@@ -260,7 +260,7 @@ def _written(given: DataFrame, work: ClusterTask) -> WrittenFiles:
     keyed = given.mapInArrow(partial(_keyed, work), spark_types.StructType(fields))
     spread = keyed.repartitionById(work.tasks, _TASK).sortWithinPartitions(_KEY)
     results = collect_results(spread.mapInArrow(partial(_write, work), RESULT))
-    return WrittenFiles.joined(decode_files(result) for result in results)
+    return WrittenFiles.join(decode_files(result) for result in results)
 
 
 def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
@@ -278,7 +278,7 @@ def _keyed(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
     for batch in _read(read_plan, work.target.storage, batches):
         keys = work.keys(batch)
         binary = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), [None, pa.py_buffer(keys.tobytes())])
-        tasks = np.searchsorted(work.bounds, sortable_keys(keys), "right").astype(np.int32)
+        tasks = np.searchsorted(work.bounds, to_sortable_keys(keys), "right").astype(np.int32)
         columns = [
             column if (convert := converts[name]) is None else convert(column)
             for name, column in zip(read_plan.names, batch.columns, strict=True)
@@ -299,7 +299,7 @@ def _write(work: ClusterTask, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.
                 writer.write(part)
                 file_rows, rest = file_rows + part.num_rows, rest.slice(part.num_rows)
                 if file_rows == work.file_rows:
-                    writer.cut()
+                    writer.close_files()
                     file_rows = 0
         written = writer.close()
     if written.files:

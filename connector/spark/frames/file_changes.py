@@ -21,7 +21,7 @@ from seamark.connector.read.tables import OpenTable, ScanTask
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_locations import MatchedRows
-from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error, write_batches
+from seamark.connector.write.table_writer import WrittenFiles, discard_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import delete_by_position
 
@@ -71,14 +71,14 @@ class FileChanges:
         if sum(file.task.size_bytes for file in rest) <= COPIED_BYTES_MAX:
             return rewrite_files(self.opened, self.target, files, new)
         written = write_batches(with_lineage(self.target) if tracked else self.target, new)
-        with discarded_on_error([written], self.target.storage):
-            return WrittenFiles.joined((written, self.copied_by_tasks(rest)))
+        with discard_on_error([written], self.target.storage):
+            return WrittenFiles.join((written, self.copied_by_tasks(rest)))
 
     def copied_by_tasks(self, files: Sequence[MatchedRows]) -> WrittenFiles:
         total = sum(file.task.size_bytes for file in files)
         most = min(_GROUP_BYTES, -(-total // self._cores))
         groups = divide(files, lambda file: (file.task.size_bytes,), (most,))
-        return WrittenFiles.joined(_run(self.spark, partial(_copy, self.opened, self.target), groups))
+        return WrittenFiles.join(_run(self.spark, partial(_copy, self.opened, self.target), groups))
 
     def marked(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
         """Merge-on-read: deletes of these rows."""
@@ -86,7 +86,7 @@ class FileChanges:
             return delete_by_position(self.opened, self.target, files)
         groups = divide(files, lambda _: (1,), (max(DRIVER_FILES, -(-len(files) // self._cores)),))
         parts = _run(self.spark, partial(_mark, self.opened, self.target), groups)
-        return WrittenDeletes.joined(parts)
+        return WrittenDeletes.join(parts)
 
     @property
     def _cores(self) -> int:

@@ -46,18 +46,31 @@ from seamark.connector.client.errors import Conflict
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.plans.quotes import backquoted
-from seamark.connector.read.scans import bound_filter
+from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.frames.file_changes import COPIED_BYTES_MAX, FileChanges, PackedRows
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
 from seamark.connector.write.latest_rows import Batch, batch_of, check_no_nulls, column_of
-from seamark.connector.write.read_conditions import check_unchanged, rows_changed
+from seamark.connector.write.read_conditions import check_unchanged, rows_changed_error
 from seamark.connector.write.rewrites import rewrite_files
-from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, check_supports_deletes, commit_row_change
-from seamark.connector.write.row_locations import SCAN, MatchedRows, hashes_of, key_fields, key_names, record_index
-from seamark.connector.write.table_writer import WrittenFiles, discarded_on_error
+from seamark.connector.write.row_changes import (
+    COMMIT_ATTEMPTS_MAX,
+    Report,
+    RowChange,
+    check_supports_deletes,
+    commit_row_change,
+)
+from seamark.connector.write.row_locations import (
+    SCAN,
+    MatchedRows,
+    choose_key_names,
+    find_key_fields,
+    find_record_index,
+    hashes_of,
+)
+from seamark.connector.write.table_writer import WrittenFiles, discard_on_error
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.connector.write.upserts import (
     COPY_ON_WRITE,
@@ -142,7 +155,7 @@ def commit_change(
     branch: str = MAIN,
     producer: Producer | None = None,
     summary: Mapping[str, str] | None = None,
-    attempts: int = ATTEMPTS,
+    attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
     """Return one commit.
@@ -156,7 +169,7 @@ def commit_change(
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
     check_supports_deletes(opened.metadata)
-    request = replace(request, keys=tuple(key_names(opened.schema, request.keys, df.columns)))
+    request = replace(request, keys=tuple(choose_key_names(opened.schema, request.keys, df.columns)))
     needed = request.needed(df.columns)
     nothing = pa.RecordBatch.from_arrays([pa.nulls(0) for _ in needed], needed)
     batch_of([nothing], opened.schema, request.named, request.precombine, request.columns)
@@ -250,7 +263,7 @@ class RowDistribution:
         if width := next(filter(None, widths), 0):
             buckets = min(width, max(cores, by_rows))
             return RowDistribution(tuple(fields), buckets, -(-by_rows // buckets), width)
-        if strategy == EQUALITY or (strategy != SCAN and record_index(opened.metadata, fields) is not None):
+        if strategy == EQUALITY or (strategy != SCAN and find_record_index(opened.metadata, fields) is not None):
             return RowDistribution(tuple(fields), 1, max(by_rows, min(cores, -(-rows // TASK_ROWS_MIN))))
         return RowDistribution(tuple(fields), 1, by_rows)
 
@@ -387,7 +400,7 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
         rest = [file for file, is_owned in zip(rest, owned, strict=True) if not is_owned]
     report, scope = matches.report, read_scope(batch.keys, opened, work.distribution.tasks)
     scope_json, rows = expression_json(scope), [PackedRows.of(file) for file in rest]
-    written = rewrite_files(opened, target, own, matches.rows()) if own else matches.written(target)
+    written = rewrite_files(opened, target, own, matches.rows()) if own else matches.write(target)
     return _Result(
         written,
         removed=[file.task.path for file in own],
@@ -404,19 +417,19 @@ def _located(work: UpsertTask, batch: Batch) -> _Result:
 def _prepared(
     client: SeamarkClient, df: DataFrame, rows: int, request: UpsertRequest, opened: OpenTable, target: WriteTarget
 ) -> RowChange:
-    fields = key_fields(opened.schema, request.named)
+    fields = find_key_fields(opened.schema, request.named)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
     work = UpsertTask(client, opened, target, request, _mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
     results = [from_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
-    data = WrittenFiles.joined(result.written for result in results)
+    data = WrittenFiles.join(result.written for result in results)
     if request.strategy == EQUALITY:
-        blind = WrittenDeletes.joined(result.equality_deletes for result in results)
+        blind = WrittenDeletes.join(result.equality_deletes for result in results)
         return RowChange(None, Report(), data, blind)
-    with discarded_on_error([data], target.storage):
+    with discard_on_error([data], target.storage):
         if changed := next((result.changed for result in results if result.changed), None):
-            raise rows_changed(changed)
+            raise rows_changed_error(changed)
         files = merge_rows(rows_of_file for result in results for rows_of_file in result.found)
         removed = [path for result in results for path in result.removed]
         removed += [file.task.path for file in files] if copies else []
@@ -427,12 +440,12 @@ def _prepared(
         )
         report = Report(inserted=inserted, updated=updated, deleted=deleted, stale=stale, files_read=len(read))
         several = len(results) <= _SCOPES_MAX
-        scope = any_of(*(bound_filter(result.scope, opened) for result in results)) if several else TRUE
+        scope = any_of(*(bind_filter(result.scope, opened) for result in results)) if several else TRUE
         # The last step that may fail: the files that it writes are not deleted by a later error.
         work_on_files = FileChanges(df.sparkSession, opened, target)
         deletes = work_on_files.marked(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copied_by_tasks(rest) if rest else WrittenFiles()
-    written = WrittenFiles.joined((data, more))
+    written = WrittenFiles.join((data, more))
     return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))
 
 

@@ -45,7 +45,7 @@ from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, c
 from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
 from seamark.connector.spark.types import check_fits
 from seamark.connector.write.appends import APPEND, OVERWRITE, OVERWRITE_PARTITIONS, open_destination
-from seamark.connector.write.row_changes import ATTEMPTS, Report
+from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget
 from seamark.connector.write.upserts import check_names
@@ -125,7 +125,7 @@ def write(
     row_mode: str | None = None,
     strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
-    attempts: int = ATTEMPTS,
+    attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
     branch: str = MAIN,
     producer: Producer | None = None,
@@ -180,7 +180,7 @@ def write(
     into = open_destination(client, table, mode, where=how.get("where", True), branch=branch)
     check_fits(df.schema, into.target)
     parts = write_parts(df, into.target, how.get("distribution"))
-    written = WrittenFiles.joined(parts)
+    written = WrittenFiles.join(parts)
     if how.get("merge_files"):
         written = _merged(df.sparkSession, client, table, into.target, parts)
     answer = into.commit(client, written, producer=producer, summary=full_summary)
@@ -195,7 +195,7 @@ def write(
 def _merged(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Return each batch of files is a Spark task."""
+    """Merge the written files. Each batch of files is a Spark task."""
     with job_group_kept(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
@@ -214,7 +214,7 @@ def _changed(
     row_mode: str | None = None,
     strategy: str | None = None,
     read_snapshot_id: int | UnsetType | None = UNSET,
-    attempts: int = ATTEMPTS,
+    attempts: int = COMMIT_ATTEMPTS_MAX,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
     if keys is None and mode == UPSERT:

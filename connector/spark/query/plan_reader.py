@@ -334,7 +334,7 @@ class PlanReader:
     # Nodes with several children
 
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
-        """Return a condition is pushed to each input, by position.
+        """Return the rows of a set operation. A condition is pushed to each input, by position.
 
         The origin of a value is unknown.
         """

@@ -30,7 +30,7 @@ from seamark.connector.client.values import CURRENT, At, parse_as_of
 from seamark.connector.groups import divide
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, history
 from seamark.connector.read.read_plan import FILE, POSITION, ReadPlan
-from seamark.connector.read.scans import TaskReader, bound_filter, limit_batches
+from seamark.connector.read.scans import TaskReader, bind_filter, limit_batches
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan, plan_appends, restrict_to_rows
 from seamark.connector.spark.source.filters import expression_of
 from seamark.connector.spark.source.options import client_and_table, flag
@@ -225,7 +225,7 @@ class ReadTask(InputPartition):
 class BatchReader(DataSourceReader):
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         self._options, self._table, self._schema = options, table, schema
-        self._where = bound_filter(options.where, table)
+        self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """For Spark's tasks: partitions contain everything that they need."""
@@ -283,7 +283,7 @@ class StreamReader(DataSourceStreamReader):
                 "A stream does not support the options changes, limit, snapshot-id, end-snapshot-id and as-of"
             )
         self._options, self._table, self._schema = options, table, schema
-        self._where = bound_filter(options.where, table)
+        self._where = bind_filter(options.where, table)
 
     def __getstate__(self) -> dict[str, Any]:
         """For Spark's tasks: partitions contain everything that they need."""

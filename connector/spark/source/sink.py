@@ -148,4 +148,4 @@ def _written(into: Destination, batches: Iterator[pa.RecordBatch]) -> SinkCommit
 
 
 def _joined(messages: Sequence[WriterCommitMessage | None]) -> WrittenFiles:
-    return WrittenFiles.joined(decode_files(message.data) for message in messages if isinstance(message, SinkCommit))
+    return WrittenFiles.join(decode_files(message.data) for message in messages if isinstance(message, SinkCommit))

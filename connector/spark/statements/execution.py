@@ -53,8 +53,8 @@ from seamark.connector.spark.statements.row_statements import (
 )
 from seamark.connector.spark.statements.targets import NotLocated, Target, commit_summary
 from seamark.connector.write.latest_rows import batch_of
-from seamark.connector.write.row_changes import ATTEMPTS, Report, RowChange, commit_row_change
-from seamark.connector.write.row_locations import BatchKeys, indexed_fields, record_index
+from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
+from seamark.connector.write.row_locations import BatchKeys, find_record_index, select_indexed_fields
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.connector.write.upserts import COPY_ON_WRITE, MODES, read_scope
 from seamark.formats.iceberg.expressions.expression import Expression
@@ -251,7 +251,7 @@ class _LocatedStatement:
             branch="main",
             producer=None,
             summary=commit_summary(self._spark),
-            attempts=ATTEMPTS,
+            attempts=COMMIT_ATTEMPTS_MAX,
         )
 
     # Preparation
@@ -375,12 +375,12 @@ class _LocatedStatement:
     def _index(self, opened: OpenTable, found: KeyValues) -> list[str] | None:
         """Return the columns of a record index whose values are among the keys."""
         by_name = {field.name: field for field in opened.schema.fields}
-        indexed = indexed_fields(opened.metadata, [by_name[name] for name in found.names])
+        indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in found.names])
         return None if indexed is None else [field.name for field in indexed]
 
     def _index_name(self, opened: OpenTable, names: Sequence[str]) -> str | None:
         by_name = {field.name: field for field in opened.schema.fields}
-        index = record_index(opened.metadata, [by_name[name] for name in names])
+        index = find_record_index(opened.metadata, [by_name[name] for name in names])
         return None if index is None else index.name
 
     def _source_ids(self) -> Sequence[int]:

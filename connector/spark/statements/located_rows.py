@@ -15,7 +15,7 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask, plan, restrict_to_rows
 from seamark.connector.spark.statements.targets import NotLocated
-from seamark.connector.write.row_locations import BatchKeys, MatchedRows, locate, record_index
+from seamark.connector.write.row_locations import BatchKeys, MatchedRows, find_record_index, locate
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.iceberg.types.values import FLOATS
@@ -72,7 +72,7 @@ def locate_by_keys(
     client: SeamarkClient, opened: OpenTable, keys: BatchKeys, names: Sequence[str], limits: StatementLimits
 ) -> LocatedRows:
     """NotLocated if too many rows would be read."""
-    if keys.count and record_index(opened.metadata, keys.fields) is None:
+    if keys.count and find_record_index(opened.metadata, keys.fields) is None:
         _check_read(plan(client, opened, keys.filter_expression(1_000, opened.metadata.partition_specs)), limits)
     located = locate(client, opened, keys)
     count = sum(len(file.positions) for file in located.files)

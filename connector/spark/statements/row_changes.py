@@ -30,7 +30,7 @@ from seamark.connector.spark.statements.targets import OPERATION
 from seamark.connector.spark.types import for_spark, spark_type
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.row_changes import Report, RowChange
-from seamark.connector.write.table_writer import discarded_on_error, write_batches
+from seamark.connector.write.table_writer import discard_on_error, write_batches
 from seamark.connector.write.target import WriteTarget, with_lineage
 from seamark.connector.write.upserts import COPY_ON_WRITE
 from seamark.formats.iceberg.expressions.expression import Expression
@@ -333,6 +333,6 @@ def write_changes(
         removed = tuple({"file-path": file.task.path} for file in matched)
         return RowChange(scope, replace(report, files_read=len(read)), data, removed=removed)
     data = write_batches(with_lineage(target) if tracked else target, new.to_batches())
-    with discarded_on_error([data], target.storage):
+    with discard_on_error([data], target.storage):
         deletes = files.marked(matched) if matched else WrittenDeletes()
     return RowChange(scope, report, data, deletes)

@@ -295,7 +295,7 @@ class TableStatements:
 
 
 async def run_in_process(job: StatementJob, *, authorities: str | None = None) -> StatementAnswer:
-    """Return a cancelled job is killed.
+    """Run a statement in another process. A cancelled job is killed.
 
     Args:
         authorities: PEM file for the server's certificate.

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any
 
-from sqlglot import exp, tokens
+from sqlglot import TokenType, exp, tokens
 from sqlglot.dialects.dialect import Dialect
 from sqlglot.errors import ParseError, SqlglotError
 
@@ -36,7 +36,7 @@ from seamark.formats.iceberg.expressions.expression import (
 )
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.expressions.sql_literals import literal_of
-from seamark.formats.iceberg.expressions.sql_parser import parse_into
+from seamark.formats.iceberg.expressions.sql_parser import parse_into, tokens_in
 from seamark.formats.iceberg.expressions.sql_reasons import explain_unused, misfit_reason
 from seamark.formats.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
@@ -63,6 +63,11 @@ _PLURALS = {"years": "year", "months": "month", "days": "day", "hours": "hour"}
 _ALONE = "Send the predicate alone, without SELECT or WHERE"
 _ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "high", "decimals", "to", "negate"})
 """The arguments of sqlglot's nodes that are supported. Others change the meaning, such as BETWEEN SYMMETRIC."""
+_BEFORE_BRACKETS = frozenset(
+    {"AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "ESCAPE", "FROM"} | {"CAST", "DATE", "YEAR", "LOWER", "UPPER"}
+)
+"""Keywords, and functions that every engine has itself."""
+_QUERIES = frozenset({"SELECT", "TABLE", "VALUES"})
 
 
 class _Sql(Dialect):
@@ -128,6 +133,28 @@ def parse_sql(
         raise BadRequest(f"The predicate is not valid SQL: {' '.join(str(error).split())[:_SHOWN_MAX]}") from None
     except RecursionError:
         raise BadRequest("The predicate is nested too deeply") from None
+
+
+def find_borrowed_rights(text: str) -> str | None:
+    """Return the first part of a valid predicate that an engine may read as a function of a schema, or as a subquery.
+
+    Such a part runs with the rights of the owner of the view that the predicate is added to.
+    """
+    words = tokens_in(_SQL, text)
+    for number, word in enumerate(words):
+        name: str = word.text.upper()
+        is_quoted = word.token_type is TokenType.IDENTIFIER
+        if name in _QUERIES and not is_quoted and word.token_type is not TokenType.STRING:
+            return name
+        is_called = number + 1 < len(words) and words[number + 1].token_type is TokenType.L_PAREN
+        if not is_called or not (is_quoted or name[:1].isalpha() or name[:1] == "_"):
+            continue
+        before = words[number - 1] if number else None
+        is_type = before is not None and before.token_type is TokenType.ALIAS
+        is_of_schema = before is not None and before.token_type is TokenType.DOT
+        if is_quoted or is_of_schema or not (is_type or name in _BEFORE_BRACKETS):
+            return text[word.start : words[number + 1].end + 1]
+    return None
 
 
 def syntax_message(error: ParseError, subject: str) -> str:

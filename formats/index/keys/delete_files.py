@@ -141,7 +141,7 @@ def _unify_zeros(column: Keys) -> Keys:
 Content: TypeAlias = Positions | DeletedKeys
 
 
-def decode_delete_file(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
+def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
     """Return the content of a delete file or a deletion vector.
 
     Args:

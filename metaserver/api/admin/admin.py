@@ -20,7 +20,7 @@ from seamark.metaserver.access.tokens import TTL_S_MAX, create_token, is_live, r
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
-from seamark.metaserver.store.model import AuditRecord, Token
+from seamark.metaserver.store.model import AccessToken, AuditRecord
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 
 T = TypeVar("T")
@@ -251,6 +251,6 @@ def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
     return [by_key[key] for key in page], call.components.catalog.pages.encode(page[-1]) if len(keys) > size else None
 
 
-def _token(token: Token, now_ms: int) -> TokenAnswer:
+def _token(token: AccessToken, now_ms: int) -> TokenAnswer:
     live = is_live(token, now_ms)
     return TokenAnswer(token.id, token.name, live, token.created_ms, token.expires_ms, token.revoked_ms)

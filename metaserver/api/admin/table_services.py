@@ -22,7 +22,7 @@ from seamark.metaserver.services.running import (
     load_jobs,
     state_of_services,
 )
-from seamark.metaserver.services.runs import FAILED_MS, failed_runs
+from seamark.metaserver.services.runs import FAILED_MS, find_failed_runs
 from seamark.metaserver.store.model import EntryKind
 
 
@@ -96,7 +96,7 @@ async def load_table_health(call: Call) -> TableHealth:
     now_ms = clock.now_ms()
     health = await asyncio.to_thread(partial(measure_health, metadata, view, settings, clock, now_ms))
     state = state_of_services(await load_jobs(call.components.store, now_ms), call.components.services_status)
-    failed = await failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
+    failed = await find_failed_runs(call.components.timeline, metadata.table_uuid, now_ms - FAILED_MS)
     problems = problems_of_services(metadata, health, state, failed)
     return msgspec.structs.replace(health, problems=(*problems, *health.problems))
 

@@ -245,7 +245,7 @@ async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, name
     while not instants and (left_s := until_s - clock.monotonic()) > 0:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(pause_s, left_s)):
-                instants = await timeline.next(watcher, _SSE_BATCH)
+                instants = await timeline.read_next(watcher, _SSE_BATCH)
         await call.recheck(namespace)
         if call.components.drain.is_set():
             break

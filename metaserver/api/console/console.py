@@ -63,7 +63,7 @@ class Asset(NamedTuple):
 
 
 class Assets(NamedTuple):
-    """`files`: by path below the folder.
+    """The files of the console, by path below the folder.
 
     Attributes:
         page: `index.html` with the URLs of the assets.
@@ -113,10 +113,10 @@ async def console_folder_asset(request: web.Request) -> web.Response:
 
 def _find(request: web.Request, name: str) -> web.Response:
     assets = load_assets()
-    found = assets.files.get(name) if request.match_info["digest"] == assets.digest else None
-    if found is None:
+    asset = assets.files.get(name) if request.match_info["digest"] == assets.digest else None
+    if asset is None:
         raise NotFound("The console has no such file; reload the page")
-    return _answer(request, found, "public, max-age=31536000, immutable")
+    return _answer(request, asset, "public, max-age=31536000, immutable")
 
 
 def _answer(request: web.Request, asset: Asset, caching: str) -> web.Response:

@@ -22,7 +22,7 @@ _LENGTH, _COMPRESSION = 0, 3
 """Fields of a RecordBatch."""
 
 
-def read_stream(body: bytes, what: str, *, rows_max: int) -> pa.Table:
+def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
     """Decode the whole stream.
 
     Raises:
@@ -33,17 +33,19 @@ def read_stream(body: bytes, what: str, *, rows_max: int) -> pa.Table:
     try:
         rows = 0
         for message in pa.ipc.MessageReader.open_stream(source):
-            rows += _rows_of(memoryview(message.metadata), what)
+            rows += _rows_of(memoryview(message.metadata), subject)
             if rows > rows_max:
-                raise TooLarge(f"{what} has more than {rows_max:,} rows; send them in several requests")
+                raise TooLarge(f"{subject} has more than {rows_max:,} rows; send them in several requests")
         table = pa.ipc.open_stream(source).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
-        raise BadRequest(f"{what} is not an Arrow IPC stream: {(str(error).splitlines() or [''])[0][:200]}") from None
+        raise BadRequest(
+            f"{subject} is not an Arrow IPC stream: {(str(error).splitlines() or [''])[0][:200]}"
+        ) from None
     return table
 
 
-def _rows_of(message: memoryview, what: str) -> int:
+def _rows_of(message: memoryview, subject: str) -> int:
     """Return the rows that a message states; 0 for other messages than record batches."""
     root = _U32.unpack_from(message)[0]
     at = _field(message, root, _HEADER_TYPE)
@@ -54,7 +56,7 @@ def _rows_of(message: memoryview, what: str) -> int:
     if kind == _DICTIONARY_BATCH:
         batch = _table(message, batch, _BATCH_OF_DICTIONARY)
     if _field(message, batch, _COMPRESSION):
-        raise BadRequest(f"{what} has compressed buffers; write it uncompressed and compress the body with gzip")
+        raise BadRequest(f"{subject} has compressed buffers; write it uncompressed and compress the body with gzip")
     at = _field(message, batch, _LENGTH)
     length: int = _I64.unpack_from(message, at)[0] if at else 0
     return length

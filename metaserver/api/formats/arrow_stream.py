@@ -52,15 +52,15 @@ class RecordBatchWriter:
             at += size + -size % _ALIGNMENT
         head_size = 8 + _NODES + 4 + 16 * len(sizes) + 8 + 16 * len(offsets)
         body_at = len(schema) + head_size
-        made = _lookup.buffer(body_at + at + len(_END))
-        with memoryview(made) as view:
+        buffer = _lookup.buffer(body_at + at + len(_END))
+        with memoryview(buffer) as view:
             body = view[body_at : body_at + at]
             nulls = self._write(body, offsets)
             view[len(schema) : body_at] = _head(self._rows, nulls, offsets, at)
             view[: len(schema)] = schema
             view[body_at + at :] = _END
             body.release()
-        return made
+        return buffer
 
     def _sizes(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
         """Return the sizes of the column's buffers; 0 for a validity bitmap that is not needed."""

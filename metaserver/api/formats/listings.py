@@ -118,8 +118,8 @@ class FileListing:
 
     def _page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
         data, deletes = self._parts
-        rest = (max(0, start - data.files), max(0, end - data.files))
-        return [(data.part(start, end), self._scan), (deletes.part(*rest), None)]
+        delete_range = (max(0, start - data.files), max(0, end - data.files))
+        return [(data.part(start, end), self._scan), (deletes.part(*delete_range), None)]
 
 
 class _FilesPage:
@@ -134,17 +134,17 @@ class _FilesPage:
             case "file-path":
                 return arrow.texts(self._files.texts("file_path"))
             case "content":
-                return _chosen(self._contents(), CONTENTS)
+                return _encode_dictionary(self._contents(), CONTENTS)
             case "file-format" | "partition":
                 numbers, values = self._formats() if name == "file-format" else self._partitions()
                 texts = [value if isinstance(value, str) else to_json(value).decode() for value in values]
-                return _chosen(numbers, texts)
+                return _encode_dictionary(numbers, texts)
         return arrow.integers(self._longs(name))
 
     def values(self, name: str) -> list[Any]:
         match name:
             case "file-path":
-                return _decoded(self._files.texts("file_path"))
+                return _decode_strings(self._files.texts("file_path"))
             case "content":
                 return [CONTENTS[number] for number in self._contents().tolist()]
             case "file-format" | "partition":
@@ -170,14 +170,14 @@ class _FilesPage:
         return np.clip(self._files.longs("content"), 0, len(CONTENTS) - 1)
 
     def _formats(self) -> tuple[Longs, list[str]]:
-        known: dict[str, int] = {}
+        number_of: dict[str, int] = {}
         names = [(text or b"").decode("utf-8", "replace").lower() for text in self._files.texts("file_format").values()]
-        return np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64), list(known)
+        return np.array([number_of.setdefault(name, len(number_of)) for name in names], dtype=np.int64), list(number_of)
 
     def _partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._grouped is None:
             self._grouped = group_by_partition(self._files)
-        values = [partition_json(self._metadata, partition) for partition in self._grouped.partitions]
+        values = [encode_partition(self._metadata, partition) for partition in self._grouped.partitions]
         return self._grouped.numbers, values
 
     def _delete_files(self) -> Longs:
@@ -227,15 +227,15 @@ class ColumnStats:
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         files = self._files.part(start, end)
         stats = files.stats(self._column)
-        made: list[list[Any]] = []
+        columns: list[list[Any]] = []
         for name in names:
             if name == "file-path":
-                made.append(_decoded(files.texts("file_path")))
+                columns.append(_decode_strings(files.texts("file_path")))
             elif side := _SIDES.get(name):
-                made.append(_values(stats.bounds(side), self._column.kind))
+                columns.append(_decode_values(stats.bounds(side), self._column.kind))
             else:
-                made.append(_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
-        return made
+                columns.append(_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
+        return columns
 
 
 _SIDES = {"lower-bound": "lower", "upper-bound": "upper"}
@@ -266,13 +266,13 @@ class PartitionListing:
         return len(self._items)
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
-        made = {}
+        columns = {}
         for name, values in zip(names, self.lists(names, start, end), strict=True):
             if name == "partition":
-                made[name] = pa.array([to_json(value).decode() for value in values], pa.string())
+                columns[name] = pa.array([to_json(value).decode() for value in values], pa.string())
             else:
-                made[name] = pa.array(values, pa.int64())
-        return arrow.stream(made, about)
+                columns[name] = pa.array(values, pa.int64())
+        return arrow.stream(columns, about)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
         return [[item[name] for item in self._items[start:end]] for name in names]
@@ -295,7 +295,7 @@ class PartitionListing:
 
     def _item(self, partition: PartitionTuple) -> dict[str, Any]:
         """Keyed by the JSON form: two manifests may store equal values with different types."""
-        shown = partition_json(self._metadata, partition)
+        shown = encode_partition(self._metadata, partition)
         item = self._rows.get(key := (partition.spec_id, to_json(shown)))
         if item is None:
             item = self._rows[key] = dict.fromkeys(PARTITION_COLUMNS, 0)
@@ -305,11 +305,11 @@ class PartitionListing:
 
     def _update(self, files: FoundFiles, within: FilesByPartition, items: list[dict[str, Any]]) -> None:
         """Set the latest known snapshot that added one of the files."""
-        ids, which = np.unique(files.snapshot_ids(), return_inverse=True)
+        ids, id_positions = np.unique(files.snapshot_ids(), return_inverse=True)
         snapshots = [self._metadata.snapshot(int(id_)) for id_ in ids]
         times = np.array(
             [MISSING if snapshot is None else snapshot.timestamp_ms for snapshot in snapshots], dtype=np.int64
-        )[which]
+        )[id_positions]
         latest = np.full(len(items), MISSING, dtype=np.int64)
         np.maximum.at(latest, within.numbers, times)
         at_latest = np.flatnonzero((times == latest[within.numbers]) & (times != MISSING))
@@ -317,25 +317,25 @@ class PartitionListing:
         for number, file in zip(numbers.tolist(), at_latest[firsts].tolist(), strict=True):
             item, time_ms = items[number], int(times[file])
             if item["last-updated-ms"] is None or time_ms > item["last-updated-ms"]:
-                item |= {"last-updated-ms": time_ms, "last-updated-snapshot-id": int(ids[which[file]])}
+                item |= {"last-updated-ms": time_ms, "last-updated-snapshot-id": int(ids[id_positions[file]])}
 
 
-def partition_json(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
+def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict[str, object]:
     """Return values by name in the order of the table's spec, as JSON single values of the current field types."""
     stored = {field.field_id: field for field in partition.fields}
     spec = metadata.spec(partition.spec_id)
-    made: dict[str, object] = {}
+    json_values: dict[str, object] = {}
     for field in () if spec is None else spec.fields:
         value = stored.get(field.field_id or 0)
         if value is None or value.value is None:
-            made[field.name] = None
+            json_values[field.name] = None
             continue
         kind = field_kind(metadata, field) or value.kind
-        made[field.name] = bound_json(kind, promote_value(value.kind, kind, value.value))
-    return made
+        json_values[field.name] = encode_bound_json(kind, promote_value(value.kind, kind, value.value))
+    return json_values
 
 
-def bound_json(kind: str, value: Value) -> object:
+def encode_bound_json(kind: str, value: Value) -> object:
     """Return None for bytes that are no value of the type, such as truncated bounds of UUIDs."""
     try:
         return encode_json(kind, value)
@@ -343,17 +343,17 @@ def bound_json(kind: str, value: Value) -> object:
         return None
 
 
-def _values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
-    """Bounds as JSON single values."""
+def _decode_values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> list[Any]:
+    """Return bounds as JSON single values."""
     if isinstance(values, Strings):
         return [
-            None if string is None else bound_json(kind, value_of(Form.STRINGS, kind, string))
+            None if string is None else encode_bound_json(kind, value_of(Form.STRINGS, kind, string))
             for string in values.values()
         ]
     if values.dtype == np.float64:
-        return [None if math.isnan(number) else bound_json(kind, number) for number in values.tolist()]
+        return [None if math.isnan(number) else encode_bound_json(kind, number) for number in values.tolist()]
     return [
-        None if number == MISSING else bound_json(kind, value_of(Form.INTEGERS, kind, number))
+        None if number == MISSING else encode_bound_json(kind, value_of(Form.INTEGERS, kind, number))
         for number in values.tolist()
     ]
 
@@ -362,10 +362,10 @@ def _nullable(values: Longs) -> list[int | None]:
     return [None if value == MISSING else value for value in values.tolist()]
 
 
-def _decoded(strings: Strings) -> list[str | None]:
+def _decode_strings(strings: Strings) -> list[str | None]:
     return [None if string is None else string.decode("utf-8", "replace") for string in strings.values()]
 
 
-def _chosen(numbers: Longs, values: Sequence[str]) -> pa.Array:
-    """Dictionary-encodes few distinct values."""
+def _encode_dictionary(numbers: Longs, values: Sequence[str]) -> pa.Array:
+    """Return a dictionary-encoded array of few distinct values."""
     return pa.DictionaryArray.from_arrays(pa.array(numbers.astype(np.int32)), pa.array(values, pa.string()))

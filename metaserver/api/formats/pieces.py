@@ -54,9 +54,9 @@ class _Encoder:
 
     def take(self) -> list[bytes]:
         """Return and clear the buffer."""
-        taken, self._pieces = self._pieces, []
+        pieces, self._pieces = self._pieces, []
         self.size_bytes = 0
-        return taken
+        return pieces
 
     def finish(self) -> list[bytes]:
         """Return the remaining pieces."""
@@ -92,7 +92,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
     if size <= BODY_BYTES_MAX:
         return web.Response(body=b"".join(gathered), headers=encoder.headers)
     response = await _begin(request, encoder, size)
-    with _cut_off(request):
+    with _abort_on_error(request):
         await _write(response, gathered)
         await response.write_eof()
     return response
@@ -103,7 +103,7 @@ async def _stream(
 ) -> web.StreamResponse:
     """Send the buffer, then each further piece when it is generated."""
     response = await _begin(request, encoder)
-    with _cut_off(request):
+    with _abort_on_error(request):
         await _write(response, encoder.take())
         while (piece := following() if run is None else await run(following)) is not None:
             encoder.add(piece)
@@ -128,7 +128,7 @@ async def _begin(request: web.Request, encoder: _Encoder, size: int | None = Non
 
 
 @contextlib.contextmanager
-def _cut_off(request: web.Request) -> Iterator[None]:
+def _abort_on_error(request: web.Request) -> Iterator[None]:
     """Abort the connection on an error, so that no client takes a partial answer for a complete one."""
     try:
         yield

@@ -28,7 +28,7 @@ from seamark.metaserver.api.http.describe import Description, description_of
 from seamark.metaserver.api.http.errors import from_http_exception, from_seamark_error, from_unexpected
 from seamark.metaserver.api.http.keys import PRINCIPAL, REQUEST_ID, STALENESS
 from seamark.metaserver.api.http.slots import RequestSlot
-from seamark.metaserver.runtime.staleness import Staleness, allowing, requested_staleness_s
+from seamark.metaserver.runtime.staleness import Staleness, allowing, parse_staleness_s
 
 _log = structlog.get_logger("seamark.request")
 _SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}\Z")
@@ -115,7 +115,7 @@ class _RequestPipeline:
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
             return None
-        allowed_s = requested_staleness_s(cache_control)
+        allowed_s = parse_staleness_s(cache_control)
         return Staleness(min(allowed_s, self._stale_limit_s), self._stale_wait_s) if allowed_s else None
 
     def _log_line(

@@ -16,7 +16,7 @@ from seamark.formats.index.kinds.kinds import parameters
 from seamark.formats.runtime.errors import CommitConflict, NotFound
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.indexes.index_state import TableIndexes, load
-from seamark.metaserver.api.indexes.indexes import defined_index
+from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import MoveInstant
 from seamark.metaserver.store.port import InstantFilter
@@ -90,14 +90,19 @@ class Build:
 
 
 async def load_build(call: Call, *, inflight: bool = False) -> Build:
-    """NotFound unless it is a build of this index and table; CommitConflict if it has ended but must be in flight."""
+    """Return the build in the path.
+
+    Raises:
+        NotFound: Unless it is a build of this index and table.
+        CommitConflict: If it has ended but must be in flight.
+    """
     _, name, build_id = call.names
     table = await load(call)
     instant = await call.components.store.instant(build_id)
     belongs = instant is not None and instant.action == INDEXING and instant.uuid == table.entry.uuid
     if instant is None or not belongs or instant.summary.get("index") != name:
         raise NotFound(f"The index {name[:200]!r} has no build {build_id[:100]!r}; start one with seamark index build")
-    definition = defined_index(table.metadata, name)
+    definition = find_defined_index(table.metadata, name)
     if inflight:
         require_inflight(instant)
         if definition.id != instant.summary["definition"]:
@@ -113,7 +118,7 @@ def require_inflight(instant: Instant) -> None:
 
 
 def progress_of(build: Build) -> dict[str, Any]:
-    """Computed from the registered index files in the build's folder, in any state."""
+    """Return the progress, computed from the registered index files in the build's folder, in any state."""
     files = [file for file in build.table.registered.files if file.location.startswith(build.folder + "/")]
     summary, began_ms = build.instant.summary, build.instant.requested_ms
     done = sum(file.rows for file in files)
@@ -151,7 +156,11 @@ async def move(call: Call, instant: Instant, state: InstantState, more: dict[str
 
 
 async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str = "") -> None:
-    """CommitConflict while another build of the index is in progress."""
+    """Check that no other build of the index is in progress.
+
+    Raises:
+        CommitConflict: While another build is in progress.
+    """
     since_ms = call.components.clock.now_ms() - EXCLUSIVE_MS
     for build in await _in_flight(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
@@ -180,7 +189,7 @@ async def roll_back_abandoned(call: Call, table: TableIndexes) -> None:
                 continue  # it has ended or become active
 
 
-def shown(build: Build) -> dict[str, Any]:
+def describe_build(build: Build) -> dict[str, Any]:
     summary = build.instant.summary
     return {
         "build-id": build.instant.id,

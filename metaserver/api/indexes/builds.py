@@ -28,6 +28,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.indexes.build_state import (
     Build,
+    describe_build,
     load_build,
     move,
     progress_of,
@@ -35,17 +36,16 @@ from seamark.metaserver.api.indexes.build_state import (
     require_alone,
     require_inflight,
     roll_back_abandoned,
-    shown,
 )
 from seamark.metaserver.api.indexes.index_state import (
     READER,
     SnapshotFiles,
+    find_missing_files,
+    find_named_snapshots,
+    find_new_files_by_snapshot,
     load,
-    missing,
-    new_files_by_snapshot,
-    snapshots_named,
 )
-from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
+from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.view.view import TableView
@@ -117,15 +117,15 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 ).takes(StartBuildRequest)
 async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, Any]:
     name, table = call.names[1], await load(call)
-    definition = defined_index(table.metadata, name)
+    definition = find_defined_index(table.metadata, name)
     if not definition.enabled:
         raise BadRequest(f"The index {name} is paused; resume it before you build it")
     await roll_back_abandoned(call, table)
     if body.exclusive:
         await require_alone(call, table, name)
-    new_files = await new_files_by_snapshot(call, table.metadata, snapshots_named(table.metadata))
+    new_files = await find_new_files_by_snapshot(call, table.metadata, find_named_snapshots(table.metadata))
     live = table.registered.live(definition.id)
-    lag = [(new.files, await missing(call, new, live)) for new in new_files]
+    lag = [(new.files, await find_missing_files(call, new, live)) for new in new_files]
     clock = call.components.clock
     build_id, now_ms = str(clock.uuid7()), clock.now_ms()
     summary = {
@@ -163,7 +163,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         except CommitConflict:
             await move(call, instant, InstantState.ROLLED_BACK, {"reason": "another build was in progress"})
             raise
-    return shown(Build(table, definition, instant))
+    return describe_build(Build(table, definition, instant))
 
 
 @Route(
@@ -175,7 +175,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     answers=(_ONE, _NO_BUILD),
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
-    return shown(await load_build(call))
+    return describe_build(await load_build(call))
 
 
 @Route(
@@ -215,17 +215,17 @@ async def load_index_build(call: Call) -> dict[str, Any]:
     ),
 )
 async def list_index_build_files(call: Call) -> dict[str, Any]:
-    most = call.components.settings.page_limit
-    limit = page_size(call.query.get("limit", str(most)), "limit", most)
+    page_max = call.components.settings.page_limit
+    limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     build = await load_build(call, inflight=True)
     metadata = build.table.metadata
-    token = _token(call, build) or _Token(build.instant.id, snapshots_named(metadata), 0, 0)
-    new_files = await new_files_by_snapshot(call, metadata, token.snapshots)
+    token = _token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
+    new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
     live = build.table.registered.live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
     following = None
     for at in range(token.at, len(new_files)):
-        rows = np.flatnonzero(await missing(call, new_files[at], live))
+        rows = np.flatnonzero(await find_missing_files(call, new_files[at], live))
         rows = rows[rows >= token.row] if at == token.at else rows
         chosen, limit = rows[:limit], limit - min(limit, len(rows))
         page.append((new_files[at].files, chosen))
@@ -272,12 +272,12 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
     if not body.index_files:
         raise BadRequest("index-files is empty; name the files that the build has written")
     build = await load_build(call, inflight=True)
-    add = await asyncio.gather(*(_checked(call, build, file) for file in body.index_files))
+    add = await asyncio.gather(*(_read_checked_file(call, build, file) for file in body.index_files))
     registry = call.components.registry
     await registry.replace(build.table.entry.uuid, build.definition.id, add=add, remove=body.replaces)
     build = await load_build(call)
     await record_progress(call, build)
-    return shown(build)
+    return describe_build(build)
 
 
 @Route(
@@ -300,10 +300,10 @@ async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, 
         reason = {} if body.reason is None else {"reason": body.reason[:1000]}
         await move(call, build.instant, states[body.outcome], {**progress_of(build), **reason})
         build = await load_build(call)
-    return shown(build)
+    return describe_build(build)
 
 
-async def _checked(call: Call, build: Build, file_body: WrittenIndexFile) -> RegisteredIndexFile:
+async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFile) -> RegisteredIndexFile:
     """Return the registry's record of the index file, read from the file itself.
 
     Raises:

@@ -25,7 +25,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt, NotFound, Object
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
-from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, defined_index
+from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
 from seamark.metaserver.index.files.headers import IndexFileSummary
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
@@ -97,7 +97,7 @@ class _FolderFile(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int, str]:
-        """Sorts merged files before the files they were merged from, then newer files first."""
+        """The sort key: merged files before the files they were merged from, then newer files first."""
         return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 
@@ -118,18 +118,18 @@ async def quarantine_index_file(call: Call, body: QuarantineIndexFileRequest) ->
     if not body.reason.strip():
         raise BadRequest("reason is empty; describe what is wrong with the index file")
     table = await load(call)
-    definition = defined_index(table.metadata, call.names[1])
-    file = _registered(table, definition, body.location)
+    definition = find_defined_index(table.metadata, call.names[1])
+    file = _find_registered_file(table, definition, body.location)
     if body.check:
         if file.state is IndexFileState.LIVE:
             await call.components.indexes.verify_source([file], body.reason[:REASON_MAX])
     else:
         await call.components.registry.quarantine(file.uuid, file.location, body.reason[:REASON_MAX])
-    file = _registered(await load(call), definition, body.location)
+    file = _find_registered_file(await load(call), definition, body.location)
     return QuarantineIndexFileResponse(file.location, file.state, file.reason)
 
 
-def _registered(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
+def _find_registered_file(table: TableIndexes, definition: IndexDefinition, location: str) -> RegisteredIndexFile:
     for file in table.registered.files:
         if (file.location, file.definition) == (location, definition.id):
             return file
@@ -149,7 +149,7 @@ def _registered(table: TableIndexes, definition: IndexDefinition, location: str)
 ).takes(RecordAuditRequest)
 async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAuditResponse:
     table = await load(call)
-    definition = defined_index(table.metadata, call.names[1])
+    definition = find_defined_index(table.metadata, call.names[1])
     now_ms = call.components.clock.now_ms()
     record = call.components.catalog.parts.instant(
         call.caller,
@@ -186,26 +186,26 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
 async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     table = await load(call)
     folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
-    known = {file.location for file in table.registered.files}
+    registered_locations = {file.location for file in table.registered.files}
     former = f"{table.metadata.location.rstrip('/')}/{FORMER_INDEX_FOLDER}"
-    listed = [*await _listed(call, folder), *await _listed(call, former)]
+    listed = [*await _list_folder(call, folder), *await _list_folder(call, former)]
     definitions = {definition.id: definition for definition in read_definitions(table.metadata).by_name.values()}
-    files, left_out = await _described(
-        call, table, definitions, [info for info in listed if info.location not in known]
+    files, left_out = await _describe_files(
+        call, table, definitions, [info for info in listed if info.location not in registered_locations]
     )
     registered, redundant = [], 0
     for definition in definitions.values():
         candidates = sorted(
             (file for file in files if file.described.header.definition == definition.id), key=lambda file: file.rank
         )
-        needed = await _needed(call, table, definition, candidates)
+        needed = await _select_needed(call, table, definition, candidates)
         redundant += len(candidates) - len(needed)
         if needed:
             await _register(call, table, definition, needed)
-            registered.append(_shown(definition, needed))
+            registered.append(_summarize_index(definition, needed))
     return RebuildRegistryResponse(
         folder=folder,
-        known=sum(info.location in known for info in listed),
+        known=sum(info.location in registered_locations for info in listed),
         registered=registered,
         redundant=redundant,
         left_out=[SkippedIndexFile(location, why) for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]],
@@ -213,8 +213,8 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     )
 
 
-async def _listed(call: Call, folder: str) -> list[ObjectInfo]:
-    """Without files that are being written, whose names begin with a dot."""
+async def _list_folder(call: Call, folder: str) -> list[ObjectInfo]:
+    """List the files of a folder, without files that are being written, whose names begin with a dot."""
     listed: list[ObjectInfo] = []
     async for info in call.components.objects.list(folder):
         if not info.location.rpartition("/")[2].startswith("."):
@@ -226,7 +226,7 @@ async def _listed(call: Call, folder: str) -> list[ObjectInfo]:
     return listed
 
 
-async def _described(
+async def _describe_files(
     call: Call,
     table: TableIndexes,
     definitions: Mapping[str, IndexDefinition],
@@ -235,7 +235,7 @@ async def _described(
     """Return the files of the table's indexes and, by location, the reasons why the others were left out."""
     at_once = asyncio.Semaphore(_READ_AT_ONCE)
 
-    async def described(info: ObjectInfo) -> IndexFileSummary | str:
+    async def describe(info: ObjectInfo) -> IndexFileSummary | str:
         async with at_once:
             try:
                 summary = await call.app[READER].describe(info.location, info.size_bytes)
@@ -253,7 +253,7 @@ async def _described(
 
     folder_files: list[_FolderFile] = []
     left_out: dict[str, str] = {}
-    for info, result in zip(files, await asyncio.gather(*map(described, files)), strict=True):
+    for info, result in zip(files, await asyncio.gather(*map(describe, files)), strict=True):
         if isinstance(result, str):
             left_out[info.location] = result
         else:
@@ -261,7 +261,7 @@ async def _described(
     return folder_files, left_out
 
 
-async def _needed(
+async def _select_needed(
     call: Call, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
 ) -> list[_FolderFile]:
     """Return the candidates, in their order, that describe a data file that no live file and no earlier candidate
@@ -309,7 +309,7 @@ async def _register(call: Call, table: TableIndexes, definition: IndexDefinition
         await call.components.registry.replace(table.entry.uuid, definition.id, add=part)
 
 
-def _shown(definition: IndexDefinition, files: Sequence[_FolderFile]) -> RebuiltIndex:
+def _summarize_index(definition: IndexDefinition, files: Sequence[_FolderFile]) -> RebuiltIndex:
     headers = [file.described.header for file in files]
     return RebuiltIndex(
         index=definition.name,

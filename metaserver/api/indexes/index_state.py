@@ -77,8 +77,13 @@ class NewFiles(NamedTuple):
 
 
 async def load(call: Call) -> TableIndexes:
-    """The table in the path. NoSuchTable. Forbidden when the metadata names a location that the table does not claim:
-    index files are listed and written below it."""
+    """Return the table in the path.
+
+    Raises:
+        NoSuchTable: If there is no such table.
+        Forbidden: If the metadata names a location that the table does not claim, because index files are listed and
+            written below it.
+    """
     loaded: LoadedTable = await call.components.catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     await call.components.catalog.check_writable(loaded)
@@ -102,41 +107,41 @@ async def files_of(call: Call, metadata: TableMetadata, snapshot_id: int | None)
     return read() if view.file_count <= _IN_THREAD_FILES else await asyncio.to_thread(read)
 
 
-def snapshots_named(metadata: TableMetadata) -> tuple[int, ...]:
+def find_named_snapshots(metadata: TableMetadata) -> tuple[int, ...]:
     """Return the current snapshot, then the other snapshots of branches and tags, newest first; at most
     SNAPSHOTS_MAX.
     """
     named = {ref.snapshot_id for ref in metadata.refs.values()} - {metadata.current_snapshot_id}
-    others = [
+    other_snapshots = [
         snapshot for snapshot in (metadata.snapshot(snapshot_id) for snapshot_id in named) if snapshot is not None
     ]
-    others.sort(key=lambda snapshot: (-snapshot.timestamp_ms, snapshot.snapshot_id))
+    other_snapshots.sort(key=lambda snapshot: (-snapshot.timestamp_ms, snapshot.snapshot_id))
     current = () if metadata.current_snapshot_id is None else (metadata.current_snapshot_id,)
-    return (*current, *(other.snapshot_id for other in others))[:SNAPSHOTS_MAX]
+    return (*current, *(other.snapshot_id for other in other_snapshots))[:SNAPSHOTS_MAX]
 
 
-async def new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
+async def find_new_files_by_snapshot(call: Call, metadata: TableMetadata, snapshots: Sequence[int]) -> list[NewFiles]:
     """Return the new files of each snapshot, in order, so that each file occurs once."""
     new_files: list[NewFiles] = []
     for snapshot_id in snapshots:
         files = await files_of(call, metadata, snapshot_id)
         fresh = np.ones(files.ids.count, dtype=np.bool_)
         for before in new_files:
-            fresh &= ~await asyncio.to_thread(files.ids.described, before.files.ids.ids)
+            fresh &= ~await asyncio.to_thread(files.ids.are_described_by, before.files.ids.ids)
         new_files.append(NewFiles(files, fresh))
     return new_files
 
 
-async def covered(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def find_covered_files(call: Call, files: SnapshotFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return bool[rows]: the files that these index files describe."""
-    described = await asyncio.gather(*(_described(call, file) for file in live))
+    described = await asyncio.gather(*(_read_described_ids(call, file) for file in live))
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *described])
     if files.view.file_count + len(ids) <= _IN_THREAD_FILES:
-        return files.ids.described(ids)
-    return await asyncio.to_thread(files.ids.described, ids)
+        return files.ids.are_described_by(ids)
+    return await asyncio.to_thread(files.ids.are_described_by, ids)
 
 
-async def audited_ms(call: Call, table: TableIndexes) -> dict[str, int]:
+async def read_audit_times_ms(call: Call, table: TableIndexes) -> dict[str, int]:
     """Return the time of the last audit by definition id, in ms since the epoch, among the last audits of the table."""
     where = InstantFilter(uuid=table.entry.uuid, action=AUDITING, newest_first=True)
     audits: dict[str, int] = {}
@@ -145,12 +150,12 @@ async def audited_ms(call: Call, table: TableIndexes) -> dict[str, int]:
     return audits
 
 
-async def missing(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
+async def find_missing_files(call: Call, new: NewFiles, live: tuple[RegisteredIndexFile, ...]) -> Mask:
     """Return bool[rows]: new files that these index files do not describe and could describe."""
-    return ~await covered(call, new.files, live) & new.files.ids.identified & new.fresh
+    return ~await find_covered_files(call, new.files, live) & new.files.ids.identified & new.fresh
 
 
-async def _described(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
+async def _read_described_ids(call: Call, file: RegisteredIndexFile) -> npt.NDArray[np.uint64]:
     try:
         summary = await call.app[READER].describe(file.location, file.size_bytes)
         if (summary.header.table_uuid, summary.header.definition) == (file.uuid, file.definition):

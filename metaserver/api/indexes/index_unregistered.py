@@ -19,7 +19,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import READER, TableIndexes, load, view_of
-from seamark.metaserver.api.indexes.indexes import NO_INDEX, defined_index
+from seamark.metaserver.api.indexes.indexes import NO_INDEX, find_defined_index
 from seamark.metaserver.planner.indexes.coverage import file_ids_of
 from seamark.metaserver.planner.view.view import TableView
 
@@ -61,7 +61,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     if len(body.index_files) > FILES_MAX:
         raise BadRequest(f"The request has more than {FILES_MAX} index files; send them in several requests")
     table = await load(call)
-    definition = defined_index(table.metadata, call.names[1])
+    definition = find_defined_index(table.metadata, call.names[1])
     live = {file.location: file for file in table.registered.live(definition.id)}
     absent = [location for location in body.index_files if location not in live]
     if absent:
@@ -69,7 +69,7 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     chosen = [live[location] for location in dict.fromkeys(body.index_files)]
     described = [await call.app[READER].describe(file.location, file.size_bytes) for file in chosen]
     ids = np.concatenate([np.empty((0, 2), dtype=np.uint64), *(summary.ids for summary in described)])
-    unreferenced = await _unreferenced(call, table, ids)
+    unreferenced = await _are_unreferenced(call, table, ids)
     numbers_by_location: dict[str, list[int]] = {}
     if unreferenced is not None:
         starts = np.cumsum([0, *(len(summary.ids) for summary in described)]).tolist()
@@ -79,10 +79,12 @@ async def list_unreferenced_files(call: Call, body: UnreferencedFilesRequest) ->
     return UnreferencedFilesResponse(numbers_by_location, unreferenced is not None)
 
 
-async def _unreferenced(call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
-    """Return bool[n]: in no snapshot; None when the search would take too long.
+async def _are_unreferenced(
+    call: Call, table: TableIndexes, ids: npt.NDArray[np.uint64]
+) -> npt.NDArray[np.bool_] | None:
+    """Return bool[n]: whether each file is in no snapshot; None when the search would take too long.
 
-    Newest first: it has most of the files.
+    Snapshots are read newest first: the newest has most of the files.
     """
     metadata = table.metadata
     if len(metadata.snapshots) > SNAPSHOTS_MAX:

@@ -31,7 +31,7 @@ from seamark.formats.index.definitions import (
     with_name_mapping,
 )
 from seamark.formats.index.keys.terms import Term
-from seamark.formats.index.kinds.kinds import KINDS, parameters, takers
+from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -40,13 +40,13 @@ from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
     TableIndexes,
-    audited_ms,
-    covered,
     files_of,
+    find_covered_files,
+    find_missing_files,
+    find_named_snapshots,
+    find_new_files_by_snapshot,
     load,
-    missing,
-    new_files_by_snapshot,
-    snapshots_named,
+    read_audit_times_ms,
 )
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
@@ -89,7 +89,7 @@ _OF_AN_INDEX: dict[str, Any] = {
     "columns": {"type": ["array", "null"], "items": {"type": "string"}},
     "field-ids": {"type": ["array", "null"], "items": {"type": "integer"}},
     **{
-        name: {"type": "number", "description": f"For {', '.join(takers(name))}: {parameter.meaning}."}
+        name: {"type": "number", "description": f"For {', '.join(kinds_with_parameter(name))}: {parameter.meaning}."}
         for name, parameter in parameters().items()
     },
     "files": {"type": ["integer", "null"], "description": "Data files of the current snapshot that the index covers."},
@@ -153,14 +153,14 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def parameters(self) -> dict[str, float]:
-        """Those that are given."""
+        """The parameters that the request has."""
         own = self.__struct_fields__[len(PutIndexRequest.__struct_fields__) :]
         return {name: value for name in own if (value := getattr(self, name)) is not None}
 
 
 @cache
 def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
-    """With a field for each parameter of a kind."""
+    """Return the type of the body with a field for each parameter of a kind."""
     fields = [(name, float | None, None) for name in names]
     return cast(
         "type[PutIndexRequest]",
@@ -193,11 +193,14 @@ def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
 async def list_indexes(call: Call) -> dict[str, Any]:
     table = await load(call)
     defined = read_definitions(table.metadata)
-    state = await _table_state(call, table)
-    listed = [await _index(call, table, state, definition) for definition in defined.by_name.values()]
-    listed += [_broken(name, problem) for name, problem in defined.problems.items()]
+    state = await _read_table_state(call, table)
+    listed = [await _describe_index(call, table, state, definition) for definition in defined.by_name.values()]
+    listed += [_broken_to_json(name, problem) for name, problem in defined.problems.items()]
     listed.sort(key=lambda index: str(index["name"]))
-    listed += [_bucket(table.metadata, state.files, definition) for definition in bucket_definitions(table.metadata)]
+    listed += [
+        _describe_bucket_index(table.metadata, state.files, definition)
+        for definition in bucket_definitions(table.metadata)
+    ]
     return {"snapshot-id": table.metadata.current_snapshot_id, "indexes": listed}
 
 
@@ -210,7 +213,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     answers=(_ONE, NO_INDEX),
 )
 async def load_index(call: Call) -> dict[str, Any]:
-    return await _shown(call, await load(call), call.names[1])
+    return await _show_index(call, await load(call), call.names[1])
 
 
 @Route(
@@ -225,9 +228,9 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
     body = await call.parse(data, _body_with(tuple(parameters())))  # kinds may be added while the server runs
 
-    def changed(metadata: TableMetadata) -> dict[str, Any] | None:
+    def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)
-        definition = _definition(name, body, defined, metadata)
+        definition = _change_definition(name, body, defined, metadata)
         limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
@@ -235,8 +238,8 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
             return None
         return {"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}
 
-    await _commit(call, changed)
-    return await _shown(call, await load(call), name)
+    await _commit(call, compute_update)
+    return await _show_index(call, await load(call), name)
 
 
 @Route(
@@ -252,16 +255,18 @@ async def drop_index(call: Call) -> None:
     if name.startswith(BUCKET_PREFIX):
         check_name(name)
 
-    def changed(metadata: TableMetadata) -> dict[str, Any]:
+    def compute_update(metadata: TableMetadata) -> dict[str, Any]:
         if PREFIX + name not in metadata.properties:
-            raise _missing(name, read_definitions(metadata).by_name)
+            raise _make_missing_error(name, read_definitions(metadata).by_name)
         return {"action": "remove-properties", "removals": [PREFIX + name]}
 
-    await _commit(call, changed)
+    await _commit(call, compute_update)
 
 
-def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata) -> IndexDefinition:
-    """Return the definition, if any, with the changes of the body."""
+def _change_definition(
+    name: str, body: PutIndexRequest, defined: Definitions, metadata: TableMetadata
+) -> IndexDefinition:
+    """Return the index's definition with the changes of the body, or a new definition."""
     before = defined.by_name.get(name)
     kind = body.kind if body.kind is not None else before.kind if before else None
     if kind is None or (before is None and body.columns is None):
@@ -271,10 +276,10 @@ def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata
             f"The table has no index {name[:_NAME_SHOWN]!r}; to define it, set kind ({', '.join(KINDS)}) and columns"
         )
     columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
-    given: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
-    given |= body.parameters
+    parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
+    parameters |= body.parameters
     state = body.state if body.state is not None else before.state if before else ENABLED
-    definition = define(name, kind, columns, metadata.current_schema, parameters=given, state=state)
+    definition = define(name, kind, columns, metadata.current_schema, parameters=parameters, state=state)
     definition = with_name_mapping(definition, metadata)
     twin = next((other for other in defined.by_name.values() if other.id == definition.id and other.name != name), None)
     if twin is not None:
@@ -284,8 +289,8 @@ def _definition(name: str, body: PutIndexRequest, defined: Definitions, metadata
     return definition
 
 
-async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
-    """Commit the updates that `changed` computes, again after each conflict.
+async def _commit(call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
+    """Commit the updates that `compute_update` computes, again after each conflict.
 
     Raises:
         CommitConflict: After many.
@@ -293,7 +298,7 @@ async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] 
     tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES + 1):
         metadata = (await tables.load(call.namespace, call.name)).metadata
-        update = changed(metadata)
+        update = compute_update(metadata)
         if update is None:
             return
         requirements: list[dict[str, Any]] = [
@@ -311,22 +316,22 @@ async def _commit(call: Call, changed: Callable[[TableMetadata], dict[str, Any] 
             return
 
 
-async def _shown(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:
+async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:
     defined = read_definitions(table.metadata)
     if name in defined.problems:
-        return _broken(name, defined.problems[name])
+        return _broken_to_json(name, defined.problems[name])
     definition = defined.by_name.get(name)
     buckets = (
         {definition.name: definition for definition in bucket_definitions(table.metadata)} if definition is None else {}
     )
     if definition is None and name not in buckets:
-        raise _missing(name, (*defined.by_name, *buckets))
-    state = await _table_state(call, table)
+        raise _make_missing_error(name, (*defined.by_name, *buckets))
+    state = await _read_table_state(call, table)
     if definition is None:
-        return _bucket(table.metadata, state.files, buckets[name])
+        return _describe_bucket_index(table.metadata, state.files, buckets[name])
     files = [file for file in table.registered.files if file.definition == definition.id]
-    shown = [_registered(file) for file in files[-_LISTED_FILES_MAX:]]
-    return {**await _index(call, table, state, definition), "index-files": shown}
+    shown = [_index_file_to_json(file) for file in files[-_LISTED_FILES_MAX:]]
+    return {**await _describe_index(call, table, state, definition), "index-files": shown}
 
 
 class _TableState(NamedTuple):
@@ -334,35 +339,37 @@ class _TableState(NamedTuple):
     snapshots of refs have, and the time of each index's last audit by definition id."""
 
     files: SnapshotFiles
-    others: Sequence[NewFiles]
+    other_snapshots: Sequence[NewFiles]
     audits: Mapping[str, int]
 
 
-async def _table_state(call: Call, table: TableIndexes) -> _TableState:
+async def _read_table_state(call: Call, table: TableIndexes) -> _TableState:
     metadata = table.metadata
-    new_files = await new_files_by_snapshot(call, metadata, snapshots_named(metadata))
-    audits = await audited_ms(call, table)
+    new_files = await find_new_files_by_snapshot(call, metadata, find_named_snapshots(metadata))
+    audits = await read_audit_times_ms(call, table)
     if metadata.current_snapshot_id is None:
         return _TableState(await files_of(call, metadata, None), new_files, audits)
     return _TableState(new_files[0].files, new_files[1:], audits)
 
 
-async def _index(call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition) -> dict[str, Any]:
+async def _describe_index(
+    call: Call, table: TableIndexes, state: _TableState, definition: IndexDefinition
+) -> dict[str, Any]:
     live, files = table.registered.live(definition.id), state.files
-    mask = await covered(call, files, live)
-    of_refs = sum([int((await missing(call, other, live)).sum()) for other in state.others])
+    mask = await find_covered_files(call, files, live)
+    of_refs = sum([int((await find_missing_files(call, other, live)).sum()) for other in state.other_snapshots])
     indexed, total = int(mask.sum()), files.ids.count
     lag = int((~mask & files.ids.identified).sum())
     quarantined = sum(
         file.state is IndexFileState.QUARANTINED for file in table.registered.files if file.definition == definition.id
     )
-    used = call.components.usage.of(table.entry.uuid, definition.id)
+    used = call.components.usage.find_usage(table.entry.uuid, definition.id)
     health = "ok" if lag == 0 else "damaged" if quarantined else "behind"
     problem = None
     if any(table.metadata.current_schema.column(term.column_id) is None for term in definition.terms):
         health, problem = "broken", "The column was dropped from the table"
     return {
-        **_defined(definition),
+        **_definition_to_json(definition),
         "health": health if definition.enabled or health == "broken" else "paused",
         "problem": problem,
         "files": indexed,
@@ -387,8 +394,10 @@ async def _index(call: Call, table: TableIndexes, state: _TableState, definition
     }
 
 
-def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition) -> dict[str, Any]:
-    """Return a bucket index covers the files of every partition spec with this bucket."""
+def _describe_bucket_index(
+    metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefinition
+) -> dict[str, Any]:
+    """Return a bucket index, which covers the files of every partition spec with this bucket."""
     term = definition.terms[0]
     specs = [
         spec.spec_id
@@ -398,7 +407,7 @@ def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefi
     counts = [block.rows for block in files.view.blocks]
     mask = np.repeat(np.isin(files.view.spec_ids, specs), counts)
     return {
-        **_defined(definition),
+        **_definition_to_json(definition),
         "health": "ok",
         "problem": None,
         "files": int(mask.sum()),
@@ -416,7 +425,7 @@ def _bucket(metadata: TableMetadata, files: SnapshotFiles, definition: IndexDefi
     }
 
 
-def _defined(definition: IndexDefinition) -> dict[str, Any]:
+def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
     return {
         "name": definition.name,
         "kind": definition.kind,
@@ -429,12 +438,12 @@ def _defined(definition: IndexDefinition) -> dict[str, Any]:
     }
 
 
-def _broken(name: str, problem: str) -> dict[str, Any]:
-    """Return a broken index; all other fields are null."""
+def _broken_to_json(name: str, problem: str) -> dict[str, Any]:
+    """Return an index whose definition is invalid as JSON; all other fields are null."""
     return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
 
 
-def _registered(file: RegisteredIndexFile) -> dict[str, Any]:
+def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
     return {
         "location": file.location,
         "level": file.level,
@@ -448,13 +457,13 @@ def _registered(file: RegisteredIndexFile) -> dict[str, Any]:
     }
 
 
-def _missing(name: str, known: Iterable[str]) -> NotFound:
-    near = near_names(name[:_NAME_SHOWN], known, most=1, cutoff=0.5)  # price_bitmap for price
+def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
+    near = near_names(name[:_NAME_SHOWN], names, most=1, cutoff=0.5)  # price_bitmap for price
     hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_NAME_SHOWN]!r}; {hint}")
 
 
-def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
+def find_defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
     """Return an index that can be built.
 
     Raises:
@@ -467,5 +476,5 @@ def defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:
     if name not in defined.by_name:
         if name.startswith(BUCKET_PREFIX):
             check_name(name)
-        raise _missing(name, defined.by_name)
+        raise _make_missing_error(name, defined.by_name)
     return defined.by_name[name]

@@ -49,7 +49,7 @@ from seamark.metaserver.planner.indexes.resolver import BitmapIndex
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.pruning.semantics import ComparisonSemantics
 from seamark.metaserver.planner.rows.row_deletes import DeleteEvaluator, RowDeletion
-from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, without
+from seamark.metaserver.planner.rows.row_matches import PredicateMatcher, clear_rows
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import Entry
@@ -139,7 +139,10 @@ class _Predicate:
 
 @dataclass(frozen=True)
 class _Selection:
-    """`after` is the last file of the previous page, as an entry id; `checksum` covers what tokens depend on."""
+    """The request, as it was parsed.
+
+    `after` is the last file of the previous page, as an entry id. `checksum` covers all that tokens depend on.
+    """
 
     bound_scan: BoundScan
     predicate: _Predicate
@@ -214,13 +217,13 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     assert entry is not None
     if body.rows not in ("roaring", "positions"):
         raise BadRequest(f"rows is {body.rows[:40]!r}; it must be roaring or positions")
-    most = FILES_MAX if as_arrow else min(FILES_MAX, call.components.settings.page_limit)
+    page_max = FILES_MAX if as_arrow else min(FILES_MAX, call.components.settings.page_limit)
     if body.limit is not None and body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     parse = partial(_parse, body, metadata)
     selection = await (call.in_turn(parse) if body.where is None else read_in_turn(call, len(body.where), parse))
     scan = await call.components.planner.plan(selection.bound_scan, entry)
-    page = _Page(call, scan, selection.predicate, body, min(body.limit or most, most))
+    page = _Page(call, scan, selection.predicate, body, min(body.limit or page_max, page_max))
     await page.fill(selection.after, metadata, entry)
     token = None if page.last is None else write_token(selection.checksum, selection.snapshot_id, page.last)
     encoded = await asyncio.to_thread(page.arrow if as_arrow else page.json, selection.snapshot_id, token)
@@ -229,15 +232,18 @@ async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
 
 
 def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
-    """BadRequest.
+    """Parse a request.
 
     Runs in a thread: a predicate may list hundreds of thousands of values.
+
+    Raises:
+        BadRequest: For an invalid request.
     """
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)
     checksum = _checksum(body, metadata)
     snapshot_id, after = _start(body, metadata, checksum)
-    predicate = _predicate(body, metadata)
+    predicate = _read_predicate(body, metadata)
     request = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
@@ -267,22 +273,22 @@ def _start(body: SelectRowsRequest, metadata: TableMetadata, checksum: int) -> t
     return read_token(body.page_token, checksum, metadata)
 
 
-def _predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
-    given = bytes(body.filter)
+def _read_predicate(body: SelectRowsRequest, metadata: TableMetadata) -> _Predicate:
+    filter_json = bytes(body.filter)
     if body.meaning not in (None, "sql", "iceberg"):
         raise BadRequest(f"meaning is {body.meaning[:40]!r}; it must be sql or iceberg")
     if body.where is None:
         meaning = ComparisonSemantics(body.meaning or "iceberg")
-        expression = parse_expression(decode_json(given, "The filter")) if given else TRUE
+        expression = parse_expression(decode_json(filter_json, "The filter")) if filter_json else TRUE
         return _Predicate(expression, True, (), meaning)
-    if given:
+    if filter_json:
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
     read = sql.parse_sql(body.where, metadata.current_schema, metadata.schemas)
     return _Predicate(read.expression, read.exact, read.unused, ComparisonSemantics(body.meaning or "sql"))
 
 
 class _Page:
-    """`last` is the last file of the page when there are more."""
+    """A page of the answer; `last` is the last file of the page if there are more."""
 
     def __init__(self, call: Call, scan: ScanPlan, predicate: _Predicate, body: SelectRowsRequest, limit: int) -> None:
         self._covers = call.app[COVERS]
@@ -324,12 +330,12 @@ class _Page:
 
     async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         requested = {(predicate.column_id, predicate.transform) for predicate in predicates_of(self._scan.bound)}
-        made = {}
+        indexes = {}
         for definition in read_definitions(metadata).enabled:
             key = (definition.terms[0].column_id, definition.terms[0].transform)
             if KINDS[definition.kind].answers_rows and key in requested:
-                made[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
-        return made
+                indexes[key] = await self._covers.bitmaps(self._scan.view, definition, entry)
+        return indexes
 
     def _match(self, matcher: PredicateMatcher, entry_ids: Longs) -> list[_CandidateFile]:
         file_positions = self._scan.view.positions_of(entry_ids).tolist()
@@ -341,7 +347,7 @@ class _Page:
             if count_of < 0:
                 files.append(_CandidateFile(entry_id, count_of, None, False, len(deletes)))
                 continue
-            bits, exact = matcher.of(self._scan.residual(entry_id), position, count_of)
+            bits, exact = matcher.match_rows(self._scan.residual(entry_id), position, count_of)
             sound = self._predicate.exact or (bits is not None and not bits.any())
             files.append(_CandidateFile(entry_id, count_of, bits, exact and sound, len(deletes)))
         return files
@@ -381,11 +387,11 @@ class _Page:
             if number is not None and self._body.rows == "positions":
                 if number > PAGE_BYTES >> 3:
                     (path,) = self._paths([file])
-                    most = f"{number:,} rows of {path} match; a list of positions has at most {PAGE_BYTES >> 3:,}"
-                    raise TooLarge(f"{most}; request rows in the format roaring")
+                    reason = f"{number:,} rows of {path} match; a list of positions has at most {PAGE_BYTES >> 3:,}"
+                    raise TooLarge(f"{reason}; request rows in the format roaring")
                 rows = np.arange(number) if file.bits is None else positions(file.bits)
             elif number is not None:
-                rows = _serialized(pyroaring.BitMap(range(number)) if file.bits is None else roaring(file.bits))
+                rows = _serialize_bitmap(pyroaring.BitMap(range(number)) if file.bits is None else roaring(file.bits))
             answers.append(
                 _AnswerFile(file.entry_id, file.records, rows, number, file.exact, file.delete_files, file.undecided)
             )
@@ -477,12 +483,12 @@ def _apply(files: list[_CandidateFile], part: slice, rows: list[Longs], deletion
         start = own.stop
         undecided = int(np.count_nonzero(deletion.undecided[own] & ~deletion.deleted[own]))
         if file.bits is not None:
-            file.bits[part] = without(file.bits[part], file_rows[deletion.deleted[own]] - 64 * part.start)
+            file.bits[part] = clear_rows(file.bits[part], file_rows[deletion.deleted[own]] - 64 * part.start)
         file.undecided += undecided
         file.exact &= not undecided
 
 
-def _serialized(made: pyroaring.BitMap) -> bytes:
-    made.run_optimize()
-    written: bytes = made.serialize()
+def _serialize_bitmap(bitmap: pyroaring.BitMap) -> bytes:
+    bitmap.run_optimize()
+    written: bytes = bitmap.serialize()
     return written

@@ -9,7 +9,7 @@ import msgspec
 
 from seamark.formats.index.packing import Form, form_of, value_of
 from seamark.formats.runtime.errors import BadRequest
-from seamark.metaserver.api.formats.listings import bound_json
+from seamark.metaserver.api.formats.listings import encode_bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.paging import page_size
@@ -20,7 +20,7 @@ from seamark.metaserver.api.http.parameters.snapshots import (
     snapshot_of,
 )
 from seamark.metaserver.api.lookups.metadata import stats_column
-from seamark.metaserver.planner.lookup.layout import Axis, Ranges, bars_of, read_layouts, size_classes
+from seamark.metaserver.planner.lookup.layout import Axis, Ranges, bars_of, count_size_classes, read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
@@ -132,10 +132,10 @@ async def load_column_layout(call: Call) -> ColumnLayout:
             f"Column {name} is of the type {column.kind}, whose layout is computed for at most {STRING_FILES_MAX:,} "
             f"files; these are {files:,}. Choose a column of numbers or times"
         )
-    return await asyncio.to_thread(_layout, name, column, scale == "rank", ids, views, bars, points)
+    return await asyncio.to_thread(_compute_layout, name, column, scale == "rank", ids, views, bars, points)
 
 
-def _layout(
+def _compute_layout(
     name: str,
     column: RequestedColumn,
     by_rank: bool,
@@ -144,16 +144,16 @@ def _layout(
     bars: int,
     points: int,
 ) -> ColumnLayout:
-    found = [lookup(view) for view in views]
-    axis, ranges = read_layouts(found, column, by_rank)
+    files_by_snapshot = [lookup(view) for view in views]
+    axis, ranges = read_layouts(files_by_snapshot, column, by_rank)
     return ColumnLayout(
         column=name,
         type=column.kind,
         scale="value" if axis.by_value else "rank",
-        marks=_marks(axis, column.kind),
+        marks=_place_marks(axis, column.kind),
         snapshots=[
             _of_snapshot(snapshot_id, files, of_files, axis, bars, points)
-            for snapshot_id, files, of_files in zip(ids, found, ranges, strict=True)
+            for snapshot_id, files, of_files in zip(ids, files_by_snapshot, ranges, strict=True)
         ],
     )
 
@@ -173,14 +173,14 @@ def _of_snapshot(
             for position, depth in zip(axis.positions[ranks].tolist(), ranges.depth(ranks).tolist(), strict=True)
         ],
         bars=[LayoutBar(*bar) for bar in bars_of(ranges, axis, bars)],
-        sizes=[LayoutSizes(*of_class) for of_class in size_classes(files)],
+        sizes=[LayoutSizes(*of_class) for of_class in count_size_classes(files)],
     )
 
 
-def _marks(axis: Axis, kind: str) -> list[Mark]:
+def _place_marks(axis: Axis, kind: str) -> list[Mark]:
     form = form_of(kind)
     assert form is not None
     return [
-        Mark(float(axis.positions[rank]), bound_json(kind, value_of(form, kind, axis.key_at(rank))))
+        Mark(float(axis.positions[rank]), encode_bound_json(kind, value_of(form, kind, axis.key_at(rank))))
         for rank in axis.ranks_at(MARKS).tolist()
     ]

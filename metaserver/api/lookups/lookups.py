@@ -38,7 +38,7 @@ from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSp
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.requests import boolean_query
 from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot, snapshot_of
-from seamark.metaserver.api.indexes.indexes import defined_index
+from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
@@ -125,11 +125,11 @@ class LookupKeysResponse(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class _KeyQuery:
-    """`given` are the keys of the request: JSON rows or an Arrow table."""
+    """The keys of a lookup: JSON rows or an Arrow table."""
 
     index: str | None
     columns: list[str] | None
-    given: Any
+    requested_keys: Any
     snapshot_id: int | None
     partitions: bool
 
@@ -168,7 +168,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     assert entry is not None
     query = await _parse(call, data, metadata)
     definition, terms = _record_index(metadata, query)
-    columns, possible = await _keys(call, terms, query.given, len(data))
+    columns, possible = await _convert_keys(call, terms, query.requested_keys, len(data))
     in_order = [columns[terms.index(term)] for term in definition.terms]
     scan = await call.components.planner.bind_and_plan(metadata, ScanRequest(snapshot_id=query.snapshot_id))
     located = await call.app[LOCATOR].locate(scan, definition, in_order, possible, entry)
@@ -180,7 +180,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
     small = len(located.query) + answer.keys <= _IN_THREAD
     pieces = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
-    body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _sent(pieces)
+    body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _send_pieces(pieces)
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
@@ -191,8 +191,8 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
         columns = None if "index" in call.query else list(table.column_names)
         return _KeyQuery(call.query.get("index"), columns, table, snapshot_id, boolean_query(call.query, "partitions"))
     if len(body) > JSON_BODY_BYTES:
-        most = f"at most {JSON_BODY_BYTES:,} bytes"
-        raise TooLarge(f"Keys in JSON may have {most}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
+        limit_text = f"at most {JSON_BODY_BYTES:,} bytes"
+        raise TooLarge(f"Keys in JSON may have {limit_text}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
     lookup, rows = _read(body) if len(body) <= _QUICK_BODY else await call.in_turn(partial(_read, body))
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
@@ -227,7 +227,7 @@ def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefin
             raise BadRequest(f"columns has {len(query.columns)} columns; a record index has at most {COLUMNS_MAX}")
         terms = tuple(resolve(text, metadata.current_schema, metadata.schemas) for text in query.columns)
     if query.index is not None:
-        definition = defined_index(metadata, query.index)
+        definition = find_defined_index(metadata, query.index)
         if not KINDS[definition.kind].answers_keys:
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}; only record indexes find keys; available: {names}"
@@ -238,12 +238,12 @@ def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefin
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}, not on {', '.join(query.columns or ())}"
             )
-        return definition, definition.terms if terms is None else _ordered(definition, terms)
+        return definition, definition.terms if terms is None else _order_terms(definition, terms)
     if terms is None:
         raise BadRequest(f"Set index, or columns for the values in keys; record indexes: {names}")
     for definition in usable:
         if _identities(definition.terms) == _identities(terms):
-            return definition, _ordered(definition, terms)
+            return definition, _order_terms(definition, terms)
     raise BadRequest(f"No record index is on {', '.join(query.columns or ())[:200]}; available: {names}")
 
 
@@ -251,15 +251,17 @@ def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
     return sorted((term.column_id, term.transform) for term in terms)
 
 
-def _ordered(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
+def _order_terms(definition: IndexDefinition, terms: Sequence[Term]) -> tuple[Term, ...]:
     """Return the definition's terms in the order of the given terms."""
     own = {(term.column_id, term.transform): term for term in definition.terms}
     return tuple(own[term.column_id, term.transform] for term in terms)
 
 
-async def _keys(call: Call, terms: Sequence[Term], given: Any, body_bytes: int) -> tuple[list[Keys], Mask | None]:
-    if isinstance(given, pa.Table):
-        arrays, shared_bytes = await asyncio.to_thread(arrays_of, terms, given)
+async def _convert_keys(
+    call: Call, terms: Sequence[Term], raw_keys: Any, body_bytes: int
+) -> tuple[list[Keys], Mask | None]:
+    if isinstance(raw_keys, pa.Table):
+        arrays, shared_bytes = await asyncio.to_thread(arrays_of, terms, raw_keys)
         if shared_bytes > (limit := call.components.settings.body_limit_bytes):
             raise TooLarge(
                 f"With a value for each row the keys take {shared_bytes:,} bytes; the limit is {limit:,}. Send them in "
@@ -267,12 +269,12 @@ async def _keys(call: Call, terms: Sequence[Term], given: Any, body_bytes: int) 
             )
         call.keep(shared_bytes)
         return await asyncio.to_thread(keys_of_arrays, terms, arrays), None
-    if len(given) <= _IN_THREAD and body_bytes <= _QUICK_BODY:
-        return keys_of_json(terms, given)
-    return await call.in_turn(partial(keys_of_json, terms, given))
+    if len(raw_keys) <= _IN_THREAD and body_bytes <= _QUICK_BODY:
+        return keys_of_json(terms, raw_keys)
+    return await call.in_turn(partial(keys_of_json, terms, raw_keys))
 
 
-async def _sent(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
+async def _send_pieces(pieces: Sequence[bytes | memoryview]) -> AsyncIterator[bytes]:
     """Send a large answer in slices, so that no copy takes long."""
     for piece in pieces:
         view = memoryview(piece)
@@ -322,13 +324,13 @@ class _LookupAnswer:
         numbers = np.cumsum(hit) - 1
         more: list[list[Any]] = []
         if self.query.partitions:
-            found = files_at(view, view.entry_ids_at(positions))
-            files = FileListing(self.metadata, found, files_at(view, positions[:0]), None)
+            files_with_rows = files_at(view, view.entry_ids_at(positions))
+            files = FileListing(self.metadata, files_with_rows, files_at(view, positions[:0]), None)
             more = files.lists(("spec-id", "partition"), 0, files.total)
         return numbers, paths_at(view, positions), more
 
     def json(self) -> list[bytes]:
-        """In pieces: encoding and joining hold the GIL."""
+        """Return the answer as pieces of JSON: encoding and joining hold the GIL."""
         located = self.located
         numbers, paths, more = self._files()
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']
@@ -353,7 +355,7 @@ class _LookupAnswer:
         metadata = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
         }
-        known = pa.array(paths, pa.string())
+        path_texts = pa.array(paths, pa.string())
         specs = pa.array(more[0] if more else [], pa.int32())
         texts = pa.array([encode_json(partition).decode() for partition in more[1]] if more else [], pa.string())
         sink = pa.BufferOutputStream()
@@ -363,7 +365,7 @@ class _LookupAnswer:
             files = pa.array(numbers[located.data_file[part]].astype(np.int32))
             columns = {
                 "key": pa.array(located.query[part]),
-                "file_path": pa.DictionaryArray.from_arrays(files, known),
+                "file_path": pa.DictionaryArray.from_arrays(files, path_texts),
                 "position": pa.array(located.position[part]),
                 "undecided": pa.array(located.undecided[part]),
             }

@@ -76,9 +76,10 @@ _PAGING = (
 
 @dataclass(frozen=True)
 class _Page:
-    """`start`: the number of the first item, from 0.
+    """A page of a listing.
 
     Attributes:
+        start: The number of the first item, from 0.
         checksum: The part of tokens that identifies the request.
     """
 
@@ -141,7 +142,7 @@ async def list_files(call: Call) -> web.Response:
     content = call.query.get("content", "all")
     if content not in ("all", "data", "deletes"):
         raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
-    page = _page(call, metadata, ("files", content))
+    page = _read_page_request(call, metadata, ("files", content))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
     planner = call.components.planner
@@ -176,8 +177,8 @@ async def list_files(call: Call) -> web.Response:
 async def list_column_stats(call: Call) -> web.Response:
     metadata = await _metadata(call)
     column = stats_column(metadata, call.names[1])
-    fields = _fields(call.query.get("fields"))
-    page = _page(call, metadata, ("stats", str(column.id)))
+    fields = _read_fields(call.query.get("fields"))
+    page = _read_page_request(call, metadata, ("stats", str(column.id)))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
     return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
@@ -194,7 +195,7 @@ async def list_column_stats(call: Call) -> web.Response:
 )
 async def list_partitions(call: Call) -> web.Response:
     metadata = await _metadata(call)
-    page = _page(call, metadata, ("partitions",))
+    page = _read_page_request(call, metadata, ("partitions",))
     view = await _view(call, metadata, page)
     prefix = _prefix(call, metadata)
 
@@ -218,17 +219,17 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
         if column is not None:
             if not isinstance(column.type, str):
                 raise BadRequest(f"Column {name} has no statistics; request those of {_inside(schema, name)}")
-            return RequestedColumn(column.id, _kind(column.type))
+            return RequestedColumn(column.id, _canonical_kind(column.type))
     near = near_names(name, metadata.current_schema.index.by_name)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 
 
-def _kind(given: str) -> str:
+def _canonical_kind(type_text: str) -> str:
     try:
-        return canonical_primitive(given)
+        return canonical_primitive(type_text)
     except BadRequest:  # a type of a later format version: it has counts, but bounds that are unknown here
-        return given
+        return type_text
 
 
 def _inside(schema: Schema, name: str) -> str:
@@ -244,22 +245,22 @@ def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
     return parse_prefix(call.query.get("partition", ""), metadata, call.app[PREFIXES])
 
 
-def _page(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
+def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str, ...]) -> _Page:
     wanted_arrow = arrow.wants_arrow(call.headers)
-    most = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
-    limit = page_size(call.query.get("limit", str(most)), "limit", most)
+    page_max = ARROW_LIMIT if wanted_arrow else call.components.settings.page_limit
+    limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     parts = (metadata.table_uuid, call.query.get("partition", ""), *checksum)
     number = zlib.crc32(encode_json(parts))
-    given = call.query.get("page-token")
-    if not given:
+    page_token = call.query.get("page-token")
+    if not page_token:
         return _Page(find_requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
-    return _Page(*read_token(given, number, metadata), limit, number, wanted_arrow)
+    return _Page(*read_token(page_token, number, metadata), limit, number, wanted_arrow)
 
 
-def _fields(given: str | None) -> tuple[str, ...]:
-    if given is None:
+def _read_fields(fields_text: str | None) -> tuple[str, ...]:
+    if fields_text is None:
         return tuple(name for name in STATS_COLUMNS if name != "file")
-    names = tuple(dict.fromkeys(given.split(",")))
+    names = tuple(dict.fromkeys(fields_text.split(",")))
     for name in names:
         if name not in STATS_COLUMNS:
             raise BadRequest(f"fields contains {name[:40]!r}; available: {', '.join(STATS_COLUMNS)}")
@@ -277,9 +278,9 @@ def _delete_view(view: TableView) -> TableView:
     return TableView(view.delete_manifests, view.delete_blocks)
 
 
-async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> web.Response:
+async def _answer(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> web.Response:
     work: Callable[[], bytes | bytearray] = partial(
-        _arrow_body if page.arrow else _json_body, page, what, names, listing
+        _encode_arrow if page.arrow else _encode_json, page, list_name, names, listing
     )
     items_of_page = min(page.limit, max(0, listing.total - page.start))
     # PyArrow imports pandas, where it is installed, before it makes its first array: a seventh of a second.
@@ -289,7 +290,7 @@ async def _answer(page: _Page, what: str, names: tuple[str, ...], listing: Listi
     return web.Response(body=body, content_type=content_type, headers={"Vary": "Accept"})
 
 
-def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
+def _encode_arrow(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes | bytearray:
     end = min(listing.total, page.start + page.limit)
     token = page.token(listing.total)
     about = {} if page.snapshot_id is None else {"snapshot-id": str(page.snapshot_id)}
@@ -297,10 +298,10 @@ def _arrow_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing
     return listing.stream(names, min(page.start, end), end, about)
 
 
-def _json_body(page: _Page, what: str, names: tuple[str, ...], listing: Listing) -> bytes:
+def _encode_json(page: _Page, list_name: str, names: tuple[str, ...], listing: Listing) -> bytes:
     end = min(listing.total, page.start + page.limit)
     rows = items(listing, names, min(page.start, end), end)
-    return encode_json({"snapshot-id": page.snapshot_id, what: rows, "next-page-token": page.token(listing.total)})
+    return encode_json({"snapshot-id": page.snapshot_id, list_name: rows, "next-page-token": page.token(listing.total)})
 
 
 def add_components(app: web.Application) -> None:

@@ -1,7 +1,7 @@
 """Which columns a plan or a scan report reads, and how old the oldest partition is, for `catalog/column_usage.py`.
 
-Where something is not known, the read counts as one of more: of every column, or of the whole table. So no column looks
-unread that is read. Costs of a plan: one pass over the partition values of its files.
+If something is not known, the read counts as a read of more: of every column, or of the whole table. So no column
+looks unread although it is read. The cost for a plan is one pass over the partition values of its files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.column_usage import DAY_MS, ColumnRead, ColumnUsage, columns_of
-from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
+from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUMNS, Entry
 
@@ -73,7 +73,7 @@ async def count_plan(
         named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates}
-    end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
+    end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
     read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.components.clock.now_ms()))
     usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
     return read
@@ -134,7 +134,7 @@ def read_of_report(
         filtered = parse_expression(report.get("filter", True))
         columns = {*columns, *(term[0] for term in terms_of(filtered, schema, (), case_sensitive=False))}
         if not is_planned:
-            oldest = _least_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
+            oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals by what they are, such as (2-digit-int)
         pass
     return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
@@ -150,7 +150,7 @@ def _schema_of(metadata: TableMetadata, report: Mapping[str, Any]) -> Schema:
     return (metadata.schema(stated) if isinstance(stated, int) else None) or metadata.current_schema
 
 
-def _least_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
+def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | None:
     """Return a lower bound of the time column in all rows that satisfy the filter; None if there is none."""
     times = time_columns(metadata, metadata.default_spec)
     parts = bound.children if isinstance(bound, And) else (bound,)

@@ -26,7 +26,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, evaluate_joins
-from seamark.metaserver.api.plans.unpruned import unpruned_reasons
+from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
 from seamark.metaserver.catalog.policies import load_policies, with_policies
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.advice.column_samples import Samples, sample_columns
@@ -37,7 +37,7 @@ from seamark.metaserver.planner.joins.joins import IN_LOOP_VALUES
 from seamark.metaserver.planner.lookup.lookup import files_at
 from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
-from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
+from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -205,7 +205,7 @@ async def explain(call: Call, body: ExplainRequest) -> web.Response:
     if body.limit < 1:
         raise BadRequest(f"limit is {body.limit}; it must be at least 1")
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
-    read = await _filter(call, body, metadata)
+    read = await _read_filter(call, body, metadata)
     scan_request = ScanRequest(
         filter=read.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True
     )
@@ -222,13 +222,13 @@ async def explain_scan(
     joins: Joins,
     listed: int = 0,
     beside: Sequence[str] = (),
-    kept_max: float = 1.0,
+    max_kept_fraction: float = 1.0,
 ) -> bytes:
     """Return the `ExplainResponse` of one scan, encoded.
 
     Args:
         read: What the filter of `wanted` was read from.
-        beside, kept_max: See `unpruned_reasons`.
+        beside, max_kept_fraction: See `unpruned_reasons`.
 
     Raises:
         Forbidden: For a table of `joins`.
@@ -238,7 +238,7 @@ async def explain_scan(
     bind, is_long = partial(BoundScan.bind, loaded.metadata, wanted), is_longer(wanted.filter, IN_LOOP_VALUES)
     bound_scan = await call.in_turn(bind) if is_long else bind()
     filters, outcomes = await evaluate_joins(call, loaded.metadata, joins)
-    bound_scan = filters.applied(bound_scan)
+    bound_scan = filters.apply_to(bound_scan)
     is_long = is_long or bound_scan.is_long
     scan = await call.components.planner.explain(bound_scan, loaded.entry)
     samples = await sample_columns(call.components.objects, scan)
@@ -247,39 +247,41 @@ async def explain_scan(
     properties = with_policies(scan.metadata, policies).properties
 
     def answer() -> bytes:
-        reasons = unpruned_reasons(
+        reasons = find_unpruned_reasons(
             (scan.stages[0].files_in if scan.stages else scan.files, scan.files),
             joins,
             () if outcomes is msgspec.UNSET else outcomes,
             has_condition=wanted.filter != TRUE,
             complete=scan.complete,
             beside=beside,
-            kept_max=kept_max,
+            max_kept_fraction=max_kept_fraction,
         )
-        return encode_json(_explained(scan, read, listed, outcomes, reasons, samples, properties))
+        return encode_json(_explain_scan(scan, read, listed, outcomes, reasons, samples, properties))
 
     if is_long:
         return await call.in_turn(answer)
     return answer() if scan.considered <= _IN_THREAD_FILES else await asyncio.to_thread(answer)
 
 
-async def _filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
+async def _read_filter(call: Call, body: ExplainRequest, metadata: TableMetadata) -> sql.SqlFilter:
     if body.where is None:
-        given = bytes(body.filter)
-        if not given:
+        filter_json = bytes(body.filter)
+        if not filter_json:
             return sql.SqlFilter(TRUE, ())
 
         def parse() -> sql.SqlFilter:
-            return sql.SqlFilter(parse_expression(decode_json(given, "The filter"), unknown=True, functions=True), ())
+            return sql.SqlFilter(
+                parse_expression(decode_json(filter_json, "The filter"), unknown=True, functions=True), ()
+            )
 
-        return parse() if len(given) <= _IN_THREAD_BYTES else await call.in_turn(parse)
+        return parse() if len(filter_json) <= _IN_THREAD_BYTES else await call.in_turn(parse)
     if bytes(body.filter):
         raise BadRequest("The request has both where and filter; send the predicate as SQL or as an Iceberg expression")
     read = partial(sql.parse_sql, body.where, metadata.current_schema, metadata.schemas, functions=True)
     return await read_in_turn(call, len(body.where), read)
 
 
-def _explained(
+def _explain_scan(
     scan: ScanPlan,
     read: sql.SqlFilter,
     listed: int,
@@ -291,14 +293,14 @@ def _explained(
     estimates = estimate_layouts(scan, samples, properties)
     files = files_at(scan.view, scan.entry_ids)
     deletes = {delete for applying in scan.deletes_of(scan.entry_ids) for delete in applying}
-    residuals, complete = _residuals(scan)
-    kept: Any = msgspec.UNSET
+    residuals, complete = _collect_residuals(scan)
+    kept_files: Any = msgspec.UNSET
     if listed:
         listing = FileListing(scan.metadata, files, files_at(scan.view, scan.entry_ids[:0]), scan)
-        kept = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
+        kept_files = items(listing, tuple(FILE_COLUMNS), 0, min(listed, listing.total))
     return ExplainResponse(
         snapshot_id=scan.snapshot_id,
-        stages=[_stage(stage) for stage in scan.stages],
+        stages=[_describe_stage(stage) for stage in scan.stages],
         indexes=[ExplainedIndex(use.name, use.kind, use.files_in, use.files_removed) for use in scan.indexes],
         complete=scan.complete,
         files=scan.files,
@@ -308,19 +310,19 @@ def _explained(
         filter=expression_json(scan.bound),
         not_used=read.unused,
         not_used_reasons=read.reasons,
-        terms=[_term(effect) for effect in effects_of_terms(scan, samples)],
+        terms=[_describe_term(effect) for effect in effects_of_terms(scan, samples)],
         layouts=[ExplainedLayout(list(one.columns), one.files_in, one.files) for one in estimates.layouts],
         unknown_layouts=[UnknownLayout(column, reason) for column, reason in estimates.unknown.items()],
-        columns=list(_columns(scan.bound, set())),
+        columns=list(_collect_columns(scan.bound, set())),
         residuals=residuals,
         residuals_complete=complete,
-        kept=kept,
+        kept=kept_files,
         joins=outcomes,
         unpruned_reasons=reasons,
     )
 
 
-def _term(effect: TermEffect) -> ExplainedTerm:
+def _describe_term(effect: TermEffect) -> ExplainedTerm:
     return ExplainedTerm(
         filter=expression_json(effect.expression),
         column=effect.column,
@@ -334,7 +336,7 @@ def _term(effect: TermEffect) -> ExplainedTerm:
     )
 
 
-def _stage(stage: Stage) -> ExplainedStage:
+def _describe_stage(stage: PruningStage) -> ExplainedStage:
     return ExplainedStage(
         name=stage.name,
         files_in=stage.files_in,
@@ -348,17 +350,17 @@ def _stage(stage: Stage) -> ExplainedStage:
     )
 
 
-def _columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
+def _collect_columns(expression: Expression, seen: set[int]) -> Iterator[ComparedColumn]:
     """Yield the distinct columns in the order of the predicates."""
     if isinstance(expression, And | Or):
         for child in expression.children:
-            yield from _columns(child, seen)
+            yield from _collect_columns(child, seen)
     elif isinstance(expression, Bound) and expression.column_id not in seen:
         seen.add(expression.column_id)
         yield ComparedColumn(expression.name, expression.column_id, expression.kind)
 
 
-def _residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
+def _collect_residuals(scan: ScanPlan) -> tuple[list[ExplainedResidual], bool]:
     """Return the residuals and their numbers of files, most files first, and whether the list is complete."""
     within = group_by_partition(files_at(scan.view, scan.entry_ids))
     parts = sorted(zip(within.files(), within.partitions, strict=True), key=lambda part: -part[0])

@@ -166,7 +166,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
         raise BadRequest(f"The join with {shown} has {len(spec.on)} columns in `on`; allowed are 1 to {COLUMNS_MAX}")
     try:
         snapshot_id = snapshot_of(other, spec.snapshot_id, None, None)
-        pairs = tuple(_pair(metadata, other, *names) for names in spec.on.items())
+        pairs = tuple(_bind_pair(metadata, other, *names) for names in spec.on.items())
         expression = await _bind_filter(call, spec, other)
         unless = await _bind_unless(call, spec, metadata)
         likes = _bind_likes(spec, other)
@@ -263,7 +263,7 @@ def parse_filter(data: bytes, metadata: TableMetadata, *, functions: bool = Fals
     return resolve_literals(expression, metadata.current_schema, metadata.schemas)
 
 
-def _pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
+def _bind_pair(metadata: TableMetadata, other: TableMetadata, own_name: str, other_name: str) -> Pair:
     left, right = _find_column(metadata.current_schema, own_name), _find_column(other.current_schema, other_name)
     return Pair(left.id, left.name, kind_of(left.type), right.id, kind_of(right.type))
 
@@ -278,14 +278,14 @@ def _find_column(schema: Schema, name: str) -> Column:
     if column is None:
         alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
         if len(alike) != 1:
-            what = "is not" if not alike else f"may be one of {len(alike)} columns"
-            raise BadRequest(f"The column {name[:200]!r} {what} in the table's schema")
+            problem = "is not" if not alike else f"may be one of {len(alike)} columns"
+            raise BadRequest(f"The column {name[:200]!r} {problem} in the table's schema")
         column = schema.index.by_id[alike.pop()]
     inside = any(isinstance(ancestors.type, ListType | MapType) for ancestors in schema.ancestors(column))
     if inside or not is_primitive(column.type):
-        what = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
+        problem = "is inside a list or a map" if inside else f"is a {type_name(column.type)}"
         raise BadRequest(
-            f"The column {column.name} {what}; join on a column of a primitive type outside lists and maps"
+            f"The column {column.name} {problem}; join on a column of a primitive type outside lists and maps"
         )
     return column
 

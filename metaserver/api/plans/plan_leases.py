@@ -72,10 +72,10 @@ async def renew_plan_table(call: Call, body: RenewPlanTableRequest) -> RenewPlan
     namespace, name = call.namespace, call.name
     check_lease(body.lease_s)
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
-    plans, who = call.components.catalog.plan_tables, call.principal.name
-    plan = await plans.share(namespace, name, lease_s, who) if is_plan_name(name) else None
-    if plan is None and not await plans.has_room(who):
-        raise too_many_plans(who)
+    plans, principal = call.components.catalog.plan_tables, call.principal.name
+    plan = await plans.share(namespace, name, lease_s, principal) if is_plan_name(name) else None
+    if plan is None and not await plans.has_room(principal):
+        raise too_many_plans(principal)
     if plan is None:
         raise NoSuchTable(f"Plan table does not exist: {show(namespace, name)}")
     return RenewPlanTableResponse(plan.expires_ms)
@@ -99,8 +99,8 @@ async def lease_plan_snapshots(call: Call, body: LeasePlanSnapshotsRequest) -> L
         raise BadRequest(f"The header {HEADER} is missing; send the value that the plans were created with")
     lease_s = min(body.lease_s, call.components.settings.plan_table_lease_max_s)
     plans = call.components.catalog.plan_tables
-    ids, who = body.snapshot_ids, call.principal.name
-    return LeasePlanSnapshotsResponse(await plans.lease(call.namespace, call.name, audience, ids, lease_s, who))
+    ids, principal = body.snapshot_ids, call.principal.name
+    return LeasePlanSnapshotsResponse(await plans.lease(call.namespace, call.name, audience, ids, lease_s, principal))
 
 
 def check_lease(lease_s: int | None) -> None:

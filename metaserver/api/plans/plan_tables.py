@@ -34,15 +34,15 @@ from seamark.metaserver.api.http.parameters.snapshots import snapshot_of
 from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.api.plans.joins import JoinOutcomes, Joins, add_joins, evaluate_joins, parse_filter
 from seamark.metaserver.api.plans.plan_leases import check_lease, grant_lease_s
-from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, plan_name, shown_snapshot
+from seamark.metaserver.catalog.plans.plan_tables import Holder, digest_of, make_plan_snapshot, plan_name
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.planner.lookup.lookup import files_at, lookup
-from seamark.metaserver.planner.lookup.partition_times import oldest_end_ms
-from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, kept_manifests
+from seamark.metaserver.planner.lookup.partition_times import find_oldest_end_ms
+from seamark.metaserver.planner.plan.plan_writer import KeptManifests, PlanWriter, find_kept_manifests
 from seamark.metaserver.planner.plan.readers import is_misleading, misread_deletes
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.store.model import PlanTable
+from seamark.metaserver.store.model import StoredPlanTable
 
 if TYPE_CHECKING:
     from seamark.formats.iceberg.expressions import sql
@@ -174,29 +174,29 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
     await call.components.catalog.check_writable(loaded)
     audience = call.audience
-    body, bound_scan = await _bound_request(call, data, loaded)
+    body, bound_scan = await _read_bound_request(call, data, loaded)
     if body.hide_partitions and audience is not None:
         raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
-    bound_scan = filters.applied(bound_scan)
+    bound_scan = filters.apply_to(bound_scan)
     answer = await _NewPlanTable(call, loaded, body, bound_scan, holder).find_or_make()
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes)
 
 
-async def _bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
+async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> tuple[PlanTableRequest, BoundScan]:
     decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
-        return await read_in_turn(call, len(data), lambda: _bound(_read(data, metadata), metadata))
+        return await read_in_turn(call, len(data), lambda: _bind_request(_read(data, metadata), metadata))
     key = (entry.metadata_location, data)
     read = decoded_requests.get(key)
     if read is None:
         read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
         decoded_requests.put(key, read, object_bytes(read) + len(data))
-    return _bound(read, metadata)
+    return _bind_request(read, metadata)
 
 
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
@@ -204,17 +204,17 @@ def _read(data: bytes, metadata: TableMetadata) -> _Read:
     check_lease(body.lease_s)
     if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
         raise BadRequest(f"kept-max is {body.max_kept_fraction}; it must be a share from 0 to 1")
-    return body, _filter(body, metadata)
+    return body, _read_filter(body, metadata)
 
 
-def _bound(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
+def _bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
     body, filter = read
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
     return body, BoundScan.bind(metadata, request)
 
 
-def _filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
+def _read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     filter_json = bytes(body.filter)
     if body.predicate is None:
         return parse_filter(filter_json, metadata, functions=True)
@@ -257,7 +257,7 @@ class _NewPlanTable:
             shared = await plan_tables.share(entry.namespace, name, self._lease_s, self._principal_name, audience)
             if shared is not None:
                 limit = None if body.hide_partitions else body.max_kept_fraction
-                return _without_name_above(limit, _answer(shared))
+                return _drop_name_above(limit, _answer(shared))
         key = (entry.namespace, name or self._question, self._lease_s, body.max_kept_fraction)
         return await self._app[MAKING].run(key, self._make)
 
@@ -278,7 +278,7 @@ class _NewPlanTable:
                 return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
         max_kept_fraction = None if misleads else body.max_kept_fraction
         sizes = _sizes(scan_plan) if is_small else await asyncio.to_thread(_sizes, scan_plan)
-        answer = _without_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
+        answer = _drop_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
         if answer.name is None:
             if name is not None and scan_plan.complete:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
@@ -287,7 +287,7 @@ class _NewPlanTable:
         if not scan_plan.complete:  # a later plan may keep fewer files, so the name is not shared
             name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
-        select = partial(kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
+        select = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
         manifests_of_plan = select() if is_small else await asyncio.to_thread(select)
         refusal = ""
         if manifests_of_plan.entries > (limit := app[COMPONENTS].settings.plan_table_files_limit):
@@ -302,11 +302,11 @@ class _NewPlanTable:
         plan_table = await self._store(manifests_of_plan, answer, plan_id)
         usage = app[COMPONENTS].catalog.column_usage
         if plan_table.shown_id is not None and usage.is_on:
-            end_ms = oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
+            end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
             usage.plans.put(plan_table.shown_id, end_ms, 0)
         return _answer(plan_table)
 
-    async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> PlanTable:
+    async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> StoredPlanTable:
         app, entry, holder = self._app, self._entry, self._holder
         metadata, snapshot, name = self._bound_scan.metadata, self._bound_scan.snapshot, answer.name
         assert snapshot is not None
@@ -314,7 +314,7 @@ class _NewPlanTable:
         location = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
         written = await app[WRITER].write(manifests, metadata, snapshot, location, plan_id)
         files = tuple(path for path, _ in written.files)
-        plan_table = PlanTable(
+        plan_table = StoredPlanTable(
             id=plan_id,
             namespace=entry.namespace,
             name=name,
@@ -331,7 +331,7 @@ class _NewPlanTable:
         )
         if holder is not None:
             (planned,) = written.metadata.snapshots
-            plan_snapshot = shown_snapshot(plan_id, metadata, planned)
+            plan_snapshot = make_plan_snapshot(plan_id, metadata, planned)
             text = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
                 plan_table, audience=holder.audience, shown_id=plan_snapshot.snapshot_id, shown=text
@@ -356,7 +356,7 @@ def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     return scan.files, kept_bytes, scan.considered, all_bytes
 
 
-def _answer(plan: PlanTable) -> PlanTableResponse:
+def _answer(plan: StoredPlanTable) -> PlanTableResponse:
     return PlanTableResponse(
         plan.name,
         plan.snapshot_id,
@@ -369,7 +369,7 @@ def _answer(plan: PlanTable) -> PlanTableResponse:
     )
 
 
-def _without_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
+def _drop_name_above(max_kept_fraction: float | None, answer: PlanTableResponse) -> PlanTableResponse:
     """Return the answer, without the name if the plan keeps a larger fraction of the files."""
     if max_kept_fraction is not None and answer.files > max_kept_fraction * answer.considered_files:
         return msgspec.structs.replace(answer, name=None, expires_at_ms=None, plan_snapshot_id=msgspec.UNSET)

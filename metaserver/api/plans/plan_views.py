@@ -125,12 +125,15 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     # Trino's own `lower` and `upper`: without a qualifier, no other function has these names.
     read = partial(sql.parse_sql, body.predicate, schema, functions=True)
     parsed = await read_in_turn(call, len(body.predicate), read)
-    if parsed.unused and borrows_rights(view.metadata):
-        # A subquery or a function would run with the rights of the view's owner.
-        raise BadRequest(
-            f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
-            f"{parsed.unused[0][:200]}"
-        )
+    if borrows_rights(view.metadata):
+        # A subquery or a function would run with the rights of the view's owner. The filter may have neither part:
+        # `evil.bucket(4, c)` is a transform there, and a comparison with NULL is never true.
+        refused = parsed.unused[0] if parsed.unused else sql.find_borrowed_rights(body.predicate)
+        if refused is not None:
+            raise BadRequest(
+                f"The view runs with its owner's rights, so the predicate may only compare its columns with values: "
+                f"{refused[:200]}"
+            )
     lease_s = grant_lease_s(body.lease_s, call.components.settings)
     reader = None if audience is None else Reader(Holder(audience, body.holder), str(body.reader))
     plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)
@@ -153,7 +156,7 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
     if table.plan_snapshot_id is not None:
         return await _version(catalog, table, namespace, name, audience)
     if audience is not None:
-        plan = await catalog.plan_views.named(namespace, name, audience)
+        plan = await catalog.plan_views.find(namespace, name, audience)
         inner = (await catalog.views.load(namespace, plan.of_name)).metadata
         schema = inner.schema(inner.current_version.schema_id)
         columns = () if schema is None else tuple(field.name for field in schema.fields)
@@ -161,9 +164,9 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
             table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias, columns=columns
         )
     try:
-        plan, _ = await catalog.plan_tables.named(namespace, name)
+        plan, _ = await catalog.plan_tables.find(namespace, name)
     except NoSuchTable:
-        plan = await catalog.plan_views.named(namespace, name)
+        plan = await catalog.plan_views.find(namespace, name)
     return ReplacedReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
@@ -171,7 +174,7 @@ async def _version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)
-    shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
+    shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if table.plan_snapshot_id not in {plan.shown_id for plan in shown}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)

@@ -44,15 +44,18 @@ from seamark.metaserver.planner.scan.request import BoundScan, PinnedRequest, fi
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.scan.tokens import ROWS_MAX, PlanTask, Tokens, pack, page_count
 from seamark.metaserver.store.model import Entry, NamespacePath
-from seamark.metaserver.store.sql.changes import Changes, watch
+from seamark.metaserver.store.sql.changes import CommitCounter, watch
 
 T = TypeVar("T")
 
 _TABLE = "/v1/{prefix}/namespaces/{namespace}/tables/{table}"
 _CLIENT_VERSION = "X-Client-Version"
 RESIDUALS = "X-Seamark-Residuals"
-"""`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
-may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`)."""
+"""The values of the header that says how the client uses residuals.
+
+`short`: the client applies its own filter to rows, so a residual may be weaker than necessary. `exact`: the client
+may apply the residual alone. Without the header, the client's kind decides (`ClientDialect`).
+"""
 POLL_S = 0.5
 """How long a poll waits for a running plan."""
 _ENTRIES_MAX = 10_000
@@ -70,7 +73,7 @@ class PointerCache:
     therefore queries the database, but only for a number that changes with each commit (`store/sql/changes.py`).
     """
 
-    def __init__(self, tables: Tables, changes: Changes | None) -> None:
+    def __init__(self, tables: Tables, changes: CommitCounter | None) -> None:
         """If `changes` is None, each request reads the pointer."""
         self._tables = tables
         self._changes = changes
@@ -375,7 +378,7 @@ class _ClientScan:
         writer = self._writer(scan_plan)
         entry_ids = scan_plan.entry_ids
         if min_rows > 0:
-            entry_ids = await self._run(partial(scan_plan.first_with_rows, min_rows, limit))
+            entry_ids = await self._run(partial(scan_plan.find_first_with_rows, min_rows, limit))
         head, tail = b'{"status":"completed",', b"}"
         if credentials:
             tail = b',"storage-credentials":' + credentials + tail

@@ -21,7 +21,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Schema, is_primitive
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.answer.content_files import ClientDialect
-from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, schemas_while_head
+from seamark.metaserver.planner.scan.request import PinnedRequest, find_expired_ancestor, find_schemas_while_head
 
 STATS_FIELDS_MAX = 10_000
 """The limit for one request; plan tasks carry the names."""
@@ -118,8 +118,8 @@ def _read_selection(body: PlanTableScan, metadata: TableMetadata, snapshot_id: i
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     own_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     schema = metadata.current_schema if own_schema is None else own_schema
-    others = (metadata.current_schema, *schemas_while_head(metadata, snapshot, schema))
-    selects_all = any(_has_all_columns(selected, candidate) for candidate in (schema, *others))
+    earlier_schemas = (metadata.current_schema, *find_schemas_while_head(metadata, snapshot, schema))
+    selects_all = any(_has_all_columns(selected, candidate) for candidate in (schema, *earlier_schemas))
     return selects_all, selects_all
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 REASONS_MAX = 32
 
 
-def unpruned_reasons(
+def find_unpruned_reasons(
     files: tuple[int, int],
     joins: Sequence[JoinSpec],
     outcomes: Sequence[JoinOutcome],
@@ -25,32 +25,39 @@ def unpruned_reasons(
     has_condition: bool,
     complete: bool,
     beside: Sequence[str] = (),
-    kept_max: float = 1.0,
+    max_kept_fraction: float = 1.0,
 ) -> tuple[str, ...]:
-    """Return empty if files are left out.
+    """Return the reasons why a plan leaves out no files, or too few; empty if it leaves out enough.
 
     Args:
-        files: How many there are, and how many of them the plan keeps.
-        outcomes: Of the joins, with nested joins after their join.
+        files: The number of files, and the number of those that the plan keeps.
+        joins: The joins of the request.
+        outcomes: The outcomes of the joins, with nested joins after their join.
+        has_condition: Whether the query has a condition on the table.
+        complete: Whether the plan is complete.
         beside: Reasons why other joins were not requested.
-        kept_max: The fraction of the files above which engines do without the plan.
+        max_kept_fraction: The fraction of the files above which engines do without the plan.
     """
-    considered, kept = files
-    if kept < considered:
-        is_unused = kept > kept_max * considered
-        return (f"engines mostly use no plan that keeps more than {kept_max:.0%} of the files",) if is_unused else ()
+    considered, kept_files = files
+    if kept_files < considered:
+        is_unused = kept_files > max_kept_fraction * considered
+        return (
+            (f"engines mostly use no plan that keeps more than {max_kept_fraction:.0%} of the files",)
+            if is_unused
+            else ()
+        )
     if considered <= 1:
         return ("the table has one file" if considered else "the table has no files",)
-    found = []
+    reasons = []
     if has_condition:
-        found.append("each file may have rows that meet the condition, by its partition, its bounds and the indexes")
+        reasons.append("each file may have rows that meet the condition, by its partition, its bounds and the indexes")
     elif not joins and not beside:
-        found.append("the query has no condition and no join by which files could be left out")
-    found += [_of_join(outcome, ", ".join(join.on)) for join, outcome in _outermost(joins, outcomes)]
-    found += beside
+        reasons.append("the query has no condition and no join by which files could be left out")
+    reasons += [_of_join(outcome, ", ".join(join.on)) for join, outcome in _select_outermost(joins, outcomes)]
+    reasons += beside
     if not complete:
-        found.append("a time limit ended the plan, or an index was late: a repeat may keep fewer files")
-    return tuple(found[:REASONS_MAX])
+        reasons.append("a time limit ended the plan, or an index was late: a repeat may keep fewer files")
+    return tuple(reasons[:REASONS_MAX])
 
 
 def _of_join(outcome: JoinOutcome, columns: str) -> str:
@@ -61,7 +68,9 @@ def _of_join(outcome: JoinOutcome, columns: str) -> str:
     return f"each file may have rows that join with {table} ({keys} of {columns}), by its bounds and the indexes"
 
 
-def _outermost(joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
+def _select_outermost(
+    joins: Sequence[JoinSpec], outcomes: Sequence[JoinOutcome]
+) -> Iterator[tuple[JoinSpec, JoinOutcome]]:
     at = 0
     for join in joins:
         yield join, outcomes[at]

@@ -79,7 +79,7 @@ async def load_table(call: Call) -> web.Response:
     location = entry.metadata_location
     await catalog.documents.ensure_exists(location)
     audience = call.audience
-    shown = [] if audience is None else await catalog.plan_tables.shown(entry, audience)
+    shown = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
     if "If-None-Match" in call.headers:
         unchanged = not_modified(call, table_etag(call, location, namespace, name, mode, shown))
         if unchanged is not None:
@@ -90,7 +90,7 @@ async def load_table(call: Call) -> web.Response:
 
 async def _load_plan(call: Call, mode: SnapshotMode) -> web.Response:
     plans = call.components.catalog.plan_tables
-    plan, _ = await plans.named(call.namespace, call.name)
+    plan, _ = await plans.find(call.namespace, call.name)
     unchanged = not_modified(call, table_etag(call, plan.location, call.namespace, call.name, mode))
     if unchanged is not None:
         return unchanged
@@ -120,7 +120,7 @@ async def drop_table(call: Call) -> web.Response:
 @Route("HEAD", _TABLE, "tableExists")
 async def table_exists(call: Call) -> None:
     if is_plan_name(call.name):
-        await call.components.catalog.plan_tables.named(call.namespace, call.name)
+        await call.components.catalog.plan_tables.find(call.namespace, call.name)
     elif not await call.components.catalog.tables.exists(call.namespace, call.name):
         raise NoSuchTable(f"Table does not exist: {show(call.namespace, call.name)}")
 
@@ -146,7 +146,7 @@ async def unregister_table(call: Call) -> web.Response:
 async def load_credentials(call: Call) -> dict[str, Any]:
     name, catalog = call.name, call.components.catalog
     if is_plan_name(name):  # its files belong to the table
-        name = (await catalog.plan_tables.named(call.namespace, name))[1].name
+        name = (await catalog.plan_tables.find(call.namespace, name))[1].name
     loaded = await catalog.tables.load(call.namespace, name)
     # The route itself requests credentials, so the header is not needed.
     assert loaded.entry is not None
@@ -162,7 +162,7 @@ async def report_metrics(call: Call, data: bytes) -> None:
     report = await call.parse(data, dict[str, Any])
     catalog = call.components.catalog
     if is_plan_name(name):
-        name = (await catalog.plan_tables.named(call.namespace, name))[1].name
+        name = (await catalog.plan_tables.find(call.namespace, name))[1].name
     entry = await catalog.metrics.report(call.caller, call.namespace, name, report, len(data))
     if entry is not None and report["report-type"] == "scan-report" and (usage := usage_of(call)) is not None:
         metadata = await catalog.documents.table(entry.metadata_location)

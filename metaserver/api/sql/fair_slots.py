@@ -29,7 +29,7 @@ class _Waiting:
 
 
 class FairSlots:
-    """`limit` slots, and half of them for each holder.
+    """A number of slots, `limit`, of which each holder gets at most half.
 
     The holder None, a caller without a login, has no share.
     """
@@ -69,7 +69,7 @@ class FairSlots:
             self._grant(holder)
             return
         if len(self._waiting) >= _WAITING_PER_SLOT * self.limit:
-            raise self._full()
+            raise self._refuse_at_limit()
         entry = _Waiting(holder, asyncio.get_running_loop().create_future())
         self._waiting.append(entry)
         try:
@@ -81,10 +81,10 @@ class FairSlots:
             elif entry.granted.done() and not entry.granted.cancelled():  # it left after the slot was granted
                 self._release(holder)
             if isinstance(error, TimeoutError):
-                raise self._full() from None
+                raise self._refuse_at_limit() from None
             raise
 
-    def _full(self) -> RetryLater:
+    def _refuse_at_limit(self) -> RetryLater:
         return RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
 
     def _may_start(self, holder: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the server and the worker process of a statement say to each other.
+"""The protocol between the server and the worker process of a statement.
 
 The worker reads one request, a line of JSON, from its standard input. It answers with frames on a pipe: a kind (one
 byte), the length of the content (four bytes, big-endian), and the content. First comes a head or an error, then data,
@@ -30,7 +30,7 @@ class StatementRequest(msgspec.Struct, frozen=True):
     format: Format
     url: str
     certificates: str
-    """Those of the server (PEM), if `url` has an address that they may not name."""
+    """The certificates of the server (PEM), if `url` has an address that they may not name."""
     token: str | None
     rows_max: int
     truncates: bool
@@ -69,7 +69,11 @@ class StatementColumn(msgspec.Struct, frozen=True):
 
 
 class StatementHead(msgspec.Struct, frozen=True):
-    """`namespaces`: those of the tables that the statement reads."""
+    """The head of an answer.
+
+    Attributes:
+        namespaces: The namespaces of the tables that the statement reads.
+    """
 
     plan: StatementPlan
     namespaces: tuple[tuple[str, ...], ...]

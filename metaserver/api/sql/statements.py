@@ -95,15 +95,15 @@ class RunningStatements:
         self._cancelled: dict[tuple[str, str], asyncio.Event] = {}
 
     @asynccontextmanager
-    async def slot(self, who: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
-        """A slot for a statement; the event is set when it is cancelled.
+    async def slot(self, principal: str, statement_id: str) -> AsyncIterator[asyncio.Event]:
+        """Hold a slot for a statement; the event is set when the statement is cancelled.
 
         Raises:
-            RetryLater: As for `FairSlots`.
-            TooManyRequests: As for `FairSlots`.
+            RetryLater: If no slot becomes free in time, see `FairSlots`.
+            TooManyRequests: If the statements of the holder already take its share, see `FairSlots`.
             BadRequest: For an id in use, and for a statement that is cancelled while it waits.
         """
-        key, holder = (who, statement_id), None if who == ANONYMOUS.name else who
+        key, holder = (principal, statement_id), None if principal == ANONYMOUS.name else principal
         if key in self._cancelled:
             raise BadRequest(f"A statement with the id {statement_id} is running; choose another id")
         event = self._cancelled[key] = asyncio.Event()
@@ -115,8 +115,8 @@ class RunningStatements:
         finally:
             del self._cancelled[key]
 
-    def cancel(self, who: str, statement_id: str) -> bool:
-        event = self._cancelled.get((who, statement_id))
+    def cancel(self, principal: str, statement_id: str) -> bool:
+        event = self._cancelled.get((principal, statement_id))
         if event is None:
             return False
         event.set()
@@ -214,7 +214,11 @@ def _check_on(call: Call, running: RunningStatements) -> None:
 
 
 def _request(call: Call, body: StatementBody) -> StatementRequest:
-    """BadRequest for invalid fields."""
+    """Return the request for the worker.
+
+    Raises:
+        BadRequest: For invalid fields.
+    """
     settings = call.components.settings
     statement_id = str(call.components.clock.uuid4()) if body.id is None else body.id
     plain = statement_id.replace("-", "").replace("_", "")
@@ -248,7 +252,10 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
 
 
 def _own_url(call: Call, settings: Settings) -> str:
-    """By which the worker reaches this server: the address at which the request arrived, never a header."""
+    """Return the URL by which the worker reaches this server.
+
+    It has the address at which the request arrived, never one of a header.
+    """
     if settings.services_url:
         return settings.services_url
     transport = call.request.transport
@@ -344,7 +351,7 @@ class _Exchange:
             await call.recheck(*self._namespaces)
 
 
-async def _opened(app: web.Application) -> AsyncIterator[None]:
+async def _open_statements(app: web.Application) -> AsyncIterator[None]:
     app[RUNNING] = RunningStatements(app[COMPONENTS].settings, app[COMPONENTS].extensions.statement_worker)
     try:
         yield
@@ -353,4 +360,4 @@ async def _opened(app: web.Application) -> AsyncIterator[None]:
 
 
 def add_components(app: web.Application) -> None:
-    app.cleanup_ctx.append(_opened)
+    app.cleanup_ctx.append(_open_statements)

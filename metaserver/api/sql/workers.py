@@ -56,13 +56,14 @@ _ERRORS: dict[int, type[SeamarkError]] = {
 
 
 def worker_variables() -> dict[str, str]:
-    """Return what a worker gets of the server's environment: no keys of AWS's provider chain, nor of a cloud's
-    machine.
+    """Return the environment of a worker.
+
+    It has no keys of AWS's provider chain, nor of a cloud's machine.
     """
-    given = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
+    variables = {name: value for name, value in os.environ.items() if name in _VARIABLES or name.startswith("LC_")}
     if "SEAMARK_CA" in os.environ:
-        given["SEAMARK_CA"] = os.environ["SEAMARK_CA"]
-    return {**given, **_FIXED_VARIABLES}
+        variables["SEAMARK_CA"] = os.environ["SEAMARK_CA"]
+    return {**variables, **_FIXED_VARIABLES}
 
 
 class StatementWorker:
@@ -129,16 +130,18 @@ class StatementWorkers:
         """
         loop = asyncio.get_running_loop()
         async with self._turn:
-            control = await self._connected()
-            (given, source), (output, taken) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+            control = await self._connect_parent()
+            (stdin_end, source), (output, stdout_end) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
             try:
-                await loop.run_in_executor(None, socket.send_fds, control, [CONTROL.pack(START, 0)], [given, taken])
+                await loop.run_in_executor(
+                    None, socket.send_fds, control, [CONTROL.pack(START, 0)], [stdin_end, stdout_end]
+                )
                 answer = await loop.run_in_executor(None, control.recv, CONTROL.size, socket.MSG_WAITALL)
             except OSError:
                 answer = b""
             finally:
-                os.close(given)
-                os.close(taken)
+                os.close(stdin_end)
+                os.close(stdout_end)
         writer, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, os.fdopen(source, "wb", 0))
         frames = asyncio.StreamReader(limit=_BUFFER_BYTES)
         reader, _ = await loop.connect_read_pipe(
@@ -165,8 +168,8 @@ class StatementWorkers:
         if parent is not None:
             await parent.wait()
 
-    async def _connected(self) -> socket.socket:
-        """Return the socket of a parent that lives."""
+    async def _connect_parent(self) -> socket.socket:
+        """Return the socket of a live parent, which is started if there is none."""
         if self._control is not None and self._parent is not None and self._parent.returncode is None:
             return self._control
         await self.close()

@@ -95,12 +95,12 @@ async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
     for candidate in operation.locations:
         if not own.isdisjoint(with_folders(candidate.key)):
             continue
-        for other in await parts.store.claims_overlapping([candidate.key], operation.uuid, 1):
+        for other in await parts.store.find_overlapping_claims([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
                 continue
-            if other.location == candidate.key and named and await parts.store.released_name(other.uuid, *named):
+            if other.location == candidate.key and named and await parts.store.is_name_released(other.uuid, *named):
                 continue
-            raise candidate.taken()
+            raise candidate.make_overlap_error()
 
 
 async def _own_keys(parts: CatalogContext, uuid: str) -> set[str]:
@@ -125,34 +125,36 @@ async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fres
 
 
 async def check_unclaimed(
-    parts: CatalogContext, location: str, what: str, named: tuple[NamespacePath, str], uuid: str = ""
+    parts: CatalogContext, location: str, description: str, named: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
     """BadRequest if the location overlaps a location of another entry than `uuid`.
 
     The transaction checks again.
     """
     if await _is_taken(parts, location, named, uuid):
-        raise ClaimedLocation(key="", shown=location, what=what).taken()
+        raise ClaimedLocation(key="", shown=location, what=description).make_overlap_error()
 
 
 async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
     key = parts.warehouse.key(parse_location(location))
     await check_known(parts, [key], uuid)
-    for claimed_location in await parts.store.claims_overlapping([key], uuid, 1):
-        if claimed_location.location != key or not await parts.store.released_name(claimed_location.uuid, *named):
+    for claimed_location in await parts.store.find_overlapping_claims([key], uuid, 1):
+        if claimed_location.location != key or not await parts.store.is_name_released(claimed_location.uuid, *named):
             return True
     return False
 
 
-async def check_outside(parts: CatalogContext, location: str, what: str) -> None:
+async def check_outside(parts: CatalogContext, location: str, description: str) -> None:
     """BadRequest if the location is equal to, or inside, a location of a table, view or function.
 
     It may contain such locations.
     """
     keys = [parts.warehouse.key(parse_location(location))]
     await check_known(parts, keys, "", around=False)
-    if await parts.store.claims_overlapping(keys, "", 0):
-        raise BadRequest(f"{what} {location!r} is inside the location of a table, view or function; choose another")
+    if await parts.store.find_overlapping_claims(keys, "", 0):
+        raise BadRequest(
+            f"{description} {location!r} is inside the location of a table, view or function; choose another"
+        )
 
 
 async def _keys(parts: CatalogContext, locations: Iterable[str]) -> list[str]:
@@ -184,7 +186,7 @@ async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
 
-async def claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
+async def list_claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
     """Return the locations that `uuid` has claimed, regardless of its metadata."""
     claims = {
         claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
@@ -219,17 +221,21 @@ async def foreign_file_check(
         if parts.unclaimed.unread:
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
     keys = await _keys(parts, folders)
-    others = {location for owner, lost in parts.unclaimed.lost.items() if owner != uuid for location in lost}
+    foreign_locations = {location for owner, lost in parts.unclaimed.lost.items() if owner != uuid for location in lost}
     own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
-    others |= {
+    foreign_locations |= {
         claimed_location.location
-        for claimed_location in await parts.store.claims_overlapping(keys, uuid, _WITHIN_LIMIT)
+        for claimed_location in await parts.store.find_overlapping_claims(keys, uuid, _WITHIN_LIMIT)
         if exclusive or not claimed_location.shared or claimed_location.location not in own.intersection(keys)
     }
     if exclusive:
-        others |= {claim.location for claim in await parts.store.allowed_overlapping(keys, uuid, _WITHIN_LIMIT)}
+        foreign_locations |= {
+            claim.location for claim in await parts.store.find_allowed_overlaps(keys, uuid, _WITHIN_LIMIT)
+        }
     key_of = parts.warehouse.key
-    return lambda location: bool(others) and not others.isdisjoint(with_folders(key_of(parse_location(location))))
+    return lambda location: (
+        bool(foreign_locations) and not foreign_locations.isdisjoint(with_folders(key_of(parse_location(location))))
+    )
 
 
 async def fill(parts: CatalogContext) -> int:
@@ -241,21 +247,23 @@ async def fill(parts: CatalogContext) -> int:
     state = parts.unclaimed
     state.tried_s, filled, unread, after = parts.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
-    while unread < _FILLED_AT_ONCE and (entries := await parts.store.unclaimed(after, _FILLED_AT_ONCE)):
+    while unread < _FILLED_AT_ONCE and (entries := await parts.store.list_unclaimed(after, _FILLED_AT_ONCE)):
         after = entries[-1].uuid
         if len(entries) == _FILLED_AT_ONCE and entries[0].uuid != after:  # keeps all names of a UUID in one batch
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
-        locations = await asyncio.gather(*(_locations(parts, entry) for entry in entries))
-        located = list(zip(entries, locations, strict=True))
-        unknown = {entry.uuid for entry, found in located if found is None}
+        found_locations = await asyncio.gather(*(_locations(parts, entry) for entry in entries))
+        located = list(zip(entries, found_locations, strict=True))
+        unknown = {entry.uuid for entry, locations in located if locations is None}
         unread += len(unknown)
-        known = [(entry, found) for entry, found in located if found and entry.uuid not in unknown]
-        await parts.store.transact([await _unchecked(parts.warehouse, entry, found) for entry, found in known])
-        claimed = {entry.uuid for entry, _ in known}
+        readable = [(entry, locations) for entry, locations in located if locations and entry.uuid not in unknown]
+        await parts.store.transact(
+            [await _claim_unchecked(parts.warehouse, entry, locations) for entry, locations in readable]
+        )
+        claimed = {entry.uuid for entry, _ in readable}
         filled += len(claimed)
-        for entry, found in located:
-            if found is not None and entry.uuid not in claimed | unknown:
+        for entry, locations in located:
+            if locations is not None and entry.uuid not in claimed | unknown:
                 lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, parts.warehouse, entry))
     if (unread, lost.keys()) != (state.unread, state.lost.keys()):
         _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost))
@@ -292,9 +300,10 @@ async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, 
 def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: bool) -> bool:
     if state.unread:
         return True
-    others = {other for owner, lost in state.lost.items() if owner != uuid for other in lost}
-    return bool(others) and any(
-        not others.isdisjoint(with_folders(key)) or (around and any(other.startswith(f"{key}/") for other in others))
+    lost_owners = {other for owner, lost in state.lost.items() if owner != uuid for other in lost}
+    return bool(lost_owners) and any(
+        not lost_owners.isdisjoint(with_folders(key))
+        or (around and any(other.startswith(f"{key}/") for other in lost_owners))
         for key in keys
     )
 
@@ -353,7 +362,7 @@ def _possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
     return [_key(warehouse, _folder(entry)), _key(warehouse, entry.metadata_location)]
 
 
-async def _unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
+async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
     candidates = [ClaimedLocation(key=key, shared=number > 0, shown=key) for number, key in enumerate(keys)]
     locations = await asyncio.to_thread(_outermost, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
@@ -361,12 +370,14 @@ async def _unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> Cla
 
 def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
     """Return the locations with their keys, without those that are inside an earlier location."""
-    kept: list[ClaimedLocation] = []
+    outermost: list[ClaimedLocation] = []
     for candidate in candidates:
         key = _key(warehouse, candidate.key)
-        if not any(key == other.key or key.startswith(f"{other.key}/") for other in kept):
-            kept.append(ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, what=candidate.what))
-    return tuple(kept)
+        if not any(key == other.key or key.startswith(f"{other.key}/") for other in outermost):
+            outermost.append(
+                ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, what=candidate.what)
+            )
+    return tuple(outermost)
 
 
 def _key(warehouse: Warehouse, location: str) -> str:

@@ -35,7 +35,7 @@ _SHOWN = 300
 _PATHS_IN_LOOP_MAX = 16
 
 
-def allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
+def read_allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(part.strip() for part in properties.get(ALLOWED_LOCATIONS, "").split(",") if part.strip())
 
 
@@ -57,8 +57,11 @@ async def replace_allowed_locations(
 ) -> AllowLocations:
     """As `allow`, independent of earlier permissions: a registered table may name exactly the locations in its list."""
     if caller.confined_to is not None:
-        raise Forbidden(f"{ALLOWED_LOCATIONS} may be set only by who may write the whole catalog")
-    allowed = [parts.warehouse.parse(one, ALLOWED_LOCATIONS, root_ok=True) for one in allowed_locations(properties)]
+        raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
+    allowed = [
+        parts.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True)
+        for location in read_allowed_locations(properties)
+    ]
     return AllowLocations(
         uuid=uuid, locations=tuple(ClaimedLocation(key=parts.warehouse.key(location)) for location in allowed)
     )
@@ -76,7 +79,7 @@ async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set
     The server does not read them for this table.
     """
     locations = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
-    found: set[str] = set()
+    foreign: set[str] = set()
     paths = list(paths)
     # A thread takes longer than few paths.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
@@ -84,9 +87,9 @@ async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
         above = set(with_folders(key))
         if locations.isdisjoint(above):
-            others = await parts.store.claims_overlapping([key], uuid, 0)
-            found |= within if any(claim.location in above for claim in others) else set()
-    return found
+            claims = await parts.store.find_overlapping_claims([key], uuid, 0)
+            foreign |= within if any(claim.location in above for claim in claims) else set()
+    return foreign
 
 
 def _by_folder(warehouse: Warehouse, paths: Iterable[str]) -> dict[str, set[str]]:
@@ -128,11 +131,13 @@ async def check_added(
     """
     lists = [snapshot.manifest_list for snapshot in commit.added_snapshots if snapshot.manifest_list is not None]
     manifests = [path for snapshot in commit.added_snapshots for path in snapshot.manifests or ()]
-    others = commit.statistics_paths
-    if not (lists or manifests or others):
+    statistics_paths = commit.statistics_paths
+    if not (lists or manifests or statistics_paths):
         return
     warehouse = context.warehouse
-    await context.objects.check_links([path for path in (*lists, *manifests, *others) if warehouse.contains(path)])
+    await context.objects.check_links(
+        [path for path in (*lists, *manifests, *statistics_paths) if warehouse.contains(path)]
+    )
     if caller.confined_to is None:
         return
     locations = (
@@ -140,14 +145,14 @@ async def check_added(
         if base is not None
         else set()
     )
-    for what, location in _new_locations(context, base, metadata):
+    for description, location in _list_new_locations(context, base, metadata):
         # Checked before any file there is read, because errors quote file names.
-        await check_unclaimed(context, location, what, (commit.namespace, commit.name), uuid)
+        await check_unclaimed(context, location, description, (commit.namespace, commit.name), uuid)
         locations.add(context.warehouse.key(parse_location(location)))
     own = OwnLocations(warehouse, locations)
     reader = _Reader(context, own, files)
-    await asyncio.to_thread(own.check, [*others, *lists], "The file")
-    carried = await reader.before(base, commit.added_snapshots)
+    await asyncio.to_thread(own.check, [*statistics_paths, *lists], "The file")
+    carried = await reader.list_manifests_before(base, commit.added_snapshots)
     for path in await foreign(context, uuid, carried):  # the lists of earlier snapshots may have been overwritten
         del carried[path]
     for location in lists:
@@ -160,7 +165,7 @@ async def check_added(
             await _check_carried(reader, carried, outside)
 
 
-def _new_locations(
+def _list_new_locations(
     parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each new location.
@@ -184,10 +189,10 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
     raise _outside(min(outside), "The file")
 
 
-def _outside(path: str, what: str) -> BadRequest:
+def _outside(path: str, description: str) -> BadRequest:
     return BadRequest(
-        f"{what} {path[:_SHOWN]!r} is outside the table's folders; write it below the table's location, or have an "
-        f"admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
+        f"{description} {path[:_SHOWN]!r} is outside the table's folders; write it below the table's location, or have "
+        f"an admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
     )
 
 
@@ -203,10 +208,10 @@ class OwnLocations:
         at = parse_location(path, "The file")
         return self._holds(str(at).rpartition("/")[0]) or self._warehouse.key(at) in self._locations
 
-    def check(self, paths: Iterable[str], what: str) -> None:
+    def check(self, paths: Iterable[str], description: str) -> None:
         for path in paths:
             if not self.holds(path):
-                raise _outside(path, what)
+                raise _outside(path, description)
 
     def _is_folder_within(self, folder: str) -> bool:
         try:
@@ -229,7 +234,9 @@ class _Reader:
         self._own = own
         self._files = files
 
-    async def before(self, base: TableMetadata | None, added: Iterable[SnapshotInput]) -> dict[str, None]:
+    async def list_manifests_before(
+        self, base: TableMetadata | None, added: Iterable[SnapshotInput]
+    ) -> dict[str, None]:
         """Return the manifests of the current snapshot and of the parents of the new snapshots."""
         manifests: dict[str, None] = {}
         if base is None:
@@ -286,12 +293,14 @@ class _Reader:
         await self._context.objects.check_links(own)
         return outside
 
-    async def _read(self, location: str, what: str) -> bytes:
+    async def _read(self, location: str, description: str) -> bytes:
         try:
             limit_bytes = self._context.settings.plan_manifest_limit_bytes
             return await self._files.read(location, limit_bytes=limit_bytes)
         except ObjectMissing:
-            raise BadRequest(f"The commit names the {what} {location[:_SHOWN]!r}, which does not exist") from None
+            raise BadRequest(
+                f"The commit names the {description} {location[:_SHOWN]!r}, which does not exist"
+            ) from None
 
 
 def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:

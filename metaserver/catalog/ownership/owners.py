@@ -55,7 +55,7 @@ def fingerprint_of(metadata: ViewMetadata, location: str) -> str:
     return hashlib.sha256(location.encode() + b"\n" + encode_view(metadata)).hexdigest()
 
 
-def owned_properties(
+def keep_owner(
     caller: Caller, properties: Mapping[str, str], before: Mapping[str, str], *, rewritten: bool
 ) -> dict[str, str]:
     """Return the properties that a view gets when `properties` are requested.

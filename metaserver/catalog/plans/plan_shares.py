@@ -32,7 +32,7 @@ class PlanShares:
         """By holder and number of the plan: the end of the lease, and the bytes of the plan."""
         self._sweep_at = _SWEEP_MIN
 
-    def exhausted(self, who: str, now_s: float, leases: int = 1) -> str | None:
+    def find_exhausted_limit(self, who: str, now_s: float, leases: int = 1) -> str | None:
         """Return the limit that `leases` further leases would exceed; None if there is room."""
         holder = _holder(who)
         if not self._leases.has_room(holder, now_s, leases):
@@ -41,7 +41,7 @@ class PlanShares:
             return "bytes of one principal"
         return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
 
-    def unknown(self, who: str, plans: Iterable[int], now_s: float) -> int:
+    def count_new_leases(self, who: str, plans: Iterable[int], now_s: float) -> int:
         """Return the number of plans that would be further leases of the principal."""
         holder = _holder(who) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)

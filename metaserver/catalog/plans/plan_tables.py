@@ -31,7 +31,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitUnknown, NoSuchTabl
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.catalog.plans.plan_shares import PlanShares
 from seamark.metaserver.catalog.values import LoadedTable, TableCommit
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanSnapshot, PlanTable
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanSnapshot, StoredPlanTable
 from seamark.metaserver.store.operations import (
     DropPlanSnapshots,
     ForgetPlanTable,
@@ -59,7 +59,7 @@ _COUNTED_S = 10.0
 class LoadedPlan(msgspec.Struct, frozen=True):
     """A plan table as engines load it, and its table."""
 
-    plan: PlanTable
+    plan: StoredPlanTable
     metadata: TableMetadata
     table: LoadedTable
 
@@ -88,13 +88,13 @@ def plan_name(entry: Entry, snapshot_id: int, question: str, holder: Holder | No
     return name if len(name) <= NAME_MAX else None
 
 
-def shown_id_of(plan_id: str) -> int:
+def snapshot_id_of_plan(plan_id: str) -> int:
     """Return the snapshot id of a plan of an audience."""
     digest = int.from_bytes(hashlib.sha256(plan_id.encode()).digest()[:8], "big")
     return _SHOWN_ID_MIN | digest & (1 << 62) - 1
 
 
-def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
+def make_plan_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> Snapshot:
     """Return the snapshot that shows a plan to its audience.
 
     `planned` has the plan's manifest list and the original id.
@@ -105,7 +105,7 @@ def shown_snapshot(plan_id: str, metadata: TableMetadata, planned: Snapshot) -> 
     """
     return msgspec.structs.replace(
         planned,
-        snapshot_id=shown_id_of(plan_id),
+        snapshot_id=snapshot_id_of_plan(plan_id),
         parent_snapshot_id=planned.snapshot_id,
         timestamp_ms=planned.timestamp_ms - 1,
         schema_id=metadata.current_schema_id,
@@ -134,7 +134,7 @@ class PlanTables:
     async def has_room(self, who: str) -> bool:
         """Return whether another plan may be created: every reader can request plans, and each plan has files."""
         now_s = self._parts.clock.monotonic()
-        exhausted = self._shares.exhausted(who, now_s)
+        exhausted = self._shares.find_exhausted_limit(who, now_s)
         if exhausted is None:
             if now_s - self._counted_s >= _COUNTED_S:
                 self._counted_s = now_s
@@ -158,7 +158,7 @@ class PlanTables:
                 settings="plan_tables_limit, plan_tables_bytes",
             )
 
-    async def named(self, namespace: NamespacePath, name: str) -> tuple[PlanTable, Entry]:
+    async def find(self, namespace: NamespacePath, name: str) -> tuple[StoredPlanTable, Entry]:
         """Return the plan with this name, and the pointer of its table.
 
         Raises:
@@ -172,12 +172,12 @@ class PlanTables:
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedPlan:
-        """Like `named`.
+        """Like `find`.
 
         Raises:
             NotFound: When a metadata file is missing in storage.
         """
-        plan, entry = await self.named(namespace, name)
+        plan, entry = await self.find(namespace, name)
         documents = self._parts.documents
         table = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
         await documents.ensure_exists(plan.location)
@@ -191,7 +191,7 @@ class PlanTables:
         metadata = msgspec.structs.replace(plan.metadata, location=plan.table.metadata.location)
         return LoadedTable(msgspec.structs.replace(entry, metadata_location=plan.plan.location), metadata)
 
-    async def shown(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
+    async def list_shown(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
         """Return the plan snapshots of the table that an audience sees now."""
         limit = self._parts.settings.plan_snapshots_limit
         now_ms = self._parts.clock.now_ms()
@@ -224,15 +224,15 @@ class PlanTables:
 
     def _may_lease(self, who: str, plans: Sequence[int]) -> bool:
         now_s = self._parts.clock.monotonic()
-        further = self._shares.unknown(who, plans, now_s)
-        exhausted = self._shares.exhausted(who, now_s, further) if further else None
+        further = self._shares.count_new_leases(who, plans, now_s)
+        exhausted = self._shares.find_exhausted_limit(who, now_s, further) if further else None
         if exhausted is not None:
             self._refuse(exhausted, who)
         return exhausted is None
 
     async def share(
         self, namespace: NamespacePath, name: str, lease_s: int, who: str, audience: str | None = None
-    ) -> PlanTable | None:
+    ) -> StoredPlanTable | None:
         """Return the existing plan with this name and audience.
 
         Its lease is renewed for `who` if less than half of `lease_s` is left, so most requests that share a plan write
@@ -244,7 +244,7 @@ class PlanTables:
             return None
         if plan.expires_ms - now_ms >= lease_s * 500:
             return plan
-        number = shown_id_of(plan.id)
+        number = snapshot_id_of_plan(plan.id)
         if not self._may_lease(who, [number]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
@@ -256,12 +256,12 @@ class PlanTables:
 
     async def keep(
         self,
-        plan: PlanTable,
+        plan: StoredPlanTable,
         metadata: TableMetadata | None,
         files: Sequence[tuple[str, bytes]],
         lease_s: int,
         who: str,
-    ) -> PlanTable:
+    ) -> StoredPlanTable:
         """Store the files and register the plan.
 
         If another request has registered the name, deletes these files and returns the other plan. The files count
@@ -273,7 +273,7 @@ class PlanTables:
             files: The plan's files, the metadata file last.
         """
         now_s, size = self._parts.clock.monotonic(), sum(len(data) for _, data in files)
-        self._shares.grant(who, shown_id_of(plan.id), now_s, now_s + lease_s, size)
+        self._shares.grant(who, snapshot_id_of_plan(plan.id), now_s, now_s + lease_s, size)
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:
@@ -283,22 +283,22 @@ class PlanTables:
             raise errors.exceptions[0] from None
         plan = msgspec.structs.replace(plan, expires_ms=self._parts.clock.now_ms() + lease_s * 1000)
         try:
-            (kept,) = await self._parts.store.transact([KeepPlanTable(plan)])
+            (plan_table,) = await self._parts.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
             raise  # the plan may have been registered
         except SeamarkError:
             await self._remove_quietly(plan.files)
             raise
-        assert isinstance(kept, PlanTable)
-        if kept.id != plan.id:
+        assert isinstance(plan_table, StoredPlanTable)
+        if plan_table.id != plan.id:
             await self._remove_quietly(plan.files)
         else:
             self._count += 1
             if metadata is not None:
                 self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
-        return kept
+        return plan_table
 
-    async def before_commit(self, commits: Iterable[TableCommit]) -> None:
+    async def drop_overtaken(self, commits: Iterable[TableCommit]) -> None:
         """Drop the plans whose snapshots a commit removes: an engine that does so deletes their files afterwards.
 
         Raises:
@@ -321,13 +321,13 @@ class PlanTables:
         while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:
             pass
         done, after = 0, None
-        while plans := await store.plan_tables_retired(after, _BATCH):
+        while plans := await store.list_retired_plan_tables(after, _BATCH):
             after = plans[-1].id
             slots = asyncio.Semaphore(_DELETED_AT_ONCE)
             done += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
         return done
 
-    async def _delete(self, plan: PlanTable, slots: asyncio.Semaphore) -> bool:
+    async def _delete(self, plan: StoredPlanTable, slots: asyncio.Semaphore) -> bool:
         """False when a file could not be deleted; a later round tries again."""
         async with slots:
             try:

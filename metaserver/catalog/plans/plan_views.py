@@ -29,9 +29,9 @@ from seamark.formats.runtime.errors import BadRequest, NoSuchView
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.parts import CatalogContext
-from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, shown_id_of
+from seamark.metaserver.catalog.plans.plan_tables import Holder, PlanTables, digest_of, plan_name, snapshot_id_of_plan
 from seamark.metaserver.catalog.values import LoadedView
-from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, PlanTable
+from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath, StoredPlanTable
 
 DIALECT = "trino"
 """The dialect of the text: Trino optimises a condition around a subquery, and quotes names with double quotes."""
@@ -79,7 +79,7 @@ class PlanViews:
         self._parts = parts
         self._plans = plans
 
-    async def named(self, namespace: NamespacePath, name: str, audience: str | None = None) -> PlanTable:
+    async def find(self, namespace: NamespacePath, name: str, audience: str | None = None) -> StoredPlanTable:
         """Return the plan with this name and audience.
 
         Raises:
@@ -91,7 +91,9 @@ class PlanViews:
         """Like `named`."""
         return (await self._resolve(namespace, name, audience))[1]
 
-    async def _resolve(self, namespace: NamespacePath, name: str, audience: str | None) -> tuple[PlanTable, LoadedView]:
+    async def _resolve(
+        self, namespace: NamespacePath, name: str, audience: str | None
+    ) -> tuple[StoredPlanTable, LoadedView]:
         plan = await self._parts.store.plan_table(namespace, name)
         if plan is not None and plan.audience == audience and plan.expires_ms > self._parts.clock.now_ms():
             entry = await self._parts.store.entry(EntryKind.VIEW, namespace, plan.of_name)
@@ -113,7 +115,7 @@ class PlanViews:
         lease_s: int,
         who: str,
         reader: Reader | None = None,
-    ) -> PlanTable | None:
+    ) -> StoredPlanTable | None:
         """Return None when there are too many plans or the view's name is too long.
 
         With a `reader`, the name resolves only for the reader's audience and returns rows only to that user.
@@ -122,7 +124,7 @@ class PlanViews:
             BadRequest: For a view without a text in Trino's dialect, and for a reference whose text is not the name of
                 its plan's table or view.
         """
-        entry, metadata = view.entry, _over_plans(view, references, condition, reader)
+        entry, metadata = view.entry, _point_to_plans(view, references, condition, reader)
         version = metadata.current_version
         audience = None if reader is None else reader.holder.audience
         name = _name(entry, version, audience)
@@ -135,7 +137,7 @@ class PlanViews:
         folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
         document = encode_view(metadata)
         location = f"{folder}/{plan_id}{name_suffix(document)}"
-        plan = PlanTable(
+        plan = StoredPlanTable(
             id=plan_id,
             namespace=entry.namespace,
             name=name,
@@ -150,7 +152,7 @@ class PlanViews:
             considered_bytes=None,
             expires_ms=0,
             audience=audience,
-            shown_id=None if reader is None else shown_id_of(plan_id),
+            shown_id=None if reader is None else snapshot_id_of_plan(plan_id),
             shown=fingerprint_of(metadata, location),
         )
         return await self._plans.keep(plan, None, [(location, document)], lease_s, who)
@@ -161,7 +163,7 @@ def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | Non
     return plan_name(entry, version.version_id, str(version.representations[0].sql), holder)
 
 
-def _over_plans(
+def _point_to_plans(
     view: LoadedView, references: list[ReplacedReference], condition: str, reader: Reader | None
 ) -> ViewMetadata:
     """Return the view's metadata with one version, one schema and one representation."""
@@ -176,13 +178,13 @@ def _over_plans(
     )
     if original is None:
         raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}")
-    inner = _replaced(original, references, version.default_namespace)
+    inner = _replace_references(original, references, version.default_namespace)
     access_checks = ", ".join(
         _access_check(original, reference, number) for number, reference in enumerate(references) if reference.columns
     )
     text = f"WITH {access_checks} " if access_checks else ""
     # On a separate line, because the text may end with a comment.
-    text += f"SELECT * FROM (\n{inner}\n) AS {_quoted(view.entry.name)} WHERE "  # noqa: S608
+    text += f"SELECT * FROM (\n{inner}\n) AS {_quote(view.entry.name)} WHERE "  # noqa: S608
     text += condition if reader is None else f"{_only_for(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
         raise BadRequest(
@@ -203,7 +205,7 @@ def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
     """Return a query that never runs: the engine checks access to the view, and applies its rules, when it analyses
     it.
     """
-    columns = ", ".join(map(_quoted, reference.columns))
+    columns = ", ".join(map(_quote, reference.columns))
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
@@ -216,7 +218,7 @@ def _only_for(user: str) -> str:
     return f"IF(current_user = '{quoted}', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
-def _replaced(text: str, references: list[ReplacedReference], default: NamespacePath) -> str:
+def _replace_references(text: str, references: list[ReplacedReference], default: NamespacePath) -> str:
     pieces, at = [], 0
     for reference in sorted(references, key=lambda reference: reference.start):
         match = _REFERENCE.match(text, reference.start) if reference.start >= at else None
@@ -228,8 +230,8 @@ def _replaced(text: str, references: list[ReplacedReference], default: Namespace
         if reference.version is not None:
             new = f"{match[0]} FOR VERSION AS OF {reference.version}"
         else:
-            new = f"{match[1]}{_quoted(str(reference.plan))}"
-        pieces += [text[at : reference.start], new, f" AS {_quoted(_plain(match[2]))}" if reference.alias else ""]
+            new = f"{match[1]}{_quote(str(reference.plan))}"
+        pieces += [text[at : reference.start], new, f" AS {_quote(_unquote(match[2]))}" if reference.alias else ""]
         at = reference.end
     return "".join([*pieces, text[at:]])
 
@@ -239,15 +241,15 @@ def _names(match: re.Match[str], reference: ReplacedReference, default: Namespac
 
     Catalog names are not checked.
     """
-    before = [_plain(part) for part in _PARTS.findall(match[1])]
+    before = [_unquote(part) for part in _PARTS.findall(match[1])]
     schema = before[-1] if before else ".".join(default)
-    named = (schema.lower(), _plain(match[2]).lower())
+    named = (schema.lower(), _unquote(match[2]).lower())
     return named == (".".join(reference.namespace).lower(), reference.name.lower())
 
 
-def _plain(name: str) -> str:
+def _unquote(name: str) -> str:
     return name[1:-1].replace('""', '"') if name.startswith('"') else name
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

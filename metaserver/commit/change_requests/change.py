@@ -175,9 +175,9 @@ def _check_request(request: ChangeRequest) -> None:
         )
     scoped = request.scope_filter is not None or request.scope_partitions is not None
     if (request.remove or scoped) and not request.reads:
-        what = "removes files" if request.remove else "has a scope"
+        reason = "removes files" if request.remove else "has a scope"
         raise BadRequest(
-            f"A change that {what} needs read-snapshot-id: the snapshot that it was computed from, or null"
+            f"A change that {reason} needs read-snapshot-id: the snapshot that it was computed from, or null"
         )
     if request.replace_written and not request.add:
         raise BadRequest("replace.partitions is written, but add is empty; add the files of these partitions")
@@ -221,13 +221,13 @@ def _read_replace(replace: ChangeReplace | None) -> tuple[Expression | None, boo
     return _expression(replace.filter, "replace"), False
 
 
-def _expression(raw: msgspec.Raw, what: str) -> Expression:
+def _expression(raw: msgspec.Raw, description: str) -> Expression:
     try:
         return parse_expression(msgspec.json.decode(raw))
     except BadRequest as error:
-        raise BadRequest(f"{what}: {error.message}") from None
+        raise BadRequest(f"{description}: {error.message}") from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise BadRequest(f"{what}: the filter is invalid: {error}") from None
+        raise BadRequest(f"{description}: the filter is invalid: {error}") from None
 
 
 def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Callable[[str], object]) -> Change:
@@ -296,11 +296,13 @@ def _check_distinct(files: Iterable[ContentFile]) -> None:
             referenced.add(file.referenced_data_file)
 
 
-def _check_rows(what: str, files: Iterable[ContentFile]) -> None:
+def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
     """Manifests and manifest lists count rows in longs."""
     rows = sum(file.record_count for file in files)
     if rows > LONG_MAX:
-        raise BadRequest(f"add: the {what} have {rows:,} rows together (record-count); the limit is {LONG_MAX:,}")
+        raise BadRequest(
+            f"add: the {description} have {rows:,} rows together (record-count); the limit is {LONG_MAX:,}"
+        )
 
 
 def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
@@ -359,14 +361,14 @@ def partitions_of(files: Iterable[ContentFile]) -> tuple[tuple[int, Partition], 
     return tuple(partitions.values())
 
 
-def _bind(expression: Expression, request: ChangeRequest, metadata: TableMetadata, what: str) -> Expression:
+def _bind(expression: Expression, request: ChangeRequest, metadata: TableMetadata, description: str) -> Expression:
     schema = metadata.current_schema if request.schema_id is None else metadata.schema(request.schema_id)
     if schema is None:
-        raise BadRequest(f"{what}: schema-id is {request.schema_id}; the table has no such schema")
+        raise BadRequest(f"{description}: schema-id is {request.schema_id}; the table has no such schema")
     try:
         return bind(expression, schema, metadata.schemas, case_sensitive=True)
     except BadRequest as error:
-        raise BadRequest(f"{what}: {error.message}") from None
+        raise BadRequest(f"{description}: {error.message}") from None
 
 
 def _partition(partition: GivenPartition, metadata: TableMetadata) -> tuple[int, Partition]:

@@ -28,7 +28,7 @@ from seamark.metaserver.commit.change_requests.change_body import Remove
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.conflicts.conflicts import ConflictCheck
 from seamark.metaserver.commit.conflicts.key_comparison import CheckedFiles
-from seamark.metaserver.commit.conflicts.overwrite import replaced_files
+from seamark.metaserver.commit.conflicts.overwrite import find_replaced_files
 from seamark.metaserver.commit.conflicts.row_counts import check_row_counts
 from seamark.metaserver.commit.conflicts.undo import Undo, undo_of
 from seamark.metaserver.commit.removed_files import check_stored, is_recent, removal_note
@@ -191,13 +191,13 @@ class ChangeApplication:
         if not (change.removes or change.deletes):
             return
         parent = head_of(self.request.branch, metadata)
-        manifests = self._manifests.checked(LocationChecks(self._planner, metadata, self._uuid), DECODED_BYTES_MAX)
+        manifests = self._manifests.with_checks(LocationChecks(self._planner, metadata, self._uuid), DECODED_BYTES_MAX)
         if self.request.undo_snapshot_id is not None:
             with contextlib.suppress(BadRequest, Collision):
                 undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
-                await self._without_removals(manifests, metadata, undo)
+                await self._restore_removals(manifests, metadata, undo)
             return
-        listed = live(await manifests.listed(parent))
+        listed = live(await manifests.read_list(parent))
 
         def paths() -> set[str]:
             referenced = (file.referenced_data_file for file in change.deletes)
@@ -207,7 +207,7 @@ class ChangeApplication:
         await manifests.listing(listed, await run_by_count(len(self.request.remove) + len(change.deletes), paths))
         if change.replaced is not None:
             with contextlib.suppress(BadRequest):
-                await replaced_files(self._planner, metadata, parent, change.replaced)
+                await find_replaced_files(self._planner, metadata, parent, change.replaced)
 
     async def _create_writers(self, metadata: TableMetadata) -> None:
         self._writer = await open_writer(self._parts, self._manifests, self._uuid, metadata, is_deferred=True)
@@ -256,20 +256,20 @@ class ChangeApplication:
         assert self._removing is not None
         parent = head_of(self.request.branch, metadata)
         check_paths = LocationChecks(self._planner, metadata, self._uuid)
-        manifests = self._manifests.checked(check_paths, DECODED_BYTES_MAX)
+        manifests = self._manifests.with_checks(check_paths, DECODED_BYTES_MAX)
         removals = await run_by_count(len(self.request.remove), partial(set[Remove], self.request.remove))
         summary = self.request.summary
         undo: Undo | None = None
         if self.request.undo_snapshot_id is not None:
             undo = await undo_of(manifests, metadata, parent, self.request.undo_snapshot_id)
-            metadata = await self._without_removals(manifests, metadata, undo)
+            metadata = await self._restore_removals(manifests, metadata, undo)
             parent = head_of(self.request.branch, metadata)
             removals |= undo.added
             summary = {**summary, UNDONE: str(self.request.undo_snapshot_id)}
-        listed = await manifests.listed(parent)
+        listed = await manifests.read_list(parent)
         await self._check_new(listed, metadata)
         if change.replaced is not None:
-            removals |= await replaced_files(self._planner, metadata, parent, change.replaced)
+            removals |= await find_replaced_files(self._planner, metadata, parent, change.replaced)
         to_remove = await find_files(manifests, listed, removals, metadata)
         files = CheckedFiles(self._parts.objects, check_paths)
         added, counts = self._added, self._counts
@@ -288,7 +288,7 @@ class ChangeApplication:
         else:
             removed = await self._removing.remove(listed, to_remove, metadata, sequence_number)
         request = self.request
-        made = await produce(
+        produced = await produce(
             writer,
             SnapshotTerms(change.operation, request.branch, summary, request.producer),
             added,
@@ -300,10 +300,10 @@ class ChangeApplication:
             merging=None if undo is not None and undo.manifests else self._merging,
             now_ms=self._parts.clock.now_ms(),
         )
-        self._needed = made.needed if self._filter is None else made.needed | self._filter.written
-        return made
+        self._needed = produced.needed if self._filter is None else produced.needed | self._filter.written
+        return produced
 
-    async def _without_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
+    async def _restore_removals(self, manifests: Manifests, metadata: TableMetadata, undo: Undo) -> TableMetadata:
         """Return the metadata, whose snapshots no longer say that the files were removed that the undo brings back."""
         assert self._writer is not None
         assert self.request.undo_snapshot_id is not None
@@ -313,7 +313,7 @@ class ChangeApplication:
         if self._filter is None:
             self._filter = RemovalFilter(self._writer)
         limit, paths = self._parts.settings.commit_history_limit, {file.file_path for file in undo.restored_files}
-        return await self._filter.without_removals(manifests, metadata, undone, paths, snapshots_max=limit)
+        return await self._filter.drop_removals(manifests, metadata, undone, paths, snapshots_max=limit)
 
     async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:
         """Store manifests of the restored files.
@@ -339,9 +339,9 @@ class ChangeApplication:
             return
         fresh = self._fresh
         paths = await run_by_count(len(fresh), lambda: [key.file_path for key in fresh])
-        for manifest in await self._manifests.cached_listing(listed, paths):
+        for manifest in await self._manifests.find_cached_listing(listed, paths):
             entries = await self._manifests.entries(manifest, metadata)
-            twin = await run_by_count(len(entries), partial(_first_of, entries, fresh))
+            twin = await run_by_count(len(entries), partial(_find_first, entries, fresh))
             if twin is not None:
                 raise AlreadyExists(
                     f"The file {twin.file.file_path} is in the table already, added by snapshot "
@@ -349,7 +349,7 @@ class ChangeApplication:
                 )
 
 
-def _first_of(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> ManifestEntry | None:
+def _find_first(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> ManifestEntry | None:
     return next((entry for entry in entries if key_of(entry.file) in named), None)
 
 

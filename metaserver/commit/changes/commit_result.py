@@ -32,7 +32,7 @@ class CommitResult(msgspec.Struct, frozen=True):
     """A metadata file with the snapshot, or a later one."""
 
 
-def committed_change(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
+def make_committed_change(snapshot_id: int | None, metadata: TableMetadata, uuid: str) -> CommittedChange:
     snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
     summary = {} if snapshot is None else snapshot.summary_map()
     return CommittedChange(

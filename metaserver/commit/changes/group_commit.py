@@ -28,9 +28,9 @@ from seamark.metaserver.commit.change_requests.change_body import REPLACE
 from seamark.metaserver.commit.change_requests.collision import Collision
 from seamark.metaserver.commit.changes.change_application import ChangeApplication, head_of
 from seamark.metaserver.commit.changes.commit_priority import CommitPriority
-from seamark.metaserver.commit.changes.commit_result import CommitResult, committed_change
+from seamark.metaserver.commit.changes.commit_result import CommitResult, make_committed_change
 from seamark.metaserver.commit.changes.pending_changes import ChangeQueue, GroupAttempt, PendingChange
-from seamark.metaserver.commit.changes.producers import LastCommit, last_commit, snapshot_of
+from seamark.metaserver.commit.changes.producers import LastCommit, find_last_commit, snapshot_of
 from seamark.metaserver.commit.publication import FILES_REPLACED, SNAPSHOT_ADDED, CommitEvent, Publisher, pointer_moved
 from seamark.metaserver.commit.removed_files import removal_note
 from seamark.metaserver.commit.snapshots.manifests import Manifests
@@ -204,7 +204,7 @@ class Commits:
         """Commit the waiting changes in groups until the queue is empty."""
         try:
             while queue.waiting:
-                group = await self._next_group(queue)
+                group = await self._take_group(queue)
                 for pending in group:
                     pending.started = True
                 try:
@@ -218,7 +218,7 @@ class Commits:
         finally:
             del self._queues[namespace, name]
 
-    async def _next_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
+    async def _take_group(self, queue: ChangeQueue) -> Sequence[PendingChange]:
         """Return the changes that have waited longest.
 
         While a change has priority, return only that change, or none before it arrives. But the first change waits no
@@ -332,7 +332,7 @@ class Commits:
         assert loaded.entry is not None
         self._metrics.observe_group(len(attempt.produced))
         for pending, produced in attempt.produced:
-            committed = committed_change(produced.snapshot.snapshot_id, loaded.metadata, pending.uuid)
+            committed = make_committed_change(produced.snapshot.snapshot_id, loaded.metadata, pending.uuid)
             pending.succeed(CommitResult(committed, loaded.entry.metadata_location))
         for pending, refusal in attempt.refused:
             pending.fail(refusal)
@@ -409,7 +409,7 @@ class Commits:
         producer = pending.request.producer
         if producer is None:
             return None
-        return await last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
+        return await find_last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
 
     def _build_repeated_result(
         self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
@@ -418,7 +418,7 @@ class Commits:
         producer = pending.request.producer
         assert producer is not None
         snapshot_id = snapshot_of(producer.id, producer.sequence, last, metadata, self._look_back)
-        committed = structs.replace(committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
+        committed = structs.replace(make_committed_change(snapshot_id, metadata, entry.uuid), duplicate=True)
         return CommitResult(committed, entry.metadata_location)
 
     def _build_operations(self, pending: PendingChange, produced: ProducedSnapshot) -> list[Operation]:
@@ -436,7 +436,7 @@ class Commits:
             for definition, files in by_definition.items()
         ]
         # Without the metadata location, which is chosen later: a repeat gets the then current location.
-        answer = encode_json(committed_change(snapshot_id, produced.metadata, pending.uuid))
+        answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
         return [*operations, *self._parts.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:

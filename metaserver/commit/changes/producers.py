@@ -24,7 +24,7 @@ class LastCommit(NamedTuple):
     snapshot_id: int | None
 
 
-async def last_commit(
+async def find_last_commit(
     store: PointerStore, uuid: str, producer: str, metadata: TableMetadata, look_back: int
 ) -> LastCommit | None:
     """None: no commit of the producer in the store or in the newest `look_back` snapshots."""

@@ -32,7 +32,7 @@ from seamark.metaserver.commit.conflicts.key_comparison import (
     CheckedFiles,
     exclude_data,
     exclude_deletes,
-    first_match,
+    find_first_match,
 )
 from seamark.metaserver.commit.conflicts.overlap import PartitionOverlap, Targets
 from seamark.metaserver.commit.snapshots.manifest_filter import FilesToRemove, key_of, live, referring
@@ -83,7 +83,7 @@ class ConflictCheck:
         history = await self._history(head, look_back)
         if history is None or not history.snapshots:
             return
-        deletes = await history.added(deletes=True)
+        deletes = await history.find_added(deletes=True)
         if deletes.selection.count():
             await self._check_deletes(history, deletes, referenced)
         await self._check_unnamed(history)
@@ -119,7 +119,7 @@ class ConflictCheck:
         """A data file has one deletion vector: the change must remove the existing one when it adds another."""
         vectors = await run_by_count(len(self._change.deletes), self._vectors)
         for _, entries in await referring(self._manifests, self._listed, vectors, self._metadata):
-            twin = await run_by_count(len(entries), partial(self._other_vector, entries, vectors))
+            twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
             if twin is not None:
                 raise Collision(
                     "deletion-vector",
@@ -132,7 +132,7 @@ class ConflictCheck:
         named = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
         return {path for path in named if path is not None}
 
-    def _other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
+    def _find_other_vector(self, entries: Sequence[ManifestEntry], paths: Collection[str]) -> ManifestEntry | None:
         """Return the first of the deletion vectors for data files at these paths that stays."""
         return next(
             (
@@ -218,7 +218,7 @@ class ConflictCheck:
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
         find = partial(self._pairs, joined, rows, deletes, vectors=vectors)
         pairs = await run_by_count(joined.file_count + joined.delete_file_count, find)
-        hit = await first_match(self._files, joined, self._metadata, pairs)
+        hit = await find_first_match(self._files, joined, self._metadata, pairs)
         if hit is not None:
             (file, at), (block, local) = joined.locate(hit[0]), joined.locate_delete(hit[1])
             raise Collision(
@@ -243,7 +243,7 @@ class ConflictCheck:
         unnamed = await run_by_count(len(self._change.deletes), self._list_unnamed_deletes)
         if not unnamed:
             return
-        for removed in await history.removed(deletes=False, replaced=True):
+        for removed in await history.find_removed(deletes=False, replaced=True):
             if removed.files is None:
                 raise Collision(
                     "file-gone",
@@ -261,10 +261,10 @@ class ConflictCheck:
 
     def _may_delete(self, unnamed: Sequence[ContentFile], removed: AddedFiles) -> tuple[ContentFile, bytes] | None:
         """Return a position delete file, and the path of a removed data file that it may apply to."""
-        found = files_at(removed.view, removed.selection.entry_ids())
-        groups = group_by_partition(found)
+        positions = files_at(removed.view, removed.selection.entry_ids())
+        groups = group_by_partition(positions)
         paths: list[list[bytes]] = [[] for _ in groups.partitions]
-        for path, number in zip(found.texts("file_path").values(), groups.numbers.tolist(), strict=True):
+        for path, number in zip(positions.texts("file_path").values(), groups.numbers.tolist(), strict=True):
             if path is not None:
                 paths[number].append(path)
         for within in paths:
@@ -272,9 +272,9 @@ class ConflictCheck:
         for file in unnamed:
             target = Targets(self._partitions, [(file.spec_id, file.partition)])
             for partition, within in zip(groups.partitions, paths, strict=True):
-                known = self._partitions.may_compare(1)
-                hit = first_between(within, file) if known else next(iter(within), None)
-                if hit is not None and (not known or target.overlap(partition)):
+                comparable = self._partitions.may_compare(1)
+                hit = find_first_between(within, file) if comparable else next(iter(within), None)
+                if hit is not None and (not comparable or target.overlap(partition)):
                     return file, hit
         return None
 
@@ -288,15 +288,15 @@ class ConflictCheck:
         if not keyed:
             return
         specs = {file.spec_id for file in keyed}
-        files = await history.added(deletes=False, replaced=True)
+        files = await history.find_added(deletes=False, replaced=True)
         selection = files.selection.copy()
         for number in np.flatnonzero(selection.state).tolist():
             block = files.view.blocks[number]
             if block.spec_id in specs:
                 selection.keep(number, np.zeros(block.rows, dtype=np.bool_))
         scope = ReadScope(partitions=await run_by_count(len(keyed), partial(partitions_of, keyed)))
-        what = "wrote rows with a partition spec that none of the equality deletes has"
-        await self._refuse_in_scope(AddedFiles(files.view, selection), scope, what)
+        description = "wrote rows with a partition spec that none of the equality deletes has"
+        await self._refuse_in_scope(AddedFiles(files.view, selection), scope, description)
 
     def _list_partitioned_equality_deletes(self) -> list[ContentFile]:
         """Return the equality deletes, if each has a partition: one without applies to all files."""
@@ -304,21 +304,23 @@ class ConflictCheck:
         return deletes if all(file.partition for file in deletes) else []
 
     async def _check_scope(self, history: History, deletes: AddedFiles, scope: ReadScope) -> None:
-        added = await history.added(deletes=False)
+        added = await history.find_added(deletes=False)
         await self._refuse_in_scope(added, scope, "added rows that the change may have to read", stats=True)
         await self._refuse_in_scope(deletes, scope, "added deletes of rows that the change has read")
         for of_deletes in (False, True):
-            for removed in await history.removed(deletes=of_deletes, replaced=False):
+            for removed in await history.find_removed(deletes=of_deletes, replaced=False):
                 if removed.files is None:
                     raise Collision(
                         "scope",
                         f"The parent of snapshot {removed.snapshot.snapshot_id} has expired; its removals are unknown; "
                         "compute the change again from the current snapshot",
                     )
-                what = "removed files that the change has read"
-                await self._refuse_in_scope(removed.files, scope, what, stats=not of_deletes)
+                description = "removed files that the change has read"
+                await self._refuse_in_scope(removed.files, scope, description, stats=not of_deletes)
 
-    async def _refuse_in_scope(self, files: AddedFiles, scope: ReadScope, what: str, *, stats: bool = False) -> None:
+    async def _refuse_in_scope(
+        self, files: AddedFiles, scope: ReadScope, description: str, *, stats: bool = False
+    ) -> None:
         """Collision when one of the files may contain or delete rows of the scope.
 
         Args:
@@ -335,7 +337,7 @@ class ConflictCheck:
             block, local = files.view.locate(int(rows[0]))
             raise Collision(
                 "scope",
-                f"Since snapshot {self._change.request.read_snapshot_id} another commit {what}: "
+                f"Since snapshot {self._change.request.read_snapshot_id} another commit {description}: "
                 f"{block.text('file_path', local)}. Compute the change again from the current snapshot",
             )
 
@@ -382,7 +384,7 @@ def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | N
     return np.array(sorted(rows), dtype=np.int64), gone
 
 
-def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
+def find_first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
     """Return the first of the sorted paths within the bounds of a position delete file."""
     low, high = (file.lower_bounds or {}).get(DELETED_PATH), (file.upper_bounds or {}).get(DELETED_PATH)
     at = 0 if low is None else bisect_left(paths, low)
@@ -391,10 +393,10 @@ def first_between(paths: Sequence[bytes], file: ContentFile) -> bytes | None:
 
 def _restrict(files: AddedFiles, entry_ids: Longs) -> AddedFiles:
     """Select only these files of the view."""
-    kept = np.zeros(files.view.file_count, dtype=np.uint8)
-    kept[files.view.positions_of(entry_ids)] = 1
+    mask = np.zeros(files.view.file_count, dtype=np.uint8)
+    mask[files.view.positions_of(entry_ids)] = 1
     selection = files.selection.copy()
-    selection.intersect(kept)
+    selection.intersect(mask)
     return AddedFiles(files.view, selection)
 
 

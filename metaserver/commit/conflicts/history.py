@@ -86,7 +86,7 @@ class History:
     def _changing(self) -> tuple[Snapshot, ...]:
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
-    async def added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
+    async def find_added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
         """Return the data files or delete files that the snapshots added; with `replaced` also those of compactions."""
         manifests: list[ManifestFile] = []
         changing = self.snapshots if replaced else self._changing()
@@ -108,7 +108,7 @@ class History:
         keep_appended(selection, ids)
         return AddedFiles(deletes.view, selection)
 
-    async def removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
+    async def find_removed(self, *, deletes: bool, replaced: bool) -> list[RemovedFiles]:
         """Return the data files or delete files that the snapshots removed; with `replaced` also those of
         compactions.
         """
@@ -123,11 +123,11 @@ class History:
         return removals
 
     async def _read_removed_files(self, snapshot: Snapshot, parent: Snapshot, deletes: bool) -> AddedFiles:
-        listed = await self._manifests.listed(snapshot)
+        listed = await self._manifests.read_list(snapshot)
         still = {manifest.manifest_path for manifest in listed}
         dropped = [
             manifest
-            for manifest in await self._manifests.listed(parent)
+            for manifest in await self._manifests.read_list(parent)
             if manifest.manifest_path not in still and (manifest.content != _DATA) == deletes
         ]
         own = []
@@ -140,7 +140,7 @@ class History:
 
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""
-        listed = await self._manifests.listed(snapshot)
+        listed = await self._manifests.read_list(snapshot)
         return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
 
 
@@ -149,12 +149,12 @@ def _operation(snapshot: Snapshot) -> str:
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
-def _missing(view: TableView, others: Iterable[Block]) -> Selection:
+def _missing(view: TableView, blocks: Iterable[Block]) -> Selection:
     """Return the files of the view that none of the other blocks lists."""
-    kept = {key for block in others for key in _keys(block)}
+    block_keys = {key for block in blocks for key in _keys(block)}
     selection = Selection.everything(view)
     for number, block in enumerate(view.blocks):
-        selection.keep(number, np.array([key not in kept for key in _keys(block)], dtype=np.bool_))
+        selection.keep(number, np.array([key not in block_keys for key in _keys(block)], dtype=np.bool_))
     return selection
 
 

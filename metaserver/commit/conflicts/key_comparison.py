@@ -24,7 +24,7 @@ from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decode_delete_file
+from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decode_delete_content
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.commit.conflicts.history import AddedFiles
@@ -32,7 +32,7 @@ from seamark.metaserver.commit.snapshots.manifests import CheckPaths
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.deletes.delete_files import delete_files_at
-from seamark.metaserver.planner.joins.dimension_columns import FileColumn, filtered_columns, rows_where
+from seamark.metaserver.planner.joins.dimension_columns import FileColumn, find_rows_where, iterate_filtered_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.rows.row_deletes import columns_of
 from seamark.metaserver.planner.view.view import Selection, TableView, never
@@ -105,10 +105,10 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
 
 def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
     """Return the part of the expression on these columns; None: on all columns."""
-    known = None if columns is None else frozenset(columns)
+    column_ids = None if columns is None else frozenset(columns)
 
     def part(predicate: Bound) -> Expression:
-        is_known = known is None or predicate.column_id in known
+        is_known = column_ids is None or predicate.column_id in column_ids
         return predicate if is_known and predicate.kind not in FLOATS else TRUE
 
     return replace_predicates(bound, part)
@@ -134,21 +134,21 @@ def _locate_row(view: TableView, position: int) -> tuple[int, Block, int]:
     return number, view.blocks[number], position - int(view.starts[number])
 
 
-def _mask(view: TableView, positions: Iterable[int], *, others: bool) -> npt.NDArray[np.uint8]:
-    mask = np.full(view.file_count, others, dtype=np.uint8)
-    mask[list(positions)] = not others
+def _mask(view: TableView, positions: Iterable[int], *, elsewhere: bool) -> npt.NDArray[np.uint8]:
+    mask = np.full(view.file_count, elsewhere, dtype=np.uint8)
+    mask[list(positions)] = not elsewhere
     return mask
 
 
 def _select_files(files: AddedFiles, positions: Iterable[int]) -> Selection:
     selection = files.selection.copy()
-    selection.intersect(_mask(files.view, positions, others=False))
+    selection.intersect(_mask(files.view, positions, elsewhere=False))
     return selection
 
 
 def _drop(selection: Selection, positions: Sequence[int]) -> None:
     if positions:
-        selection.intersect(_mask(selection.view, positions, others=True))
+        selection.intersect(_mask(selection.view, positions, elsewhere=True))
 
 
 def _file(view: TableView, position: int, condition: Expression) -> _File:
@@ -163,7 +163,7 @@ def _file(view: TableView, position: int, condition: Expression) -> _File:
     )
 
 
-async def first_match(
+async def find_first_match(
     source: CheckedFiles, view: TableView, metadata: TableMetadata, pairs: Sequence[tuple[int, int]]
 ) -> tuple[int, int] | None:
     """Return the first pair (data file row, delete file row) whose delete may remove rows of the data file.
@@ -211,7 +211,7 @@ async def first_match(
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
             return True
         try:
-            deleted_keys = decode_delete_file(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
+            deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
             there = _columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [there[column_id] for column_id, _ in columns]
             hashes = hash_halves([keys_of(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)])
@@ -219,10 +219,10 @@ async def first_match(
             return True
         return not isinstance(deleted_keys, DeletedKeys) or bool(deleted_keys.exact.has(*hashes).any())
 
-    def first() -> tuple[int, int] | None:
+    def find_first() -> tuple[int, int] | None:
         return next((pair for pair in pairs if matches(*pair)), None)
 
-    return await asyncio.to_thread(first)
+    return await asyncio.to_thread(find_first)
 
 
 def _positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
@@ -255,19 +255,19 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
     Raises:
         Unreadable: If the file cannot be read.
     """
-    columns_needed = set(filtered_columns(file.condition, ()))
+    columns_needed = set(iterate_filtered_columns(file.condition, ()))
     if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
         return False
     try:
         stored = _columns(data, file.path, {column.column_id for column in columns_needed})
         if len(stored) < len({column.column_id for column in columns_needed}):
             return False
-        columns = {column: FileColumn.of(stored[column.column_id], column.kind) for column in columns_needed}
+        columns = {column: FileColumn.from_array(stored[column.column_id], column.kind) for column in columns_needed}
     except ValueError as error:
         raise Unreadable(file.path, str(error)) from None
     if any(column.clipped for column in columns.values()):
         return False
-    rows = rows_where(file.condition, (), columns)
+    rows = find_rows_where(file.condition, (), columns)
     return rows is not None and not rows.any()
 
 

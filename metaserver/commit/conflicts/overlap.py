@@ -112,7 +112,7 @@ class Targets:
 
     def contain(self, partition: PartitionTuple) -> bool:
         """True only when one target contains every row of the partition."""
-        return any(self._compare_partitions(partition, _within, self._partitions.knows_all, unknown=False))
+        return any(self._compare_partitions(partition, _implies_all, self._partitions.knows_all, unknown=False))
 
     def _compare_partitions(
         self,
@@ -153,7 +153,7 @@ def _overlap(left: Iterable[_Constraint], right: Sequence[_Constraint]) -> bool:
     return not any(_disjoint(left_field, right_field) for left_field in left for right_field in right)
 
 
-def _within(inner: Sequence[_Constraint], outer: Iterable[_Constraint]) -> bool:
+def _implies_all(inner: Sequence[_Constraint], outer: Iterable[_Constraint]) -> bool:
     return all(any(_implies(premise, conclusion) for premise in inner) for conclusion in outer)
 
 
@@ -176,14 +176,14 @@ def _differs(exact: _Constraint, other: _Constraint) -> bool:
     """Return whether an exact value contradicts the other constraint."""
     if exact.transform != IDENTITY or exact.value is None:
         return False
-    made = _apply_transform(other.transform, exact.kind, exact.value)
-    if made is None or made == other.value:
+    transformed = _apply_transform(other.transform, exact.kind, exact.value)
+    if transformed is None or transformed == other.value:
         return False
     stored = find_stored_as_int(other.transform, exact.kind)
-    if stored is not None and (made, other.value) == (stored.exact, stored.wrapped):
+    if stored is not None and (transformed, other.value) == (stored.exact, stored.wrapped):
         return False
-    rounded = is_rounded(other.transform, exact.kind) and int(made) < 0
-    return not (rounded and other.value == int(made) + 1)
+    rounded = is_rounded(other.transform, exact.kind) and int(transformed) < 0
+    return not (rounded and other.value == int(transformed) + 1)
 
 
 def _implies(premise: _Constraint, conclusion: _Constraint) -> bool:

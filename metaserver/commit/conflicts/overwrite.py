@@ -40,7 +40,7 @@ from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.view.view import TableView
 
 
-async def replaced_files(
+async def find_replaced_files(
     planner: Planner, metadata: TableMetadata, head: Snapshot | None, scope: ReadScope
 ) -> set[Remove]:
     """Return the head's data files within the scope.
@@ -56,9 +56,9 @@ async def replaced_files(
     paths = await asyncio.to_thread(_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
         opposite = await asyncio.to_thread(negation, scope.bound, metadata)
-        others = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
-        partly = await asyncio.to_thread(lambda: paths & _paths(others.view, others.entry_ids))
-        if partly and not (matching.complete and others.complete):
+        unmatched = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
+        partly = await asyncio.to_thread(lambda: paths & _paths(unmatched.view, unmatched.entry_ids))
+        if partly and not (matching.complete and unmatched.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
             raise BadRequest(

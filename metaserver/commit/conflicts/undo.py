@@ -21,7 +21,7 @@ from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.commit.change_requests.change_body import REPLACE, Remove
 from seamark.metaserver.commit.change_requests.collision import Collision
-from seamark.metaserver.commit.conflicts.conflicts import first_between
+from seamark.metaserver.commit.conflicts.conflicts import find_first_between
 from seamark.metaserver.commit.snapshots.manifest_filter import key_of, live
 from seamark.metaserver.commit.snapshots.manifests import Manifests, run_by_count
 
@@ -67,22 +67,22 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
     at_parent, at_undone = await _differences(manifests, metadata, parent, undone)
     count = len(at_parent) + len(at_undone)
 
-    def changed() -> tuple[set[Remove], set[Remove]]:
+    def compare() -> tuple[set[Remove], set[Remove]]:
         return at_undone.keys() - at_parent.keys(), at_parent.keys() - at_undone.keys()
 
-    added, removed = await run_by_count(count, changed)
+    added, removed = await run_by_count(count, compare)
     if not added and not removed:
         return Undo(frozenset(), (), await _restore_manifests(manifests, metadata, (parent, undone, head)))
     before, now = await _differences(manifests, metadata, undone, head)
 
-    def checked() -> Undo:
+    def check() -> Undo:
         gone = [before[key] for key in before.keys() - now.keys()]
         new = [now[key] for key in now.keys() - before.keys()]
         _check_gone(gone, added, {key.file_path for key in removed})
         _check_new(new, {key.file_path for key in added}, removed)
         return Undo(frozenset(added), tuple(at_parent[key] for key in removed))
 
-    return await run_by_count(count + len(before) + len(now), checked)
+    return await run_by_count(count + len(before) + len(now), check)
 
 
 def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
@@ -116,7 +116,7 @@ async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
     """`snapshots`: before the undone one, the undone one, and the head."""
-    before, undone, now = [live(await manifests.listed(snapshot)) for snapshot in snapshots]
+    before, undone, now = [live(await manifests.read_list(snapshot)) for snapshot in snapshots]
     paths = [{manifest.manifest_path for manifest in listed} for listed in (before, undone, now)]
     new, old = paths[1] - paths[0], paths[0] - paths[1]
     if not new and not old:
@@ -133,10 +133,10 @@ async def _restore_manifests(
 
 
 async def _differences(
-    manifests: Manifests, metadata: TableMetadata, one: Snapshot, other: Snapshot
+    manifests: Manifests, metadata: TableMetadata, older: Snapshot, other: Snapshot
 ) -> tuple[_Entries, _Entries]:
     """Return the live entries of the manifests that only one of two snapshots lists."""
-    lists = live(await manifests.listed(one)), live(await manifests.listed(other))
+    lists = live(await manifests.read_list(older)), live(await manifests.read_list(other))
     paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
     return (
         await _entries(manifests, metadata, [found for found in lists[0] if found.manifest_path not in paths[1]]),
@@ -145,15 +145,15 @@ async def _differences(
 
 
 async def _entries(manifests: Manifests, metadata: TableMetadata, listed: Sequence[ManifestFile]) -> _Entries:
-    found: _Entries = {}
+    entries_by_key: _Entries = {}
     for manifest in listed:
         entries = await manifests.entries(manifest, metadata)
-        await run_by_count(len(entries), partial(_add, entries, found))
-    return found
+        await run_by_count(len(entries), partial(_add, entries, entries_by_key))
+    return entries_by_key
 
 
-def _add(entries: Iterable[ManifestEntry], found: _Entries) -> None:
-    found.update((key_of(entry.file), entry) for entry in entries)
+def _add(entries: Iterable[ManifestEntry], entries_by_key: _Entries) -> None:
+    entries_by_key.update((key_of(entry.file), entry) for entry in entries)
 
 
 def _check_gone(gone: Sequence[ManifestEntry], added: Iterable[Remove], restored: set[str]) -> None:
@@ -182,4 +182,4 @@ def _check_new(new: Sequence[ManifestEntry], added: set[str], removed: Iterable[
 def _may_refer(file: ContentFile, paths: Sequence[bytes]) -> bool:
     if file.referenced_data_file is not None:
         return file.referenced_data_file.encode() in paths
-    return first_between(paths, file) is not None
+    return find_first_between(paths, file) is not None

@@ -82,13 +82,15 @@ class CommitManifests:
         """Readers of any file, for callers that check themselves whether the table may name the files."""
         return ManifestReaders(self._published, self._own)
 
-    def checked(self, uuid: str, limit_bytes: int) -> ManifestReaders:
+    def with_checks(self, uuid: str, limit_bytes: int) -> ManifestReaders:
         """Return readers that raise Forbidden for a file in a location of another table than `uuid`.
 
         Each of the two may decode manifests of `limit_bytes`. Each folder is looked up in the database once.
         """
         check = partial(self._check_paths, uuid)
-        return ManifestReaders(self._published.checked(check, limit_bytes), self._own.checked(check, limit_bytes))
+        return ManifestReaders(
+            self._published.with_checks(check, limit_bytes), self._own.with_checks(check, limit_bytes)
+        )
 
     async def _check_paths(self, uuid: str, paths: Iterable[str]) -> None:
         allowed = self._allowed_folders.setdefault(uuid, set())

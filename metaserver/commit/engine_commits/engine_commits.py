@@ -33,7 +33,7 @@ from seamark.formats.runtime.errors import (
     SeamarkError,
 )
 from seamark.metaserver.catalog.catalog import Catalog
-from seamark.metaserver.catalog.large_requests import indexed
+from seamark.metaserver.catalog.large_requests import index_columns
 from seamark.metaserver.catalog.ownership.own_files import check_added
 from seamark.metaserver.catalog.pointers import (
     check_metadata_folder,
@@ -167,7 +167,7 @@ class EngineCommits:
         parse = partial(_parse, changes)
         tables, identity = await context.large.run_by_size(caller.who, caller.request_bytes, parse)
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
-            await self._plans.before_commit(tables)
+            await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
         commit = _Commit(caller, tables, is_single, context.clock.now_ms(), identity, manifests)
         adding = [table for table in tables if table.added_snapshots]
@@ -205,7 +205,8 @@ class EngineCommits:
             if entry is None:
                 return
             base = await self._context.documents.table(entry.metadata_location)
-            check_requirements(base, table.requirements)
+            check = partial(check_requirements, base, table.requirements)
+            await self._context.large.run_by_size(commit.caller.who, commit.caller.request_bytes, check)
             if can_rebase_appends(base) or not self.publisher.is_locked(table.namespace, table.name):
                 await self._corrections.preload(commit.manifests, entry.uuid, table.updates)
 
@@ -336,7 +337,7 @@ class EngineCommits:
         now_ms, new_uuid = clock.now_ms(), None if base is not None else str(clock.uuid4())
 
         def apply() -> TableMetadata:
-            return indexed(apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
+            return index_columns(apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
 
         return await self._context.large.run_by_size(caller.who, caller.request_bytes, apply)
 

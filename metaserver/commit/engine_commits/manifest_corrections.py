@@ -43,7 +43,7 @@ from seamark.metaserver.commit.snapshots.manifest_filter import key_of, puffins_
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import HeldFiles, SnapshotWriter
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 
 _VECTORS_MIN_FORMAT_VERSION = 3
 _UNASSIGNED = -1
@@ -75,13 +75,13 @@ class ManifestCorrections:
 
         A file that cannot be read is left to `correct`.
         """
-        own = manifests.checked(uuid, _MEMORY_BYTES).own
+        own = manifests.with_checks(uuid, _MEMORY_BYTES).own
         for update in updates:
             if isinstance(update, AddSnapshot) and update.snapshot.manifest_list is not None:
                 with contextlib.suppress(SeamarkError, ValueError):
-                    listed = await own.listed_at(update.snapshot.manifest_list)
+                    listed = await own.read_list_at(update.snapshot.manifest_list)
                     added = _select_new(listed, update.snapshot.snapshot_id)
-                    await gathered([partial(own.data, manifest) for manifest in added], AT_ONCE)
+                    await gather([partial(own.data, manifest) for manifest in added], AT_ONCE)
 
     async def correct(
         self,
@@ -120,7 +120,7 @@ class ManifestCorrections:
             if snapshot is None or (base is not None and base.snapshot(snapshot.snapshot_id) is not None):
                 continue
             assert isinstance(update, AddSnapshot)
-            correction = _Correction(self._clock, manifests.checked(uuid, _MEMORY_BYTES), folder, metadata)
+            correction = _Correction(self._clock, manifests.with_checks(uuid, _MEMORY_BYTES), folder, metadata)
             if base is not None:
                 parent = base.snapshot(snapshot.parent_snapshot_id or 0)
                 written = await correction.keep_shared_puffins(snapshot, parent, listed)
@@ -162,7 +162,7 @@ class _Correction:
         if snapshot.summary_map().get("operation") == APPEND:
             return []
         try:
-            listed = await self._own.listed(snapshot) if listed is None else listed
+            listed = await self._own.read_list(snapshot) if listed is None else listed
             removals = await self._read_removals(snapshot, listed)
             removed = {
                 key_of(entry.file)
@@ -172,7 +172,7 @@ class _Correction:
             }
             if not removed:
                 return []
-            published = {manifest.manifest_path for manifest in await self._published.listed(parent)}
+            published = {manifest.manifest_path for manifest in await self._published.read_list(parent)}
             old = [manifest for manifest in listed if manifest.manifest_path in published]
             new = [manifest for manifest in listed if manifest.manifest_path not in published]
             in_use = await puffins_in_use(self._published, old, removed, self._metadata, {})
@@ -219,7 +219,7 @@ class _Correction:
             if not entries:
                 continue
             stored = await writer.manifest(entries, self._metadata, manifest.partition_spec_id, DELETE_MANIFEST)
-            manifests.append(stored.described(snapshot.snapshot_id, manifest.sequence_number))
+            manifests.append(stored.describe(snapshot.snapshot_id, manifest.sequence_number))
         if len(manifests) == len(listed) and not files.files:
             return []
         await self._write_list(writer, snapshot, manifests)
@@ -237,7 +237,7 @@ class _Correction:
         if snapshot.manifest_list is None:
             return []
         try:
-            listed = await self._own.listed(snapshot)
+            listed = await self._own.read_list(snapshot)
             type_of = DeclaredTypes(self._metadata)
             wrong = await self._find_wrong_metrics(_select_new(listed, snapshot.snapshot_id), type_of)
             return await self._write_corrected(snapshot, listed, wrong, type_of) if wrong else []
@@ -252,12 +252,12 @@ class _Correction:
         wrong: set[str] = set()
 
         async def check(manifest: ManifestFile) -> None:
-            decoded = await self._own.decoded(manifest)
+            decoded = await self._own.decode(manifest)
             search = partial(_needs_correction, decoded, manifest, self._metadata, type_of)
             if search() if len(decoded.heap) <= _IN_LOOP_BYTES else await asyncio.to_thread(search):
                 wrong.add(manifest.manifest_path)
 
-        await gathered([partial(check, manifest) for manifest in added], AT_ONCE)
+        await gather([partial(check, manifest) for manifest in added], AT_ONCE)
         return wrong
 
     async def _write_corrected(
@@ -274,7 +274,7 @@ class _Correction:
                 _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, type_of))) for entry in entries
             ]
             stored = await writer.manifest(entries, self._metadata, manifest.partition_spec_id, manifest.content)
-            described = stored.described(snapshot.snapshot_id, manifest.sequence_number)
+            described = stored.describe(snapshot.snapshot_id, manifest.sequence_number)
             manifests.append(structs.replace(described, first_row_id=manifest.first_row_id))
         await self._write_list(writer, snapshot, manifests)
         return files.files

@@ -110,14 +110,14 @@ def find_snapshot_commit(base: TableMetadata, table: TableCommit) -> SnapshotCom
         return None
     snapshot = added.snapshot
     on_branch: list[AssertRefSnapshotId] = []
-    others: list[Requirement] = []
+    other_requirements: list[Requirement] = []
     for requirement in table.requirements:
         if isinstance(requirement, AssertRefSnapshotId) and requirement.ref == moved.ref_name:
             on_branch.append(requirement)
         else:
-            others.append(requirement)
+            other_requirements.append(requirement)
     try:
-        check_requirements(base, others)
+        check_requirements(base, other_requirements)
     except CommitConflict:
         return None
     if len(on_branch) != 1 or moved.type.lower() != "branch" or moved.snapshot_id != snapshot.snapshot_id:
@@ -245,7 +245,7 @@ class _Rebase:
         self._ref: SnapshotRef = ref
         self._head: Snapshot = head
         self._sequence_number = base.last_sequence_number + 1
-        self._manifests = manifests.checked(uuid, _DECODED_BYTES_MAX)
+        self._manifests = manifests.with_checks(uuid, _DECODED_BYTES_MAX)
         self._files = HeldFiles()
         own = manifests.unchecked.own
         self._writer = SnapshotWriter(self._files, context.clock, own, folder, snapshot.snapshot_id)
@@ -255,8 +255,8 @@ class _Rebase:
         lists = await self._read_lists()
         self._check_added(lists)
         own, merged = await self._select_own_manifests(lists)
-        others = [manifest for path, manifest in lists.head.items() if path not in merged]
-        return await self._write_list([*own, *others], len(others))
+        unmerged = [manifest for path, manifest in lists.head.items() if path not in merged]
+        return await self._write_list([*own, *unmerged], len(unmerged))
 
     def list_overtaking(self) -> list[Snapshot] | None:
         """Return the snapshots between the client's parent and the head, the newest first.
@@ -281,18 +281,18 @@ class _Rebase:
         self._check_numbered(lists)
         dropped = {manifest.manifest_path for manifest in lists.dropped}
         touched = {_get_kind(manifest) for manifest in lists.dropped if manifest.manifest_path not in lists.head}
-        others = [
+        untouched = [
             manifest
             for path, manifest in lists.head.items()
             if path not in dropped and (path in lists.parent or _get_kind(manifest) not in touched)
         ]
-        others += [
+        untouched += [
             manifest
             for path, manifest in lists.parent.items()
             if path in lists.own and path not in lists.head and _get_kind(manifest) in touched
         ]
         added = [self._renumber(manifest) for manifest in lists.added]
-        return await self._write_list([*added, *others], len(others))
+        return await self._write_list([*added, *untouched], len(untouched))
 
     async def undo_replacements(self, undone: Sequence[Snapshot]) -> RevisedUpdates:
         """Undo snapshots that have only replaced files by others with the same rows.
@@ -306,10 +306,10 @@ class _Rebase:
         """
         lists = await self._read_lists()
         self._check_numbered(lists)
-        others = [manifest for path, manifest in lists.parent.items() if path in lists.own]
+        inherited = [manifest for path, manifest in lists.parent.items() if path in lists.own]
         added = [self._renumber(manifest) for manifest in lists.added]
         parent = self._base.snapshot(self._commit.snapshot.parent_snapshot_id or 0)
-        return await self._write_list([*added, *others], len(others), parent, undone)
+        return await self._write_list([*added, *inherited], len(inherited), parent, undone)
 
     def _check_numbered(self, lists: _Lists) -> None:
         """Check that the added manifests take their numbers from this snapshot, and that the rows of the parent's
@@ -429,7 +429,7 @@ class _Rebase:
                 written = [_mark_added(entry, snapshot_id) for entry in listed if entry.status == ADDED]
                 spec_id = manifest.partition_spec_id
                 stored = await self._writer.manifest(written, self._base, spec_id, DATA_MANIFEST)
-                own.append(stored.described(snapshot_id, self._sequence_number))
+                own.append(stored.describe(snapshot_id, self._sequence_number))
         return own, {manifest.manifest_path for manifest in dropped} if keeps_merge else set()
 
     async def _read(self, source: Manifests, manifests: Sequence[ManifestFile]) -> list[list[ManifestEntry]]:
@@ -479,7 +479,7 @@ class _Rebase:
 async def _read_list(manifests: Manifests, snapshot: Snapshot | SnapshotInput) -> dict[str, ManifestFile]:
     if snapshot.manifest_list is None or snapshot.key_id is not None:
         raise CannotRebase("a snapshot has no manifest list")
-    listed = await manifests.listed_at(snapshot.manifest_list)
+    listed = await manifests.read_list_at(snapshot.manifest_list)
     by_path = {manifest.manifest_path: manifest for manifest in listed}
     if len(by_path) != len(listed):
         raise CannotRebase("a manifest list names a manifest twice")

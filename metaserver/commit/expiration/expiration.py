@@ -34,7 +34,7 @@ from seamark.metaserver.commit.expiration.unused_files import TooManyEntries, Un
 from seamark.metaserver.commit.publication import CommitEvent, Publisher
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, Instant, InstantState, NamespacePath
 from seamark.metaserver.store.operations import MoveInstant, RecordInstant
 from seamark.metaserver.store.passed_time import look_at_clock
@@ -180,8 +180,8 @@ class Expiration:
 
         Returns their number.
         """
-        found = await pending_expirations(self._parts.store)
-        old = [instant for instant in found if self._parts.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS]
+        pending = await pending_expirations(self._parts.store)
+        old = [instant for instant in pending if self._parts.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS]
         for instant in old:
             try:
                 await self._resume(instant)
@@ -213,13 +213,13 @@ class Expiration:
             retain_last=request.retain_last,
             passed=passed,
         )
-        in_use = await parts.store.planned_snapshots(entry.uuid, now_ms)
+        in_use = await parts.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
         expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use, passed)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
         while True:
             chosen = Expired(expired.refs, expired.snapshot_ids[:count])
-            after = self._without(before, chosen)
+            after = self._remove_expired(before, chosen)
             try:
                 unused = await self._find_unused_files(entry.uuid, before, after)
             except TooManyEntries:
@@ -227,7 +227,7 @@ class Expiration:
                 continue
             return _Removal(entry, before, after, chosen, len(expired.snapshot_ids) - count, unused)
 
-    def _without(self, base: TableMetadata, expired: Expired) -> TableMetadata:
+    def _remove_expired(self, base: TableMetadata, expired: Expired) -> TableMetadata:
         updates: list[Update] = [RemoveSnapshotRef(name) for name in expired.refs]
         if expired.snapshot_ids:
             updates.append(RemoveSnapshots(tuple(expired.snapshot_ids)))
@@ -248,7 +248,7 @@ class Expiration:
         allowed = await deletable_files(self._parts, uuid, after)
 
         check = partial(self._planner.check_paths, before, uuid)
-        manifests = self._manifests.checked(lambda paths: check(list(paths)), None)
+        manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)
         return await find_unused(manifests, before, after, allowed, repeated=repeated)
 
     async def _is_shared(self, uuid: str) -> bool:
@@ -272,7 +272,7 @@ class Expiration:
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
         event = CommitEvent(caller, requested_ms, None, updates=actions)
-        if not (await parts.store.planned_snapshots(entry.uuid, parts.clock.now_ms())).isdisjoint(removed):
+        if not (await parts.store.list_planned_snapshots(entry.uuid, parts.clock.now_ms())).isdisjoint(removed):
             raise CommitConflict("A plan was made on a snapshot that was about to expire; try again")
         await self._publisher.publish(
             caller,
@@ -319,7 +319,7 @@ class Expiration:
         for files in (unused.content_files, unused.manifests, unused.others):
             if await self._is_shared(instant.uuid):  # registered again since
                 break
-            await gathered([partial(delete, location) for location in files], _DELETED_AT_ONCE)
+            await gather([partial(delete, location) for location in files], _DELETED_AT_ONCE)
             if failed:
                 break
         if not failed or self._is_given_up(instant):

@@ -49,7 +49,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.clock_check import storage_time_ms
 from seamark.metaserver.objects.port import ObjectInfo, Upload
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 
@@ -127,7 +127,7 @@ class _Listing(NamedTuple):
     is_complete: bool
 
 
-def least_age_ms(metadata: TableMetadata) -> int:
+def read_minimum_age_ms(metadata: TableMetadata) -> int:
     """By the table's property.
 
     Raises:
@@ -164,19 +164,19 @@ class OrphanRemoval:
             listing = await self._find(entry, metadata, needed, older_than_ms)
             # Of the time before the first look, only what the files show: the rest may be a jump of the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
-            found = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
+            confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
-            if found or uploads:
+            if confirmed or uploads:
                 for folder in _outermost(own_folders(self._parts, metadata)):
                     await storage_time_ms(self._parts.objects, self._parts.clock, f"{folder}/{CLOCK_FOLDER}")
-            report = _report(found, listing.listed, is_complete=listing.is_complete)
-            report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(found))
+            report = _report(confirmed, listing.listed, is_complete=listing.is_complete)
+            report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed))
             if request.dry_run:
                 return msgspec.structs.replace(report, uploads=len(uploads))
             report = msgspec.structs.replace(report, uploads=await self._parts.objects.abort_uploads(uploads))
-            if not found and not report.uploads:
+            if not confirmed and not report.uploads:
                 return report
-            return await self._remove(caller, entry, needed, found, report, passed.now_ms)
+            return await self._remove(caller, entry, needed, confirmed, report, passed.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
         parts = self._parts
@@ -194,7 +194,7 @@ class OrphanRemoval:
 
     def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
         if request.older_than_ms is None:
-            return passed.ago(least_age_ms(metadata))
+            return passed.ago(read_minimum_age_ms(metadata))
         if request.older_than_ms > passed.now_ms - AGE_LEAST_MS:
             raise BadRequest(
                 f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed.now_ms}): files that "
@@ -204,7 +204,7 @@ class OrphanRemoval:
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
-        return self._manifests.checked(lambda paths: check(list(paths)), None)
+        return self._manifests.with_checks(lambda paths: check(list(paths)), None)
 
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
         """Return files that look like orphan files by the clock."""
@@ -230,21 +230,21 @@ class OrphanRemoval:
         def orphans(folder: str, batch: list[ObjectInfo]) -> list[ObjectInfo]:
             return [info for info in batch if is_orphan(folder, info)]
 
-        found: list[ObjectInfo] = []
+        orphan_files: list[ObjectInfo] = []
         listed = newest_ms = 0
         for folder in folders:
             async for batch in _batches(self._parts.objects.list(folder)):
                 listed += len(batch)
                 newest_ms = max(newest_ms, *(info.modified_ms for info in batch))
-                found += await asyncio.to_thread(orphans, folder, batch)
-                if len(found) > FILES_MAX:
-                    return _Listing(found[:FILES_MAX], listed, newest_ms, is_complete=False)
-        return _Listing(found, listed, newest_ms, is_complete=True)
+                orphan_files += await asyncio.to_thread(orphans, folder, batch)
+                if len(orphan_files) > FILES_MAX:
+                    return _Listing(orphan_files[:FILES_MAX], listed, newest_ms, is_complete=False)
+        return _Listing(orphan_files, listed, newest_ms, is_complete=True)
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
         """Unfinished uploads of such files that were begun before; none where the storage does not list them."""
         allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
-        found: list[Upload] = []
+        uploads: list[Upload] = []
         for folder in _outermost(own_folders(self._parts, metadata)):
             try:
                 async for upload in self._parts.objects.uploads(folder):
@@ -252,12 +252,12 @@ class OrphanRemoval:
                     name = path[len(folder) + 1 :]
                     is_file = path.startswith(f"{folder}/") and path.endswith(_SUFFIXES) and not _is_hidden(name)
                     if is_file and upload.begun_ms < older_than_ms and allowed(path):
-                        found.append(upload)
-                    if len(found) == UPLOADS_MAX:
-                        return found
+                        uploads.append(upload)
+                    if len(uploads) == UPLOADS_MAX:
+                        return uploads
             except SeamarkError as error:  # the right to list uploads is another than that to list files
                 _log.warning("unfinished uploads not listed", location=folder, reason=error.message)
-        return found
+        return uploads
 
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
         """An interrupted expiration reads the metadata from before when it continues."""
@@ -269,7 +269,7 @@ class OrphanRemoval:
         caller: Caller,
         entry: Entry,
         needed: _NeededNames,
-        found: list[ObjectInfo],
+        orphan_files: list[ObjectInfo],
         report: OrphanReport,
         requested_ms: int,
     ) -> OrphanReport:
@@ -284,13 +284,13 @@ class OrphanRemoval:
                 return False
             return True
 
-        for start in range(0, len(found), _BATCH):
+        for start in range(0, len(orphan_files), _BATCH):
             await self._catch_up(entry, needed)  # so that little is left to read under the lock
             async with self._publisher.lock(entry.namespace, entry.name):
                 await note_removal(self._parts, entry.uuid)
                 await self._catch_up(entry, needed)
-                batch = [info for info in found[start : start + _BATCH] if info.location not in needed]
-                outcomes = await gathered([partial(delete, info) for info in batch], _DELETED_AT_ONCE)
+                batch = [info for info in orphan_files[start : start + _BATCH] if info.location not in needed]
+                outcomes = await gather([partial(delete, info) for info in batch], _DELETED_AT_ONCE)
                 await note_removal(self._parts, entry.uuid)  # for a commit that looked for a file between the two
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
@@ -356,14 +356,14 @@ class _NeededNames:
         manifests: dict[str, ManifestFile] = {}
         for snapshot in metadata.snapshots:
             if snapshot.manifest_list is None or snapshot.manifest_list not in self._read:
-                listed = await self._manifests.listed(snapshot)
+                listed = await self._manifests.read_list(snapshot)
                 lists.add(snapshot.manifest_list or "")
                 manifests.update((one.manifest_path, one) for one in listed if one.manifest_path not in self._read)
                 if len(manifests) > MANIFESTS_MAX:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
-        others = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
-        others += [file.metadata_file for file in metadata.metadata_log]
-        hashes = [await asyncio.to_thread(_name_hashes, [*others, *statistics_files(metadata)])]
+        metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
+        metadata_files += [file.metadata_file for file in metadata.metadata_log]
+        hashes = [await asyncio.to_thread(_name_hashes, [*metadata_files, *statistics_files(metadata)])]
         count = len(self._first) + len(self._later)
         async for paths in content_files(self._manifests, list(manifests.values())):
             hashes.append(await asyncio.to_thread(_name_hashes, [path for path, _ in paths.values()]))
@@ -398,11 +398,11 @@ def _is_hidden(path: str) -> bool:
 
 def _outermost(folders: Iterable[str]) -> list[str]:
     """As listings spell them, without folders in others."""
-    kept: list[str] = []
+    folders_kept: list[str] = []
     for folder in sorted({str(parse_location(folder)) for folder in folders}):
-        if not any(folder.startswith(f"{other}/") for other in kept):
-            kept.append(folder)
-    return kept
+        if not any(folder.startswith(f"{other}/") for other in folders_kept):
+            folders_kept.append(folder)
+    return folders_kept
 
 
 async def _batches(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list[ObjectInfo]]:

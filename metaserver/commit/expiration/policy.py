@@ -92,7 +92,7 @@ def find_expired(
         passed: The time by which ages count, if it is not that of the clock.
     """
     passed = passed or PassedTime(now_ms, now_ms)
-    kept: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
+    kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
     ended: list[str] = []
     branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():
@@ -103,11 +103,11 @@ def find_expired(
         elif ref.is_branch:
             branches.append(ref)
         else:
-            kept.add(ref.snapshot_id)
+            kept_ids.add(ref.snapshot_id)
     referenced = _ancestors(metadata, branches)
-    kept |= _find_retained(metadata, branches, policy, passed)
+    kept_ids |= _find_retained(metadata, branches, policy, passed)
     replaced_ms = _find_replacement_times(metadata)
-    kept |= {
+    kept_ids |= {
         snapshot.snapshot_id
         for snapshot in metadata.snapshots
         if snapshot.snapshot_id not in referenced
@@ -116,7 +116,7 @@ def find_expired(
     old = sorted(
         (snapshot.timestamp_ms, snapshot.snapshot_id)
         for snapshot in metadata.snapshots
-        if snapshot.snapshot_id not in kept
+        if snapshot.snapshot_id not in kept_ids
     )
     return Expired(tuple(ended), tuple(id_ for _, id_ in old))
 
@@ -126,13 +126,13 @@ def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[
 
     Branches share most of these, which are read once.
     """
-    found: set[int] = set()
+    snapshot_ids: set[int] = set()
     for ref in branches:
         for id_, _ in _history(metadata, ref.snapshot_id):
-            if id_ in found:
+            if id_ in snapshot_ids:
                 break
-            found.add(id_)
-    return found
+            snapshot_ids.add(id_)
+    return snapshot_ids
 
 
 def _find_retained(
@@ -148,7 +148,7 @@ def _find_retained(
         age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
         older_than_ms = policy.older_than_ms if age_ms is None else passed.ago(age_ms)
         terms.add((older_than_ms, policy.retain_last if least is None else least, ref.snapshot_id))
-    kept: set[int] = set()
+    kept_ids: set[int] = set()
     young: set[int] = set()
     """Kept for their age. The longest age comes first, so what others keep of their ancestors is kept already."""
     reads = 0
@@ -164,8 +164,8 @@ def _find_retained(
                 if id_ in young or (replaced_ms is not None and replaced_ms < older_than_ms):
                     break
                 young.add(id_)
-            kept.add(id_)
-    return kept
+            kept_ids.add(id_)
+    return kept_ids
 
 
 def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
@@ -185,7 +185,7 @@ def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
     are no ancestors of a branch.
     """
     log = metadata.snapshot_log
-    found: dict[int, int] = {}
+    times_ms: dict[int, int] = {}
     for entry, following in pairwise(log):
-        found[entry.snapshot_id] = max(following.timestamp_ms, found.get(entry.snapshot_id, 0))
-    return found
+        times_ms[entry.snapshot_id] = max(following.timestamp_ms, times_ms.get(entry.snapshot_id, 0))
+    return times_ms

@@ -84,29 +84,31 @@ async def find_unused(
     unused = {key: manifest for key, manifest in gone.items() if key not in live}
     if not is_repeat and len(removed) > 1 and sum(map(_entries, unused.values())) > ENTRIES_MAX:
         raise TooManyEntries
-    found: dict[str, tuple[str, int]] = {}
+    unused_files: dict[str, tuple[str, int]] = {}
     async for files in content_files(manifests, list(unused.values()), skip_missing=is_repeat):
-        found.update(files)
-        if len(found) > FILES_MAX:
+        unused_files.update(files)
+        if len(unused_files) > FILES_MAX:
             raise _too_large(f"{FILES_MAX:,} files that only one snapshot needs")
-    compared = list(live.values()) if found else []
+    compared = list(live.values()) if unused_files else []
     if sum(map(_entries, compared)) > _COMPARED_MAX:
-        spelled = [spelling for path, _ in found.values() for spelling in spellings(path)]
+        spelled = [spelling for path, _ in unused_files.values() for spelling in spellings(path)]
         compared = await manifests.listing(compared, spelled)
     async for files in content_files(manifests, compared):
         for key in files:
-            found.pop(key, None)
-    kept = {normalize_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
-    others = [path for path in (*_lists(removed), *statistics_files(before)) if normalize_location(path) not in kept]
+            unused_files.pop(key, None)
+    paths_in_use = {normalize_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
+    unused_paths = [
+        path for path in (*_lists(removed), *statistics_files(before)) if normalize_location(path) not in paths_in_use
+    ]
 
     def choose() -> UnusedFiles:
-        content = [(path, size) for path, size in found.values() if allowed(path)]
+        content = [(path, size) for path, size in unused_files.values() if allowed(path)]
         named = [manifest for manifest in unused.values() if allowed(manifest.manifest_path)]
         size_bytes = sum(size for _, size in content) + sum(manifest.manifest_length for manifest in named)
         return UnusedFiles(
             tuple(path for path, _ in content),
             tuple(manifest.manifest_path for manifest in named),
-            tuple(path for path in dict.fromkeys(others) if allowed(path)),
+            tuple(path for path in dict.fromkeys(unused_paths) if allowed(path)),
             size_bytes,
         )
 
@@ -131,22 +133,22 @@ async def _manifests(
     manifests: Manifests, snapshots: Collection[Snapshot], *, skip_missing: bool = False
 ) -> dict[str, ManifestFile]:
     """Return the manifests of the snapshots, by plain location."""
-    found: dict[str, ManifestFile] = {}
+    manifests_by_path: dict[str, ManifestFile] = {}
     for snapshot in snapshots:
         try:
-            listed = await manifests.listed(snapshot)
+            listed = await manifests.read_list(snapshot)
         except Corrupt:
             if not skip_missing:
                 raise
             continue
-        found.update((normalize_location(manifest.manifest_path), manifest) for manifest in listed)
-        if len(found) > MANIFESTS_MAX:
+        manifests_by_path.update((normalize_location(manifest.manifest_path), manifest) for manifest in listed)
+        if len(manifests_by_path) > MANIFESTS_MAX:
             raise _too_large(f"{MANIFESTS_MAX:,} manifests")
-    return found
+    return manifests_by_path
 
 
-def _too_large(what: str) -> BadRequest:
-    return BadRequest(f"The table has more than {what}; expire its snapshots with Spark's expire_snapshots")
+def _too_large(description: str) -> BadRequest:
+    return BadRequest(f"The table has more than {description}; expire its snapshots with Spark's expire_snapshots")
 
 
 async def content_files(
@@ -170,12 +172,12 @@ async def content_files(
 
 
 def _sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
-    found: dict[str, tuple[str, int]] = {}
+    sizes_by_path: dict[str, tuple[str, int]] = {}
     for manifest, block in zip(listed, blocks, strict=True):
         files = lookup(TableView((manifest,), (block,)))
         paths, sizes = files.texts("file_path").values(), files.longs("file_size_in_bytes").tolist()
         for path, size in zip(paths, sizes, strict=True):
             if path is not None:
                 text = path.decode()
-                found[normalize_location(text)] = text, size
-    return found
+                sizes_by_path[normalize_location(text)] = text, size
+    return sizes_by_path

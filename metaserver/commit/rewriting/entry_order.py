@@ -75,7 +75,7 @@ def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
         return lambda _: ()
     kind, column_id = column.type, column.id
 
-    def bound(file: ContentFile) -> Key:
+    def read_bound(file: ContentFile) -> Key:
         stored = (file.lower_bounds or {}).get(column_id)
         if stored is None:
             return (False, 0)
@@ -84,4 +84,4 @@ def clustering_bound(metadata: TableMetadata) -> Callable[[ContentFile], Key]:
         except ValueError:  # a bound of an earlier type of the column
             return (False, 0)
 
-    return bound
+    return read_bound

@@ -53,7 +53,7 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import (
 from seamark.metaserver.commit.snapshots.summary import NOTHING
 from seamark.metaserver.objects.cleanup import Cleanup
 from seamark.metaserver.planner.plan.planner import Planner
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 
 GROUP_BYTES_MAX, GROUP_ENTRIES_MAX = 64 << 20, 300_000
@@ -169,7 +169,7 @@ class ManifestRewrite:
         if head is None:
             return ManifestReport()
         manifests = self._open_checked_manifests(metadata, entry.uuid)
-        listed = live(await manifests.listed(head))
+        listed = live(await manifests.read_list(head))
         policies = await load_policies(self._parts.store, namespace)
         min_count = request.min_count
         if min_count is None:
@@ -206,7 +206,7 @@ class ManifestRewrite:
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
-        return self._manifests.checked(lambda paths: check(list(paths)), _DECODED_BYTES_MAX)
+        return self._manifests.with_checks(lambda paths: check(list(paths)), _DECODED_BYTES_MAX)
 
     async def _groups(
         self, manifests: Manifests, listed: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
@@ -236,19 +236,19 @@ class ManifestRewrite:
     async def _with_wrong_metrics(self, members: Sequence[ManifestFile], metadata: TableMetadata) -> list[ManifestFile]:
         """Return the manifests with metrics that some readers cannot use, among those that the limit lets it read."""
         type_of = DeclaredTypes(metadata)
-        found, left_bytes = [], _CHECKED_BYTES_MAX
+        groups, left_bytes = [], _CHECKED_BYTES_MAX
         for manifest in members:
             if manifest.manifest_path in self._sound or manifest.key_metadata is not None:
                 continue
             left_bytes -= manifest.manifest_length
             if left_bytes < 0:
                 break
-            decoded = await self._manifests.decoded(manifest)
+            decoded = await self._manifests.decode(manifest)
             if await asyncio.to_thread(has_unusable_metrics, decoded, type_of):
-                found.append(manifest)
+                groups.append(manifest)
             else:
                 self._sound.put(manifest.manifest_path, True, len(manifest.manifest_path))
-        return found
+        return groups
 
     async def _commit(
         self, caller: Caller, before: Entry, version: int, writer: SnapshotWriter, written: Sequence[_WrittenGroup]
@@ -260,30 +260,32 @@ class ManifestRewrite:
         requested_ms = self._parts.clock.now_ms()
         entry, metadata = await self._load(before.namespace, before.name)
         head = metadata.current_snapshot
-        listed = live(await self._open_checked_manifests(metadata, entry.uuid).listed(head)) if head is not None else ()
+        listed = (
+            live(await self._open_checked_manifests(metadata, entry.uuid).read_list(head)) if head is not None else ()
+        )
         same = entry.uuid == before.uuid and metadata.format_version == version
         fitting = [each for each in written if same and each.fits(listed)]
         if not fitting:
             return _report(listed, (), (), conflicts=len(written)), frozenset()
         replaced = {manifest.manifest_path for each in fitting for manifest in each.group.replaced}
         stored = [manifest for each in fitting for manifest in each.stored]
-        kept = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
-        made = await produce(
+        unchanged = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
+        produced = await produce(
             writer,
-            SnapshotTerms(REPLACE, MAIN, _summary(fitting, len(kept))),
+            SnapshotTerms(REPLACE, MAIN, _summary(fitting, len(unchanged))),
             stored,
             NOTHING,
-            RewrittenManifests(kept, ()),
+            RewrittenManifests(unchanged, ()),
             metadata,
             head,
             merging=None,
             now_ms=self._parts.clock.now_ms(),
         )
-        event = CommitEvent(caller, requested_ms, made.snapshot.snapshot_id, made.summary, MANIFESTS_REWRITTEN)
-        await self._publisher.publish(caller, entry, metadata, made.metadata, events=[event], operations=())
+        event = CommitEvent(caller, requested_ms, produced.snapshot.snapshot_id, produced.summary, MANIFESTS_REWRITTEN)
+        await self._publisher.publish(caller, entry, metadata, produced.metadata, events=[event], operations=())
         groups = [each.group for each in fitting]
         report = _report(listed, groups, stored, conflicts=len(written) - len(fitting))
-        return msgspec.structs.replace(report, snapshot_id=made.snapshot.snapshot_id), made.needed
+        return msgspec.structs.replace(report, snapshot_id=produced.snapshot.snapshot_id), produced.needed
 
 
 @asynccontextmanager
@@ -361,15 +363,15 @@ def _is_worth(group: _Group, min_count: int) -> bool:
 
 async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata) -> _WrittenGroup:
     work = [partial(writer.manifest, chunk, metadata, group.spec_id, group.content) for chunk in group.chunks]
-    return _WrittenGroup(group, tuple(await gathered(work, AT_ONCE)))
+    return _WrittenGroup(group, tuple(await gather(work, AT_ONCE)))
 
 
-def _summary(written: Sequence[_WrittenGroup], kept: int) -> dict[str, str]:
+def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
     """As of Iceberg's `rewrite_manifests`."""
     created = sum(len(each.stored) for each in written)
     replaced = sum(len(each.group.replaced) for each in written)
     entries = sum(len(chunk) for each in written for chunk in each.group.chunks)
-    counts = {"created": created, "kept": kept, "replaced": replaced}
+    counts = {"created": created, "kept": kept_count, "replaced": replaced}
     name, value = MARK
     return {**{f"manifests-{key}": str(count) for key, count in counts.items()}, "entries-processed": str(entries)} | {
         name: value

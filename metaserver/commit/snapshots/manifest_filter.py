@@ -104,7 +104,7 @@ async def puffins_in_use(
     listed: Sequence[ManifestFile],
     removed: Collection[Remove],
     metadata: TableMetadata,
-    known: Mapping[str, Sequence[ManifestEntry]],
+    known_entries: Mapping[str, Sequence[ManifestEntry]],
 ) -> frozenset[str]:
     """Return the Puffin files of the removed deletion vectors with other live vectors.
 
@@ -115,14 +115,14 @@ async def puffins_in_use(
     paths = await run_by_count(len(removed), partial(_puffins, removed))
     if not paths:
         return frozenset()
-    found: set[str] = set()
+    in_use: set[str] = set()
     deletes = [manifest for manifest in live(listed) if manifest.content != DATA]
     for manifest in await manifests.listing(deletes, paths):
-        entries = known.get(manifest.manifest_path)
+        entries = known_entries.get(manifest.manifest_path)
         if entries is None:
             entries = await manifests.entries(manifest, metadata)
-        found |= await run_by_count(len(entries), partial(_staying, entries, paths, removed))
-    return frozenset(found)
+        in_use |= await run_by_count(len(entries), partial(_staying, entries, paths, removed))
+    return frozenset(in_use)
 
 
 async def referring(
@@ -137,8 +137,8 @@ async def referring(
 
 
 def _select_named(entries: Sequence[ManifestEntry], named: Collection[Remove]) -> dict[Remove, ContentFile]:
-    found = ((key_of(entry.file), entry.file) for entry in entries)
-    return {key: file for key, file in found if key in named}
+    keyed_files = ((key_of(entry.file), entry.file) for entry in entries)
+    return {key: file for key, file in keyed_files if key in named}
 
 
 def _copy_removes(requested: Collection[Remove]) -> tuple[set[Remove], set[str]]:
@@ -192,50 +192,50 @@ class ManifestFilter:
     async def remove(
         self,
         parents: Sequence[ManifestFile],
-        found: FilesToRemove,
+        to_remove: FilesToRemove,
         metadata: TableMetadata,
         sequence_number: int,
     ) -> RewrittenManifests:
-        """Return the parent's manifests without the files that `found` lists."""
+        """Return the parent's manifests without the files that `to_remove` lists."""
         replaced: dict[str, ManifestFile | None] = {}
         files: list[ContentFile] = []
-        for manifest, entries in found.listing:
-            made = await self._rewritten(manifest, entries, found, metadata)
-            stored = made.written
+        for manifest, entries in to_remove.listing:
+            rewritten = await self._rewrite(manifest, entries, to_remove, metadata)
+            stored = rewritten.written
             replaced[manifest.manifest_path] = (
-                None if stored is None else stored.described(self._writer.snapshot_id, sequence_number)
+                None if stored is None else stored.describe(self._writer.snapshot_id, sequence_number)
             )
-            files += made.files
+            files += rewritten.files
         fresh = [manifest for manifest in replaced.values() if manifest is not None]
-        kept = [manifest for manifest in live(parents) if manifest.manifest_path not in replaced]
-        return RewrittenManifests((*fresh, *kept), tuple(files))
+        unchanged = [manifest for manifest in live(parents) if manifest.manifest_path not in replaced]
+        return RewrittenManifests((*fresh, *unchanged), tuple(files))
 
-    async def _rewritten(
+    async def _rewrite(
         self,
         manifest: ManifestFile,
         entries: Sequence[ManifestEntry],
-        found: FilesToRemove,
+        to_remove: FilesToRemove,
         metadata: TableMetadata,
     ) -> _Rewritten:
-        def named() -> tuple[frozenset[Remove], frozenset[Remove]]:
+        def select() -> tuple[frozenset[Remove], frozenset[Remove]]:
             keys = (key_of(entry.file) for entry in entries)
-            own = frozenset(key for key in keys if key in found.removed)
+            own = frozenset(key for key in keys if key in to_remove.removed)
             return own, frozenset(
-                key for key in own if key.content_offset is not None and key.file_path in found.in_use
+                key for key in own if key.content_offset is not None and key.file_path in to_remove.in_use
             )
 
-        own, unmarked = await run_by_count(len(entries), named)
+        own, unmarked = await run_by_count(len(entries), select)
         # The new manifest stores what its files inherit.
         key = (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
-        made = self._made.get(key)
-        if made is None or (made.removed, made.unmarked) != (own, unmarked):
+        rewritten = self._made.get(key)
+        if rewritten is None or (rewritten.removed, rewritten.unmarked) != (own, unmarked):
             written, files = await run_by_count(len(entries), partial(self._divide_entries, entries, own, unmarked))
             content = 0 if entries[0].file.content == DATA else 1
             stored = None
             if written:
                 stored = await self._writer.manifest(written, metadata, manifest.partition_spec_id, content)
-            made = self._made[key] = _Rewritten(own, unmarked, stored, files)
-        return made
+            rewritten = self._made[key] = _Rewritten(own, unmarked, stored, files)
+        return rewritten
 
     def _divide_entries(
         self, entries: Sequence[ManifestEntry], own: Collection[Remove], unmarked: Collection[Remove]

@@ -59,8 +59,8 @@ class ManifestMerge:
                 if few or _rows(bin_) > LONG_MAX:
                     merged += bin_
                 else:
-                    made = await self._merge_manifests(bin_, metadata, spec_id, content)
-                    merged.append(made.described(self._writer.snapshot_id, sequence_number))
+                    stored = await self._merge_manifests(bin_, metadata, spec_id, content)
+                    merged.append(stored.describe(self._writer.snapshot_id, sequence_number))
         return merged
 
     async def _merge_manifests(
@@ -73,13 +73,13 @@ class ManifestMerge:
             else (manifest.manifest_path, manifest.sequence_number, manifest.first_row_id)
             for manifest in bin_
         )
-        made = self._made.get(key)
-        if made is None:
+        merged = self._made.get(key)
+        if merged is None:
             entries: list[ManifestEntry] = []
             for manifest in bin_:
                 entries += [self._carry_over(entry) for entry in await self._manifests.entries(manifest, metadata)]
-            made = self._made[key] = await self._writer.manifest(entries, metadata, spec_id, content)
-        return made
+            merged = self._made[key] = await self._writer.manifest(entries, metadata, spec_id, content)
+        return merged
 
     def _carry_over(self, entry: ManifestEntry) -> ManifestEntry:
         """Return files that this snapshot added still inherit their sequence number, so that a later attempt can

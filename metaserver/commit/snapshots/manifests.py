@@ -38,7 +38,7 @@ from seamark.metaserver.index.blocks.encoding import encode_block
 from seamark.metaserver.objects.port import ObjectReader
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
 
 T = TypeVar("T")
@@ -79,15 +79,15 @@ class ChangeMemory:
         self._size_bytes = 0
         self._held: set[tuple[str, str]] = set()
 
-    def hold(self, what: tuple[str, str], size_bytes: int) -> None:
+    def hold(self, key: tuple[str, str], size_bytes: int) -> None:
         """Count what is held.
 
         Raises:
             BadRequest: Beyond the limit.
         """
-        if what in self._held:
+        if key in self._held:
             return
-        self._held.add(what)
+        self._held.add(key)
         self._size_bytes += size_bytes
         self.check(0)
 
@@ -127,7 +127,7 @@ class Manifests:
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
-    def checked(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
+    def with_checks(self, check_paths: CheckPaths, limit_bytes: int | None) -> Manifests:
         """Return the same caches for one change: `check_paths` is called with each manifest list before it is read,
         and with the manifests in it.
 
@@ -139,7 +139,7 @@ class Manifests:
         checked._memory = None if limit_bytes is None else ChangeMemory(limit_bytes)
         return checked
 
-    async def listed(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
+    async def read_list(self, snapshot: Snapshot | None) -> tuple[ManifestFile, ...]:
         """Return the manifests of a snapshot, in the order of its manifest list.
 
         Corrupt names the list.
@@ -155,22 +155,22 @@ class Manifests:
                 f"Snapshot {snapshot.snapshot_id} has no manifest list, as in early tables of format version 1; "
                 "rewrite the table's manifests with an engine first"
             )
-        return await self.listed_at(location)
+        return await self.read_list_at(location)
 
-    async def listed_at(self, location: str) -> tuple[ManifestFile, ...]:
-        """Return the manifests that the manifest list at a location names; otherwise as `listed`."""
+    async def read_list_at(self, location: str) -> tuple[ManifestFile, ...]:
+        """Return the manifests that the manifest list at a location names; otherwise as `read_list`."""
         if self._check_paths is not None:
             await self._check_paths([location])
-        kept = self._lists.get(location)
-        if kept is None:
-            kept = self._unwritten_lists.get(location)
-        if kept is None:
+        manifest_list = self._lists.get(location)
+        if manifest_list is None:
+            manifest_list = self._unwritten_lists.get(location)
+        if manifest_list is None:
             data = await self._read(location, "manifest list")
-            kept = await _maybe_in_thread(len(data), lambda: decode_manifest_list(data, location))
-            self.remember_list(location, kept)
+            manifest_list = await _maybe_in_thread(len(data), lambda: decode_manifest_list(data, location))
+            self.remember_list(location, manifest_list)
         if self._check_paths is not None:
-            await self._check_paths(manifest.manifest_path for manifest in kept)
-        return kept
+            await self._check_paths(manifest.manifest_path for manifest in manifest_list)
+        return manifest_list
 
     def hold(self, location: str, content: bytes | tuple[ManifestFile, ...]) -> None:
         """Keep a manifest, or what a manifest list names, from before its write until `let_go`."""
@@ -200,16 +200,16 @@ class Manifests:
             Corrupt: When it is shorter than its manifest list says.
         """
         location = manifest.manifest_path
-        kept = self._data.get(location)
-        if kept is None:
-            kept = self._unwritten.get(location)
-        if kept is None:
-            kept = await self._reading.run(location, lambda: self._read(location, "manifest"))
-            self._data.put(location, kept, len(kept))
-        if len(kept) < manifest.manifest_length:
+        data = self._data.get(location)
+        if data is None:
+            data = self._unwritten.get(location)
+        if data is None:
+            data = await self._reading.run(location, lambda: self._read(location, "manifest"))
+            self._data.put(location, data, len(data))
+        if len(data) < manifest.manifest_length:
             # An Avro file that is cut off between two blocks decodes without an error.
-            raise Corrupt(f"Manifest {location} has {len(kept)} bytes; the list says {manifest.manifest_length}")
-        return kept
+            raise Corrupt(f"Manifest {location} has {len(data)} bytes; the list says {manifest.manifest_length}")
+        return data
 
     async def entries(self, manifest: ManifestFile, metadata: TableMetadata) -> list[ManifestEntry]:
         """Return the live entries, fully decoded.
@@ -223,7 +223,7 @@ class Manifests:
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
         return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
 
-    async def decoded(self, manifest: ManifestFile) -> DecodedManifest:
+    async def decode(self, manifest: ManifestFile) -> DecodedManifest:
         """Return the live entries as columns that are not packed.
 
         Corrupt names the manifest.
@@ -259,20 +259,20 @@ class Manifests:
 
         async def block(manifest: ManifestFile) -> Block:
             # Writers of one table read mostly the same manifests.
-            kept = self._blocks.get(manifest.manifest_path)
-            if kept is None:
+            decoded = self._blocks.get(manifest.manifest_path)
+            if decoded is None:
                 data = await self.data(manifest)
-                kept = await _maybe_in_thread(len(data), lambda: _block(data, manifest.manifest_path))
-                self._blocks.put(manifest.manifest_path, kept, kept.size_bytes)
-            if kept.spec_id != manifest.partition_spec_id or kept.content > manifest.content:
+                decoded = await _maybe_in_thread(len(data), lambda: _block(data, manifest.manifest_path))
+                self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
+            if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
                 raise Corrupt(
                     f"Manifest {manifest.manifest_path} has another partition spec or content than its list says"
                 )
             if memory is not None:
-                memory.hold(("block", manifest.manifest_path), kept.size_bytes)
-            return kept
+                memory.hold(("block", manifest.manifest_path), decoded.size_bytes)
+            return decoded
 
-        return await gathered([partial(block, manifest) for manifest in manifests], AT_ONCE)
+        return await gather([partial(block, manifest) for manifest in manifests], AT_ONCE)
 
     async def listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str], *, referenced: bool = False
@@ -286,30 +286,34 @@ class Manifests:
         names = [self._names.get(manifest.manifest_path) for manifest in manifests]
         unknown = [manifest for manifest, hashes in zip(manifests, names, strict=True) if hashes is None]
         if unknown:
-            fresh = iter(await gathered([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
+            fresh = iter(await gather([partial(self._names_of, manifest) for manifest in unknown], AT_ONCE))
             names = [next(fresh) if hashes is None else hashes for hashes in names]
         candidates = [hashes.referenced if referenced else hashes.paths for hashes in names if hashes is not None]
         return await _listing(list(zip(manifests, candidates, strict=True)), searched)
 
-    async def cached_listing(self, manifests: Sequence[ManifestFile], paths: Collection[str]) -> list[ManifestFile]:
+    async def find_cached_listing(
+        self, manifests: Sequence[ManifestFile], paths: Collection[str]
+    ) -> list[ManifestFile]:
         """Like `listing`, but only among the manifests whose path hashes are in memory."""
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
-        known = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
-        return await _listing([(manifest, names.paths) for manifest, names in known if names is not None], searched)
+        hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
+        return await _listing(
+            [(manifest, names.paths) for manifest, names in hashes_by_manifest if names is not None], searched
+        )
 
     async def _names_of(self, manifest: ManifestFile) -> PathHashes:
-        kept = self._names.get(manifest.manifest_path)
-        if kept is None:
+        names = self._names.get(manifest.manifest_path)
+        if names is None:
             (block,) = await self._decode_blocks([manifest], None)  # only its hashes are kept
-            kept = _names(manifest, block)
-            self._names.put(manifest.manifest_path, kept, kept.size_bytes)
-        return kept
+            names = _names(manifest, block)
+            self._names.put(manifest.manifest_path, names, names.size_bytes)
+        return names
 
-    async def _read(self, location: str, what: str) -> bytes:
+    async def _read(self, location: str, description: str) -> bytes:
         try:
             return await self._objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
-            raise Corrupt(f"The {what} {location} is missing in storage") from None
+            raise Corrupt(f"The {description} {location} is missing in storage") from None
 
 
 def hashes_of(paths: Iterable[str]) -> Hashes:
@@ -343,9 +347,9 @@ async def _listing(candidates: Sequence[tuple[ManifestFile, Hashes]], searched: 
     return await run_by_count(compared + len(candidates), work)
 
 
-def _intersects(one: Hashes, other: Hashes) -> bool:
+def _intersects(left: Hashes, other: Hashes) -> bool:
     """Return whether two sorted arrays have a common value."""
-    few, many = (one, other) if len(one) <= len(other) else (other, one)
+    few, many = (left, other) if len(left) <= len(other) else (other, left)
     if not len(few):
         return False
     return _has_any(few, many)

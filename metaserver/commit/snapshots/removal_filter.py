@@ -24,7 +24,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.commit.snapshots.manifest_merge import can_be_written
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, run_by_count
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 
 _Identity = tuple[str, int, int | None]
 """Of a manifest, with what its entries inherit."""
@@ -45,7 +45,7 @@ class RemovalFilter:
         self.written: set[str] = set()
         """The locations of manifests and manifest lists."""
 
-    async def without_removals(
+    async def drop_removals(
         self,
         manifests: Manifests,
         metadata: TableMetadata,
@@ -69,7 +69,7 @@ class RemovalFilter:
                 f"limit is {snapshots_max:,} (commit_history_limit). Expire snapshots first, but keep the snapshot "
                 f"before {removed_by.snapshot_id}"
             )
-        lists = await gathered([partial(manifests.listed, snapshot) for snapshot in later], AT_ONCE)
+        lists = await gather([partial(manifests.read_list, snapshot) for snapshot in later], AT_ONCE)
         suspects = {
             _identity(manifest): manifest
             for listed in lists
@@ -77,14 +77,14 @@ class RemovalFilter:
             if manifest.deleted_files_count != 0 and _identity(manifest) not in self._made
         }
         work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
-        self._made |= zip(suspects, await gathered(work, AT_ONCE), strict=True)
+        self._made |= zip(suspects, await gather(work, AT_ONCE), strict=True)
         moved: dict[int, str] = {}
         for snapshot, listed in zip(later, lists, strict=True):
             filtered = [self._made.get(_identity(manifest), manifest) for manifest in listed]
-            kept = tuple(manifest for manifest in filtered if manifest is not None)
-            if kept != listed:
+            remaining = tuple(manifest for manifest in filtered if manifest is not None)
+            if remaining != listed:
                 assert snapshot.manifest_list is not None
-                moved[snapshot.snapshot_id] = await self._list(snapshot, kept, metadata)
+                moved[snapshot.snapshot_id] = await self._list(snapshot, remaining, metadata)
         if not moved:
             return metadata
         return msgspec.structs.replace(
@@ -101,12 +101,12 @@ class RemovalFilter:
         self, manifests: Manifests, metadata: TableMetadata, manifest: ManifestFile, paths: Collection[str]
     ) -> ManifestFile | None:
         removals = await manifests.removals(manifest, metadata)
-        others = await run_by_count(
+        staying = await run_by_count(
             len(removals), lambda: [entry for entry in removals if entry.file.file_path not in paths]
         )
-        if len(others) == len(removals):
+        if len(staying) == len(removals):
             return manifest
-        entries = [*await manifests.entries(manifest, metadata), *others]
+        entries = [*await manifests.entries(manifest, metadata), *staying]
         if not entries:
             return None
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
@@ -121,19 +121,19 @@ class RemovalFilter:
             )
         stored = await self._writer.manifest(entries, metadata, manifest.partition_spec_id, manifest.content)
         self.written.add(stored.path)
-        made = stored.described(manifest.added_snapshot_id, manifest.sequence_number)
-        return msgspec.structs.replace(made, first_row_id=manifest.first_row_id)
+        described = stored.describe(manifest.added_snapshot_id, manifest.sequence_number)
+        return msgspec.structs.replace(described, first_row_id=manifest.first_row_id)
 
-    async def _list(self, snapshot: Snapshot, kept: tuple[ManifestFile, ...], metadata: TableMetadata) -> str:
+    async def _list(self, snapshot: Snapshot, manifests: tuple[ManifestFile, ...], metadata: TableMetadata) -> str:
         assert snapshot.manifest_list is not None
-        made = self._lists.get(snapshot.manifest_list)
-        if made is None:
-            made = await self._writer.manifest_list(
-                kept, metadata, snapshot.parent_snapshot_id, snapshot.sequence_number, of=snapshot.snapshot_id
+        location = self._lists.get(snapshot.manifest_list)
+        if location is None:
+            location = await self._writer.manifest_list(
+                manifests, metadata, snapshot.parent_snapshot_id, snapshot.sequence_number, of=snapshot.snapshot_id
             )
-            self._lists[snapshot.manifest_list] = made
-            self.written.add(made)
-        return made
+            self._lists[snapshot.manifest_list] = location
+            self.written.add(location)
+        return location
 
 
 def _all_existing(entries: Sequence[ManifestEntry]) -> list[ManifestEntry]:

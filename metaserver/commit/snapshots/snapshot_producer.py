@@ -74,7 +74,7 @@ async def produce(
     """
     version = metadata.format_version
     sequence = metadata.last_sequence_number + 1 if version > 1 else 0
-    fresh = [manifest.described(writer.snapshot_id, sequence) for manifest in added]
+    fresh = [manifest.describe(writer.snapshot_id, sequence) for manifest in added]
     listed = [*fresh, *removed.manifests]
     if merging is not None:
         listed = await merging.merge(listed, metadata, sequence)

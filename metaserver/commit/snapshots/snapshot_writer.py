@@ -24,7 +24,7 @@ from seamark.metaserver.catalog.ownership.claims import check_own
 from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.change_requests.change import Change
 from seamark.metaserver.commit.snapshots.manifests import AT_ONCE, Manifests, PathHashes, names_of, run_by_count
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 
 TARGET_SIZE = "commit.manifest.target-size-bytes"
 TARGET_SIZE_DEFAULT = 8 << 20
@@ -44,7 +44,7 @@ class StoredManifest(NamedTuple):
     path: str
     manifest: WrittenManifest
 
-    def described(self, snapshot_id: int, sequence_number: int) -> ManifestFile:
+    def describe(self, snapshot_id: int, sequence_number: int) -> ManifestFile:
         return self.manifest.described(self.path, snapshot_id=snapshot_id, sequence_number=sequence_number)
 
 
@@ -99,8 +99,8 @@ class SnapshotWriter:
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
     ) -> StoredManifest:
         def work() -> tuple[WrittenManifest, PathHashes]:
-            made = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
-            return made, names_of([entry.file for entry in entries if entry.is_live])
+            written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
+            return written, names_of([entry.file for entry in entries if entry.is_live])
 
         made, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
         self._number += 1
@@ -121,7 +121,7 @@ class SnapshotWriter:
         parts = -(-len(entries) // fitting)
         each = -(-len(entries) // parts)
         chunks = [entries[at : at + each] for at in range(0, len(entries), each)]
-        return await gathered([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], AT_ONCE)
+        return await gather([partial(self.manifest, chunk, metadata, spec_id, content) for chunk in chunks], AT_ONCE)
 
     async def manifest_list(
         self,

@@ -61,11 +61,11 @@ def summary_of(
     added: SummaryCounts,
     removed: SummaryCounts,
     parent: Mapping[str, str] | None,
-    given: Mapping[str, str],
+    properties: Mapping[str, str],
     producer: Producer | None,
 ) -> dict[str, str]:
     """`parent` is the summary of the parent snapshot, None without a parent."""
-    summary = {"operation": operation, **given}
+    summary = {"operation": operation, **properties}
     if producer is not None:
         summary |= {PRODUCER_KEY: producer.id, SEQUENCE_KEY: str(producer.sequence)}
     for name, count in added.counts.items():

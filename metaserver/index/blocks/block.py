@@ -60,17 +60,17 @@ class Derived:
         self._values: dict[type[Any], Any] = {}
 
     def get(self, kind: type[K]) -> K | None:
-        found: K | None = self._values.get(kind)
-        return found
+        value: K | None = self._values.get(kind)
+        return value
 
     def keep(self, value: K) -> K:
         """Return the stored value, which may be another thread's."""
-        kept: K = self._values.setdefault(type(value), value)
-        return kept
+        stored_value: K = self._values.setdefault(type(value), value)
+        return stored_value
 
     @property
     def size_bytes(self) -> int:
-        """Now: values may grow."""
+        """The present memory: values may grow."""
         return sum([value.size_bytes for value in list(self._values.values())])
 
 
@@ -83,10 +83,11 @@ class BlockMemory:
     __slots__ = ("_head_bytes", "_is_mapped", "_used_bytes", "on_growth", "size_bytes", "verified")
 
     def __init__(self, size_bytes: int, head_bytes: int) -> None:
-        """`size_bytes`: of all of it.
+        """Start to count the memory of a block.
 
         Args:
-            head_bytes: Of its first part, which is always used.
+            size_bytes: The size of the whole memory.
+            head_bytes: The size of its first part, which is always used.
         """
         self.size_bytes = size_bytes
         self._head_bytes = head_bytes
@@ -118,7 +119,7 @@ class BlockMemory:
             self.add(size_bytes)
 
     def count_mapped(self, whole_bytes: int) -> None:
-        """From now on the memory, of `whole_bytes`, is a mapped file: only what is used counts."""
+        """Count only the used memory from now on: the memory, of `whole_bytes`, is a mapped file."""
         with _charging:
             if self._is_mapped:
                 return
@@ -159,7 +160,7 @@ class _PartitionEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     field_id: int
     kind: str
     values: Packed | None
-    """None: null in every row."""
+    """The values; None if every row is null."""
 
 
 class _ListEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -215,7 +216,7 @@ class Block:
             self._directory = from_msgpack(directory, _Directory)
         except msgspec.DecodeError as error:
             raise Corrupt(f"The directory of a cached block cannot be read: {error}") from None
-        self._arrays = data[aligned(HEAD.size + size) :]
+        self._arrays = data[align_size(HEAD.size + size) :]
         self._size_bytes = len(data) + _DIRECTORY_FACTOR * size + _BLOCK_BYTES
         self.memory = BlockMemory(self._size_bytes, self._size_bytes - len(self._arrays))
         self.derived = Derived()
@@ -232,7 +233,7 @@ class Block:
 
     @property
     def size_bytes(self) -> int:
-        """Memory with what is derived; of a mapped file, what was used."""
+        """The memory with derived values; of a mapped file, only the part that was used."""
         return self.memory.size_bytes
 
     def keep(self, value: K) -> K:
@@ -240,10 +241,10 @@ class Block:
 
         The first of its type stays.
         """
-        kept = self.derived.keep(value)
-        if kept is value:
+        stored_value = self.derived.keep(value)
+        if stored_value is value:
             self.memory.add(value.size_bytes)
-        return kept
+        return stored_value
 
     @property
     def location(self) -> str:
@@ -255,7 +256,7 @@ class Block:
 
     @property
     def content(self) -> int:
-        """0: data files, 1: delete files."""
+        """The content: 0 for data files, 1 for delete files."""
         return self._directory.content
 
     @property
@@ -279,7 +280,7 @@ class Block:
 
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
-        """In the order of the partition tuple; None if all values are null."""
+        """The columns in the order of the partition tuple; None for a field whose values are all null."""
         return tuple([self._column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
@@ -311,16 +312,16 @@ class Block:
 
     def _all_packed(self) -> Iterator[Packed]:
         directory = self._directory
-        found: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
+        columns: list[Packed | None] = [*directory.longs.values(), *directory.texts.values()]
         for entry in directory.lists.values():
-            found += entry.counts, entry.values
-        found += [entry.values for entry in directory.partition]
+            columns += entry.counts, entry.values
+        columns += [entry.values for entry in directory.partition]
         for column in directory.columns:
-            found += column.lower, column.upper, *column.counts
-        return (packed for packed in found if packed is not None)
+            columns += column.lower, column.upper, *column.counts
+        return (packed for packed in columns if packed is not None)
 
     def count_mapped(self) -> None:
-        """From now on only what is used of the block counts as memory: it is a mapped file."""
+        """Count only the used memory of the block from now on: it is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
     def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
@@ -330,7 +331,7 @@ class Block:
         return PackedColumn(self._arrays, packed, self.rows if rows is None else rows)
 
     def packed_longs(self, name: str) -> Packed | None:
-        """As `long_column`, without access to the values."""
+        """Return the packed form of `long_column`, without access to the values."""
         return self._directory.longs.get(name)
 
     def packed_texts(self, name: str) -> Packed | None:
@@ -355,7 +356,7 @@ class Block:
         return self._column(self._directory.texts.get(name))
 
     def raw(self, name: str, row: int) -> bytes | None:
-        """file_path, file_format, key_metadata or referenced_data_file, as bytes."""
+        """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of a row, as bytes."""
         column = self.text_column(name)
         key = None if column is None else column.key(row)
         assert key is None or isinstance(key, bytes)
@@ -366,7 +367,7 @@ class Block:
         return None if raw is None else raw.decode("utf-8", "replace")
 
     def lists_of(self, name: str) -> list[list[int] | None]:
-        """split_offsets or equality_ids of every row."""
+        """Return `split_offsets` or `equality_ids` of every row."""
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return [None] * self.rows
@@ -389,7 +390,9 @@ class Block:
         return None if values is None else (self.column_at(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
-        return tuple([_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition])
+        return tuple(
+            [_decode_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition]
+        )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
         """Return (type, packed values or None if all are null); None if the block's spec lacks the field."""
@@ -419,13 +422,18 @@ class Block:
         return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
 
     def bound_column(self, side: str, column_id: int) -> PackedColumn | None:
-        """`side` is "lower" or "upper"."""
+        """Return the bounds of a column; None if there are none.
+
+        Args:
+            side: "lower" or "upper".
+            column_id: The column.
+        """
         entry = self._columns.get(column_id)
         return None if entry is None else self._column(entry.lower if side == "lower" else entry.upper)
 
     def bound(self, side: str, column_id: int, row: int) -> Value | None:
         column = self.bound_column(side, column_id)
-        return None if column is None else _value(column, self._columns[column_id].kind, row)
+        return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 
     def column_at(self, packed: Packed) -> PackedColumn:
         """Read access to a packed column of this block."""
@@ -460,12 +468,12 @@ def present_at(column: PackedColumn, rows: Longs) -> npt.NDArray[np.bool_]:
     return np.asarray(bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).view(np.bool_)
 
 
-def _value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
+def _decode_value(column: PackedColumn | None, kind: str, row: int) -> Value | None:
     key = None if column is None else column.key(row)
     if column is None or key is None:
         return None
     return value_of(Form(column.packed.form), kind, key)
 
 
-def aligned(size: int) -> int:
+def align_size(size: int) -> int:
     return size + (-size % ALIGNMENT)

@@ -25,7 +25,7 @@ from seamark.metaserver.objects.port import ObjectStore
 T = TypeVar("T")
 
 _MANY = 8
-"""From this number on, blocks that the disk has are opened together."""
+"""The number of blocks from which blocks that the disk has are opened together."""
 
 
 class Blocks:
@@ -83,7 +83,7 @@ class Blocks:
         """Whether a block was found to be damaged since the last `remove_damaged`."""
         return bool(self._damaged)
 
-    def damaged(self) -> set[Block]:
+    def find_damaged(self) -> set[Block]:
         """Return those of the damaged blocks that are still in use."""
         return {block for _, reference in list(self._damaged) if (block := reference()) is not None}
 
@@ -95,11 +95,12 @@ class Blocks:
                 self._alive.pop(key, None)
                 await self._stack.remove(key)
 
-    async def manifest_list(self, location: str, known: DecodedList | None = None) -> DecodedList:
+    async def manifest_list(self, location: str, neighbour: DecodedList | None = None) -> DecodedList:
         """Return a manifest list.
 
         Args:
-            known: That of a neighbouring snapshot.
+            location: The location of the file.
+            neighbour: The decoded manifest list of a neighbouring snapshot.
 
         Raises:
             Corrupt: If the file is missing or invalid.
@@ -108,13 +109,13 @@ class Blocks:
         async def decode(objects: ObjectStore) -> DecodedList:
             data = await self._read(location, "manifest list", objects)
             loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._executor, decode_list, data, location, known)
+            return await loop.run_in_executor(self._executor, decode_list, data, location, neighbour)
 
-        return await self._decoded(decode)
+        return await self._decode_with_retry(decode)
 
     def missing(self, manifests: Sequence[ManifestFile]) -> list[ManifestFile]:
         """Return the manifests whose blocks are not in memory."""
-        return [manifest for manifest in manifests if _key(manifest) not in self._alive]
+        return [manifest for manifest in manifests if _cache_key_of(manifest) not in self._alive]
 
     async def load(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the blocks in the order of the manifests.
@@ -122,20 +123,20 @@ class Blocks:
         Raises:
             Corrupt: With its path, if a manifest is missing, damaged, or contradicts the manifest list.
         """
-        keys = [_key(manifest) for manifest in manifests]
-        known = {key: block for key in keys if (block := self._alive.get(key)) is not None}
-        absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in known}
+        keys = [_cache_key_of(manifest) for manifest in manifests]
+        blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
+        absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
         if len(absent) >= _MANY:
             for key, block in zip(absent, await self._stack.get_stored(list(absent), Block), strict=True):
                 if block is not None:
-                    known[key] = self._in_use(key, block)
-            absent = {key: manifest for key, manifest in absent.items() if key not in known}
+                    blocks[key] = self._in_use(key, block)
+            absent = {key: manifest for key, manifest in absent.items() if key not in blocks}
         if absent:
-            known.update(await self._load_absent(absent))
-        return _agreeing(manifests, [known[key] for key in keys])
+            blocks.update(await self._load_absent(absent))
+        return _check_agreement(manifests, [blocks[key] for key in keys])
 
     async def _load_absent(self, absent: Mapping[str, ManifestFile]) -> dict[str, Block]:
-        """Blocks of manifests, by key, from the disk or from the storage."""
+        """Return the blocks of manifests, by key, from the disk or from the storage."""
         tasks: list[asyncio.Task[tuple[str, Block]]] = []
         try:
             size_bytes = sum(manifest.manifest_length for manifest in absent.values())
@@ -158,11 +159,12 @@ class Blocks:
     def _in_use(self, key: str, block: Block) -> Block:
         """Count the memory of a block that was opened.
 
-        Returns the block that is in use already, if there is any.
+        Returns:
+            The block that is in use already, if there is any; otherwise this block.
         """
-        known = self._alive.get(key)
-        if known is not None:
-            return known
+        block_in_use = self._alive.get(key)
+        if block_in_use is not None:
+            return block_in_use
         self._alive[key] = block
         block.on_damage = partial(self._damaged.append, (key, weakref.ref(block)))
         memory = block.memory
@@ -172,12 +174,12 @@ class Blocks:
         return block
 
     async def _fetch(self, manifest: ManifestFile) -> bytes | memoryview:
-        return await self._decoded(partial(self._decode, manifest))
+        return await self._decode_with_retry(partial(self._decode, manifest))
 
-    async def _decoded(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
+    async def _decode_with_retry(self, decode: Callable[[ObjectStore], Awaitable[T]]) -> T:
         """Return the result of `decode`.
 
-        What is damaged may be the fault of a cache: then it is read from the storage.
+        Damaged data may be the fault of a cache. Then the data are read from the storage again.
         """
         try:
             return await decode(self._objects)
@@ -199,19 +201,19 @@ class Blocks:
         _check(manifest, Block(packed))  # before it is cached: the next read may return valid bytes
         return packed
 
-    async def _read(self, location: str, what: str, objects: ObjectStore) -> bytes:
+    async def _read(self, location: str, file_kind: str, objects: ObjectStore) -> bytes:
         try:
             return await objects.read(location, limit_bytes=self._limit_bytes)
         except ObjectMissing:
             # Not NotFound: Java's client interprets a 404 as a missing plan or table.
-            raise Corrupt.missing(what, location) from None
+            raise Corrupt.missing(file_kind, location) from None
 
 
 def _release(changes: deque[int], memory: BlockMemory) -> None:
     changes.append(-memory.size_bytes)
 
 
-def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
+def _check_agreement(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Block]:
     """Return the blocks.
 
     Raises:
@@ -223,7 +225,11 @@ def _agreeing(manifests: Sequence[ManifestFile], blocks: list[Block]) -> list[Bl
 
 
 def _check(manifest: ManifestFile, block: Block) -> None:
-    """Corrupt if the manifest contradicts its manifest list about partition spec or content; either may be wrong."""
+    """Compare a manifest with its manifest list.
+
+    Raises:
+        Corrupt: If they contradict each other about partition spec or content; either may be wrong.
+    """
     if not manifest.manifest_length:
         return  # listed by version 1 metadata, which states neither
     if block.spec_id != manifest.partition_spec_id:
@@ -235,5 +241,5 @@ def _check(manifest: ManifestFile, block: Block) -> None:
         raise Corrupt(f"Manifest {block.location} lists delete files; its manifest list states data files")
 
 
-def _key(manifest: ManifestFile) -> str:
+def _cache_key_of(manifest: ManifestFile) -> str:
     return f"block/{VERSION}/{manifest.manifest_path}?{manifest.manifest_length}"

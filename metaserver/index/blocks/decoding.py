@@ -73,11 +73,11 @@ class Decoders:
         Raises:
             Corrupt: With the location.
         """
-        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decoded, data, location)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._decode_in_process, data, location)
 
     @contextmanager
     def many(self, size_bytes: int) -> Iterator[None]:
-        """While it is active, manifests with this many bytes in total are expected."""
+        """Expect, while the context is active, manifests with this many bytes in total."""
         if size_bytes < self._min_bytes or not self._processes_max:
             yield
             return
@@ -100,16 +100,16 @@ class Decoders:
         for process in list(self._processes):
             self._end(process)
 
-    def _decoded(self, data: bytes, location: str) -> bytes | memoryview:
+    def _decode_in_process(self, data: bytes, location: str) -> bytes | memoryview:
         process = self._take()
         if process is None:
-            return decoded(data, location)
+            return decode_block_memory(data, location)
         try:
             memory = process.decode(data, location)
         except _ProcessLost as error:
             log.warning("decoder_lost", manifest=location, error=str(error))
             self._end(process)
-            return decoded(data, location)
+            return decode_block_memory(data, location)
         except Corrupt:
             self._give(process)
             raise
@@ -157,7 +157,11 @@ class _Process:
     """
 
     def __init__(self) -> None:
-        """OSError if it cannot be started."""
+        """Start the process.
+
+        Raises:
+            OSError: If it cannot be started.
+        """
         begin = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
         path = [entry or os.getcwd() for entry in sys.path]
         self._process = subprocess.Popen(  # noqa: S603  this program
@@ -187,7 +191,7 @@ class _Process:
         return self._ready
 
     def decode(self, data: bytes, location: str) -> memoryview:
-        """Return the same as `decoded`. _ProcessLost if the process has ended or its answer is invalid."""
+        """Return the same as `decode_block_memory`. _ProcessLost if the process has ended or its answer is invalid."""
         name = location.encode()
         self._write(memoryview(_QUESTION.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
@@ -236,7 +240,7 @@ class _Process:
             self._process.wait()
 
 
-def decoded(data: bytes | memoryview, location: str) -> bytes:
+def decode_block_memory(data: bytes | memoryview, location: str) -> bytes:
     """Return the memory of a manifest's block.
 
     Raises:
@@ -258,7 +262,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
         if len(data) < data_bytes:
             return
         try:
-            _write_answer(answers, _BLOCK, decoded(data, location))
+            _write_answer(answers, _BLOCK, decode_block_memory(data, location))
         except Corrupt as error:
             _write_answer(answers, _CORRUPT, error.message.encode())
 
@@ -270,7 +274,7 @@ def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """The main function of a decoding process.
+    """Run a decoding process.
 
     It ignores a terminal's Ctrl-C, and ends when its input ends.
     """

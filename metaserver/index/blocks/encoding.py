@@ -34,7 +34,7 @@ from seamark.formats.runtime.errors import BadRequest, Corrupt
 from seamark.metaserver.index.blocks.block import COUNTS, HEAD, MAGIC
 
 _DELETE_COLUMNS = {DELETED_PATH: "string", DELETED_POSITION: "long"}
-"""`file_path` and `pos` of position delete files, which are not in schemas (Iceberg spec, "Reserved Field IDs")."""
+"""The columns of position delete files, `file_path` and `pos`, which schemas lack (Iceberg, "Reserved Field IDs")."""
 
 _Bounds: TypeAlias = tuple[npt.NDArray[np.int32], Longs, npt.NDArray[np.int32]]
 _NO_ROWS = np.zeros(0, dtype=np.int32)
@@ -108,7 +108,7 @@ def _schema_of(decoded: DecodedManifest) -> Schema:
 
 @lru_cache(maxsize=16)
 def _schema(text: str) -> Schema:
-    """Cached, because the manifests of a snapshot share few schemas."""
+    """Return the parsed schema from a cache, because the manifests of a snapshot share few schemas."""
     schema = from_json(_normal(text), Schema)
     _ = schema.index
     return schema
@@ -195,7 +195,7 @@ def _add_columns(
             values, nulls, nans, sizes = (by_id.get(column_id) for by_id in counts)
             of_column = (values, nulls, nans, sizes)
             of_low, of_high = lower.get(column_id), upper.get(column_id)
-            usable = _usable_bounds(decoded, kind, of_low, of_high)
+            usable = _drop_unusable_bounds(decoded, kind, of_low, of_high)
             is_left_out |= usable is not None
             of_low, of_high = usable or (of_low, of_high)
             number = packer.column(source_of(kind), of_column, of_low, of_high, record_count)
@@ -203,7 +203,7 @@ def _add_columns(
     return columns, is_left_out
 
 
-def _usable_bounds(
+def _drop_unusable_bounds(
     decoded: DecodedManifest, kind: str, lower: _Bounds | None, upper: _Bounds | None
 ) -> tuple[_Bounds | None, _Bounds | None] | None:
     """Return the bounds of a column without those that prove nothing: texts that are not UTF-8, and lower bounds
@@ -212,10 +212,10 @@ def _usable_bounds(
     Engines wrote some (`iceberg/manifests/repaired_metrics.py`). None if all prove something.
     """
     order = ORDERS[_ORDER_OF.get(base_name(kind), "integers")]
-    found = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
-    if found is None:
+    marks_of_sides = unusable_bounds(decoded.heap, order, *(lower or _NO_BOUNDS), *(upper or _NO_BOUNDS))
+    if marks_of_sides is None:
         return None
-    sides = zip((lower, upper), found, strict=True)
+    sides = zip((lower, upper), marks_of_sides, strict=True)
     low, high = (None if side is None else tuple(part[marks == 0] for part in side) for side, marks in sides)
     return low, high
 

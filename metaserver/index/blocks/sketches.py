@@ -23,18 +23,18 @@ STRING_ROWS_MIN = 2048
 """A sketch of strings has 1 KiB besides its bytes."""
 _BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
-"""What the bytes of a sketch are made with precedes them."""
+"""The number of bytes before the sketch itself, by form. They say how the sketch was made."""
 _SAMPLE = 2048
 _BYTES = 400
 """Memory of a sketch besides its bytes (measured)."""
 
 
 class Sketches:
-    """Those of one block, by the offset of the column: (bytes, shift), or None if the codes are read faster."""
+    """The sketches of one block, by the offset of the column: (bytes, shift), or None if the codes are read faster."""
 
     __slots__ = ("by_start",)
     size_bytes = 300
-    """Without the sketches, which are charged one by one."""
+    """The memory without the sketches, which are charged one by one."""
 
     def __init__(self) -> None:
         self.by_start: dict[int, tuple[npt.NDArray[np.uint8], int] | None] = {}
@@ -48,25 +48,25 @@ def sketch_of(block: Block, packed: Packed) -> tuple[int, int]:
     """
     sketches = block.derived.get(Sketches) or block.keep(Sketches())
     if packed.start not in sketches.by_start:
-        made = _made(block, packed)
-        if sketches.by_start.setdefault(packed.start, made) is made and made is not None:
-            block.memory.add(made[0].nbytes + _BYTES)
-    kept = sketches.by_start[packed.start]
-    if kept is None:
+        new_sketch = _sketch_column(block, packed)
+        if sketches.by_start.setdefault(packed.start, new_sketch) is new_sketch and new_sketch is not None:
+            block.memory.add(new_sketch[0].nbytes + _BYTES)
+    sketch = sketches.by_start[packed.start]
+    if sketch is None:
         return 0, 0
-    address = int(kept[0].__array_interface__["data"][0])
-    return address + _BEFORE_BYTES[Form(packed.form)], kept[1]
+    address = int(sketch[0].__array_interface__["data"][0])
+    return address + _BEFORE_BYTES[Form(packed.form)], sketch[1]
 
 
-def _made(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
+def _sketch_column(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8], int] | None:
     address = block.address + packed.codes
     if packed.form == Form.INTEGERS:
         return _scan.sketch(address, packed.width, block.rows)
     if packed.form == Form.FLOATS:
-        made = _scan.sketch_floats(address, packed.width, block.rows)
+        sketch = _scan.sketch_floats(address, packed.width, block.rows)
     else:
         codes = block.column_at(packed).array(packed.codes, f"<u{packed.width}", block.rows)
         sample = np.sort(codes[:: max(1, block.rows // _SAMPLE)]).astype(np.uint64)
         bounds = sample[np.arange(1, _BOUNDS + 1) * len(sample) // (_BOUNDS + 1)]
-        made = _scan.sketch_strings(address, packed.width, block.rows, bounds)
-    return None if made is None else (made, 0)
+        sketch = _scan.sketch_strings(address, packed.width, block.rows, bounds)
+    return None if sketch is None else (sketch, 0)

@@ -23,7 +23,7 @@ def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
     if packed.width == 0:
         values: list[bytes | None] = [packed.common] * len(rows)
     else:
-        values = _decoded(column, rows)
+        values = _decode_strings(column, rows)
     if packed.presence != NONE:
         for position in np.flatnonzero(~column.present()[rows]).tolist():
             values[position] = None
@@ -37,7 +37,7 @@ def codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
     return _uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
 
 
-def _decoded(column: PackedColumn, rows: Longs) -> list[bytes | None]:
+def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     packed = column.packed
     width, common = packed.width, packed.common
     heads = _uints(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
@@ -45,14 +45,14 @@ def _decoded(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     if packed.ends == NONE:
         return [common + heads[at : at + size] for at, size in zip(_steps(width, rows), lengths.tolist(), strict=True)]
     upto = _uints(column, packed.ends, 4)[rows].astype(np.int64)
-    froms = upto - np.maximum(lengths - width, 0)
-    first = int(froms.min())
+    tail_starts = upto - np.maximum(lengths - width, 0)
+    first = int(tail_starts.min())
     tails = column.array(packed.tails + first, "u1", int(upto.max()) - first).tobytes()
     stops = np.arange(len(rows)) * width + np.minimum(lengths, width)
     return [
         common + heads[at:stop] + tails[start:end]
         for at, stop, start, end in zip(
-            _steps(width, rows), stops.tolist(), (froms - first).tolist(), (upto - first).tolist(), strict=True
+            _steps(width, rows), stops.tolist(), (tail_starts - first).tolist(), (upto - first).tolist(), strict=True
         )
     ]
 

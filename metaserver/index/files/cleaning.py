@@ -87,7 +87,7 @@ class Cleaner:
         return done
 
     async def _clean_tables(self) -> int:
-        entries = await self._store.indexed_tables(self._after, _TABLES_A_ROUND)
+        entries = await self._store.list_indexed_tables(self._after, _TABLES_A_ROUND)
         self._after = entries[-1].uuid if entries else None
         done = 0
         for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):
@@ -119,7 +119,7 @@ class Cleaner:
 
     async def _delete_orphans(self, entry: Entry, tables: list[TableMetadata]) -> int:
         now_ms = self._clock.now_ms()
-        known = {file.location for file in (await self._registry.files(entry)).files}
+        registered_locations = {file.location for file in (await self._registry.files(entry)).files}
         done = 0
         # The table's writers can overwrite its metadata file, which has the location.
         named = {f"{table.location.rstrip('/')}/{name}" for table in tables for name in self._folders}
@@ -132,7 +132,7 @@ class Cleaner:
             before_ms = (await look_at_clock(self._store, self._clock)).ago(_ORPHAN_AGE_MS)
             # The listing is completed first: deletions during a listing could make it skip files.
             old = [stored async for stored in self._objects.list(folder) if stored.modified_ms < before_ms]
-            unknown = [stored.location for stored in old if stored.location not in known]
+            unknown = [stored.location for stored in old if stored.location not in registered_locations]
             if unknown:  # BadRequest if the clocks differ
                 await storage_time_ms(self._objects, self._clock, f"{folder.rpartition('/')[0]}/clock")
             for location in unknown:

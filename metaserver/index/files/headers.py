@@ -38,10 +38,17 @@ class IndexReader:
         self._cache: MemoryCache[str, IndexFileSummary] = MemoryCache(_BUDGET_BYTES, "index-headers")
 
     async def describe(self, location: str, size_bytes: int) -> IndexFileSummary:
-        """Corrupt if it is not a valid index file of this size; ObjectMissing; UnknownVersion; RetryLater."""
-        kept = self._cache.get(location)
-        if kept is not None and kept.header.size_bytes == size_bytes:
-            return kept
+        """Return the header and the file identities of an index file.
+
+        Raises:
+            Corrupt: If it is not a valid index file of this size.
+            ObjectMissing: If there is no such file.
+            UnknownVersion: If the file has a later format.
+            RetryLater: If the storage does not answer.
+        """
+        cached_summary = self._cache.get(location)
+        if cached_summary is not None and cached_summary.header.size_bytes == size_bytes:
+            return cached_summary
         header = await self._header(location, size_bytes)
         if header.files_length > _FILES_LIMIT_BYTES:
             raise Corrupt(f"{location}: a files table of {header.files_length} bytes is larger than any")

@@ -129,7 +129,7 @@ class Indexes:
             return await self._stack.get(
                 _key(file.location),
                 lambda: self._objects.read(file.location, limit_bytes=self._limit_bytes),
-                lambda data: _opened(data, file),
+                lambda data: _open_registered(data, file),
             )
         except (Corrupt, ObjectMissing, TooLarge) as error:
             if self._stored is self._objects:
@@ -284,8 +284,12 @@ class Indexes:
         return self._stack.stats()
 
 
-def _opened(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
-    """Corrupt if the file does not match its registration."""
+def _open_registered(data: memoryview, file: RegisteredIndexFile) -> OpenIndex:
+    """Open an index file.
+
+    Raises:
+        Corrupt: If the file does not match its registration.
+    """
     content = open_index_file(data, file.location)
     _check(content.header, file)
     try:
@@ -313,7 +317,7 @@ def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
         Corrupt: If it is damaged.
         ValueError: If it is damaged.
     """
-    _opened(data, file).index.verify()
+    _open_registered(data, file).index.verify()
 
 
 def _key(location: str) -> str:
@@ -324,10 +328,14 @@ def _key(location: str) -> str:
 async def open_indexes(
     settings: Settings, objects: ObjectStore, registry: Registry, clock: Clock, *, stored: ObjectStore | None = None
 ) -> AsyncIterator[Indexes]:
-    """`Indexes` with its memory tier and its folder on the local disk.
+    """Open `Indexes` with its memory tier and its folder on the local disk.
 
     Args:
-        stored: By default `objects`.
+        settings: The server's settings.
+        objects: The storage, perhaps with caches.
+        registry: The registry of index files.
+        clock: The clock.
+        stored: The storage itself; by default `objects`.
     """
     folder = Path(settings.index_disk_folder) if settings.index_disk_folder else settings.home / "cache" / "indexes"
     files_in: AbstractAsyncContextManager[Stack[OpenIndex]] = open_stack(

@@ -20,7 +20,7 @@ from seamark.metaserver.store.port import PointerStore
 
 _BUDGET_BYTES = 32 << 20
 _LIVE_BYTES = 8
-"""Of a file in the tuple of its definition."""
+"""The memory of a file in the tuple of its definition."""
 
 
 class IndexFiles:

@@ -44,7 +44,11 @@ class _Blob:
     length: int
 
     async def read(self, start: int, length: int) -> bytes:
-        """ValueError for a range outside the blob, or a short read; errors of `read_range`."""
+        """Read a range of the blob.
+
+        Raises:
+            ValueError: For a range outside the blob, or a short read. Errors of `read_range` are not converted.
+        """
         if start < 0 or length < 0 or start + length > self.length:
             raise ValueError(f"{self.location}: bytes {start} to {start + length} are not of a blob of {self.length}")
         data = await self.objects.read_range(self.location, self.offset + start, length) if length else b""
@@ -59,13 +63,13 @@ class _Blob:
         return await asyncio.gather(*(self.read(start, length) for start, length in ranges))
 
     async def read_head(self, size_of: Callable[[bytes], int]) -> bytes:
-        """As in `BlobReader`; one or two reads."""
+        """Read the head as `BlobReader` does, with one or two reads."""
         start = await self.read(0, min(_GUESS_BYTES, self.length))
         needed = size_of(start)
         return start if needed <= len(start) else start + await self.read(len(start), needed - len(start))
 
     async def read_tail(self, size_of: Callable[[bytes], int]) -> bytes:
-        """As in `BlobReader`; one or two reads."""
+        """Read the tail as `BlobReader` does, with one or two reads."""
         guess = min(_GUESS_BYTES, self.length)
         tail = await self.read(self.length - guess, guess)
         needed = size_of(tail)
@@ -82,7 +86,7 @@ class RemoteIndexFile:
 
     @property
     def size_bytes(self) -> int:
-        """Memory; a bitmap index grows with queries."""
+        """The memory; that of a bitmap index grows with queries."""
         return self.files_bytes + self.blob.size_bytes
 
     @property
@@ -92,13 +96,13 @@ class RemoteIndexFile:
 
     @property
     def bitmap(self) -> RemoteBitmap:
-        """For a kind with `answers_rows`."""
+        """The bitmaps of a kind with `answers_rows`."""
         assert isinstance(self.blob, RemoteBitmap)
         return self.blob
 
     @property
     def record(self) -> RemoteRecord:
-        """For a kind with `answers_keys`."""
+        """The records of a kind with `answers_keys`."""
         assert isinstance(self.blob, RemoteRecord)
         return self.blob
 

@@ -28,7 +28,7 @@ class Usage:
         self._note_use: OrderedDict[tuple[str, str], IndexUsage] = OrderedDict()
 
     def note(self, uuid: str, definition_id: str, *, files_in: int, files_removed: int, now_ms: int) -> None:
-        """A plan on this table probed the index for `files_in` files, and `files_removed` of them were pruned."""
+        """Note that a plan probed the index for `files_in` files, and that it pruned `files_removed` of them."""
         key = (uuid, definition_id)
         used = self._note_use.get(key)
         if used is None:
@@ -42,6 +42,6 @@ class Usage:
         used.files_in += files_in
         used.files_removed += files_removed
 
-    def of(self, uuid: str, definition_id: str) -> IndexUsage | None:
-        """Return None if the index has not been used since the start."""
-        return self._note_use.get((uuid, definition_id))
+    def find_usage(self, uuid: str, definition_id: str) -> IndexUsage | None:
+        """Return the usage of an index; None if it has not been used since the start."""
+        return self._used.get((uuid, definition_id))

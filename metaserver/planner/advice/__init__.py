@@ -1,1 +1,1 @@
-"""What would make a scan read fewer files, for people who read the explanation of its plan."""
+"""Advice about how a scan would read fewer files, for people who read the explanation of its plan."""

@@ -23,13 +23,18 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.keys import has_keys
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn, distinct_keys, rows_where
-from seamark.metaserver.planner.joins.dimensions import ListedFile, file_columns, listed_files
+from seamark.metaserver.planner.joins.dimension_columns import (
+    DimensionColumn,
+    FileColumn,
+    distinct_keys,
+    find_rows_where,
+)
+from seamark.metaserver.planner.joins.dimensions import ListedFile, list_files_at, read_file_columns
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 
 COLUMNS_MAX = 4
 FILES_MAX, FILES_MIN = 20, 2
@@ -40,18 +45,19 @@ NOT_SAMPLED = "its values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _CONCURRENT = 4
 _HITS_MIN = 3
-"""With so many hits the share of a sample is about that of all files."""
+"""The number of hits from which the share in a sample is about the share in all files."""
 _PROBABLE = 0.05
-"""What is observed with less probability than this contradicts the assumption."""
+"""The least probability of an observation that does not contradict the assumption."""
 
 
 @dataclass(frozen=True)
 class ColumnSample:
-    """`files_left` and `rows_left`: of the files that the conditions on the column leave, by partition values and
-    bounds.
+    """A sample of the column in some of the files that the conditions on the column leave.
 
     Attributes:
         columns: The column in some of these files.
+        files_left: The files that the conditions leave, by partition values and bounds.
+        rows_left: The rows of these files.
     """
 
     column: DimensionColumn
@@ -65,7 +71,7 @@ class ColumnSample:
         Args:
             condition: On this column alone.
         """
-        masks = ((rows_where(condition, (), {self.column: column}), column) for column in self.columns)
+        masks = ((find_rows_where(condition, (), {self.column: column}), column) for column in self.columns)
         return [column.rows if mask is None else int(mask.sum()) for mask, column in masks]
 
     def share_of_rows(self, condition: Expression) -> float:
@@ -114,17 +120,17 @@ class ColumnSample:
 
 
 Samples = Mapping[int, ColumnSample | str]
-"""By the id of the column; a text says why there is no sample."""
+"""The samples by column id; a text says why there is no sample."""
 
 
 def conditions_of_columns(bound: Expression) -> dict[int, list[Bound]]:
     """Return the conditions that all rows must satisfy, on plain columns with ordered values, by the column's id."""
     parts = bound.children if isinstance(bound, And) else (bound,)
-    found: dict[int, list[Bound]] = {}
+    conditions: dict[int, list[Bound]] = {}
     for part in parts:
         if isinstance(part, Bound) and part.transform == IDENTITY and has_keys(part.kind) and part.kind != "boolean":
-            found.setdefault(part.column_id, []).append(part)
-    return found
+            conditions.setdefault(part.column_id, []).append(part)
+    return conditions
 
 
 async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
@@ -143,29 +149,29 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
         READ_BYTES,
         DECODED_BYTES,
     )
-    found: dict[int, ColumnSample | str] = {}
+    samples: dict[int, ColumnSample | str] = {}
     try:
         async with asyncio.timeout(SAMPLE_S):
             for column_id, parts in wanted:
-                found[column_id] = await _sample(rows, scan, parts)
+                samples[column_id] = await _sample(rows, scan, parts)
     except TimeoutError:
         late = f"its values could not be read within {SAMPLE_S:g} s"
-        found.update({column_id: late for column_id, _ in wanted if column_id not in found})
-    return found
+        samples.update({column_id: late for column_id, _ in wanted if column_id not in samples})
+    return samples
 
 
 async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> ColumnSample | str:
     column = DimensionColumn(parts[0].column_id, parts[0].kind)
-    files = await asyncio.to_thread(_files_left, scan, parts)
-    chosen = _chosen(files)
+    files = await asyncio.to_thread(_find_files_left, scan, parts)
+    chosen = _choose_sample_files(files)
     if len(chosen) < min(FILES_MIN, len(files)):
         return f"its files have too many rows to read some: {files[0].records:,} in one"
 
     async def read(file: ListedFile) -> FileColumn:
-        return (await asyncio.to_thread(file_columns, rows, scan.metadata, file, [column]))[column]
+        return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
-        columns = await gathered([partial(read, file) for file in chosen], _CONCURRENT)
+        columns = await gather([partial(read, file) for file in chosen], _CONCURRENT)
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except SeamarkError as error:
@@ -173,17 +179,17 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
     return ColumnSample(column, len(files), sum(max(0, file.records) for file in files), tuple(columns))
 
 
-def _files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
+def _find_files_left(scan: ScanPlan, parts: Sequence[Bound]) -> list[ListedFile]:
     """Return the files that the conditions leave, by partition values and bounds."""
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     for part in parts:
         narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never)
         narrow_by_stats(selection, part, never)
-    return listed_files(scan, selection.entry_ids())
+    return list_files_at(scan, selection.entry_ids())
 
 
-def _chosen(files: Sequence[ListedFile]) -> list[ListedFile]:
+def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
     """Return some files, drawn so that no period in their order matters, and the same for the same files."""
     drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
     chosen, rows = [], 0
@@ -196,9 +202,7 @@ def _chosen(files: Sequence[ListedFile]) -> list[ListedFile]:
 
 
 def _is_probable(hits: int, count: int, share: float) -> bool:
-    """Return whether so many hits, or more, and so many, or fewer, are both probable if each has the probability
-    `share`.
-    """
+    """Return whether at least `hits` and at most `hits` are both probable if each has the probability `share`."""
     chances = [_binomial(number, count, share) for number in range(count + 1)]
     return sum(chances[hits:]) >= _PROBABLE and sum(chances[: hits + 1]) >= _PROBABLE
 

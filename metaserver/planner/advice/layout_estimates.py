@@ -59,9 +59,9 @@ _ADDED_COLUMN = 0.7
 
 Doubles = npt.NDArray[np.float64]
 Shares = Sequence[tuple[float, float]]
-"""Of intervals: the shares of all rows below the start, and below the end."""
+"""The shares of all rows below the start and below the end of each interval."""
 _ALL: Shares = ((0.0, 1.0),)
-"""Of a column that the filter does not compare."""
+"""The shares of a column that the filter does not compare."""
 Key = int | float | bytes
 Interval = tuple[Key | None, Key | None, bool, bool]
 """(low, high, whether low belongs to it, whether high does); None: no limit."""
@@ -77,7 +77,7 @@ class LayoutEstimate(NamedTuple):
 
 
 class LayoutEstimates(NamedTuple):
-    """`layouts`: fewest files first.
+    """The estimated layouts, those with the fewest files first.
 
     Attributes:
         unknown: Columns for which nothing can be estimated, and why.
@@ -111,41 +111,48 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
     selection = Selection.everything(scan.view)
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(scan.bound, spec).possible for spec in specs}, never)
-    found = files_at(scan.view, selection.entry_ids())
-    policy = _policy_columns(properties)
-    known: dict[str, Shares] = {}
+    files = files_at(scan.view, selection.entry_ids())
+    policy = _read_policy_columns(properties)
+    shares_of: dict[str, Shares] = {}
     unknown: dict[str, str] = {}
     for name, (parts, intervals) in columns.items():
         if name in policy:
             continue
-        shares = _row_shares(scan, found, parts, intervals, samples.get(parts[0].column_id))
+        shares = _estimate_row_shares(scan, files, parts, intervals, samples.get(parts[0].column_id))
         if isinstance(shares, str):
             unknown[name] = shares
         elif shares is not None:
-            known[name] = shares
-    if not known:
+            shares_of[name] = shares
+    if not shares_of:
         return LayoutEstimates([], unknown)
-    partitions = _partitions(found, properties)
+    partitions = _count_partitions(files, properties)
     files_in = sum(each.files * count for each, count in partitions.items())
-    limit = files_in * min(_WORTHWHILE, _BETTER * _share_of_bytes(scan, found))
+    limit = files_in * min(_WORTHWHILE, _BETTER * _share_of_bytes(scan, files))
     if policy:
         asked = {name: columns[name] for name in policy if name in columns}
-        ours = [_row_shares(scan, found, *asked[name], samples.get(asked[name][0][0].column_id)) for name in asked]
-        kept = [*(shares for shares in ours if shares and not isinstance(shares, str)), *known.values()]
-        kept += [_ALL] * (len(policy) + len(known) - len(kept))
-        layout = LayoutEstimate((*policy, *known), files_in, _kept(kept, partitions))
+        ours = [
+            _estimate_row_shares(scan, files, *asked[name], samples.get(asked[name][0][0].column_id)) for name in asked
+        ]
+        column_shares = [
+            *(shares for shares in ours if shares and not isinstance(shares, str)),
+            *shares_of.values(),
+        ]
+        column_shares += [_ALL] * (len(policy) + len(shares_of) - len(column_shares))
+        layout = LayoutEstimate((*policy, *shares_of), files_in, _count_kept_files(column_shares, partitions))
         fits = len(layout.columns) <= POLICY_COLUMNS_MAX and layout.files <= limit
         return LayoutEstimates([layout] if fits else [], unknown)
-    singles = [LayoutEstimate((name,), files_in, _kept((each,), partitions)) for name, each in known.items()]
+    singles = [
+        LayoutEstimate((name,), files_in, _count_kept_files((each,), partitions)) for name, each in shares_of.items()
+    ]
     singles.sort(key=lambda one: one.files)
-    best = _best_clustering(singles, known, partitions)
+    best = _choose_clustering(singles, shares_of, partitions)
     return LayoutEstimates(
         [one for one in (*([best] if best else ()), *singles) if one.files <= limit],
         unknown,
     )
 
 
-def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
+def _read_policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
     """Return the columns by which the policy of the table clusters it; empty without a valid policy."""
     try:
         layout = ClusteringLayout.of(properties)
@@ -154,13 +161,13 @@ def _policy_columns(properties: Mapping[str, str]) -> tuple[str, ...]:
     return () if layout is None else layout.columns
 
 
-def _partitions(found: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
-    """Return how many partitions will have so many files and layers."""
+def _count_partitions(candidates: FoundFiles, properties: Mapping[str, str]) -> Counter[_Partitions]:
+    """Count the partitions by their numbers of files and layers after a rewrite."""
     target_bytes = max(1, count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
-    grouped = group_by_partition(found)
+    grouped = group_by_partition(candidates)
     sizes = np.bincount(
         grouped.numbers,
-        weights=found.longs("file_size_in_bytes").clip(0).astype(np.float64),
+        weights=candidates.longs("file_size_in_bytes").clip(0).astype(np.float64),
         minlength=len(grouped.partitions),
     )
     return Counter(
@@ -172,29 +179,32 @@ def _partitions(found: FoundFiles, properties: Mapping[str, str]) -> Counter[_Pa
     )
 
 
-def _share_of_bytes(scan: ScanPlan, found: FoundFiles) -> float:
-    """Return the part of the bytes that the plan keeps of the files that partitions keep."""
-    return min(1.0, scan.stages[-1].bytes_left / max(1, int(found.longs("file_size_in_bytes").clip(0).sum())))
+def _share_of_bytes(scan: ScanPlan, candidates: FoundFiles) -> float:
+    """Return the share of the bytes in the files that partitions keep that the plan keeps, too."""
+    return min(1.0, scan.stages[-1].bytes_left / max(1, int(candidates.longs("file_size_in_bytes").clip(0).sum())))
 
 
-def _best_clustering(
+def _choose_clustering(
     singles: Sequence[LayoutEstimate], shares: Mapping[str, Shares], partitions: Mapping[_Partitions, int]
 ) -> LayoutEstimate | None:
-    """Return columns are added, the most selective first, while each leaves clearly fewer files."""
+    """Return the clustering that keeps the fewest files.
+
+    Columns are added, the most selective first, while each leaves clearly fewer files.
+    """
     if len(singles) < 2:
         return None
     best = singles[0]
     for number in range(2, min(len(singles), COLUMNS_MAX) + 1):
         names = tuple(one.columns[0] for one in singles[:number])
-        kept = _kept([shares[name] for name in names], partitions)
-        if kept > _ADDED_COLUMN * best.files:
+        kept_files = _count_kept_files([shares[name] for name in names], partitions)
+        if kept_files > _ADDED_COLUMN * best.files:
             break
-        best = LayoutEstimate(names, best.files_in, kept)
+        best = LayoutEstimate(names, best.files_in, kept_files)
     return best if len(best.columns) > 1 else None
 
 
-def _kept(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
-    """Return files of all partitions.
+def _count_kept_files(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> int:
+    """Return the number of files that the filter keeps in all partitions.
 
     Each column has equally many slices in each layer, and a file is a cell.
     """
@@ -202,13 +212,13 @@ def _kept(columns: Sequence[Shares], partitions: Mapping[_Partitions, int]) -> i
     for (all_files, layers), count in partitions.items():
         files = math.ceil(all_files / layers)
         slices = max(1, math.ceil(files ** (1 / len(columns)) - 1e-9))
-        cells = math.prod(_slices(shares, slices) for shares in columns)
-        kept = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
-        total += count * min(all_files, layers * kept)
+        cells = math.prod(_count_slices(shares, slices) for shares in columns)
+        kept_files = min(files, max(1, round(cells * files / slices ** len(columns)))) if cells else 0
+        total += count * min(all_files, layers * kept_files)
     return total
 
 
-def _slices(shares: Shares, count: int) -> int:
+def _count_slices(shares: Shares, count: int) -> int:
     """Return how many of `count` equal shares of the rows the intervals touch."""
     touched: set[int] = set()
     for low, high in shares:
@@ -222,23 +232,23 @@ def _slices(shares: Shares, count: int) -> int:
 
 
 def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
-    """By column: the parts of the filter that compare it, and the intervals that all such parts leave."""
+    """Return, for each column, the parts of the filter that compare it, and the intervals that they leave."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
-    found: dict[str, tuple[list[Bound], list[Interval]]] = {}
+    columns: dict[str, tuple[list[Bound], list[Interval]]] = {}
     for part in parts:
-        intervals = _intervals(part) if isinstance(part, Bound) else None
+        intervals = _find_intervals(part) if isinstance(part, Bound) else None
         if intervals is None:
             continue
         assert isinstance(part, Bound)
-        before = found.get(part.name)
+        before = columns.get(part.name)
         if before is not None:
-            intervals = [both for one in before[1] for other in intervals if (both := _intersection(one, other))]
-        found[part.name] = ([*(() if before is None else before[0]), part], intervals)
-    return found
+            intervals = [both for one in before[1] for other in intervals if (both := _intersect(one, other))]
+        columns[part.name] = ([*(() if before is None else before[0]), part], intervals)
+    return columns
 
 
-def _intervals(part: Bound) -> list[Interval] | None:
-    """Return None for a part that no order of the rows helps."""
+def _find_intervals(part: Bound) -> list[Interval] | None:
+    """Return the intervals of the part's values; None for a part that no order of the rows helps."""
     form = form_of(part.kind)
     if part.transform != IDENTITY or form is None or part.kind == "boolean":
         return None
@@ -256,54 +266,61 @@ def _intervals(part: Bound) -> list[Interval] | None:
     return None
 
 
-def _intersection(one: Interval, other: Interval) -> Interval | None:
-    low, has_low = _tighter((one[0], one[2]), (other[0], other[2]), lower=True)
-    high, has_high = _tighter((one[1], one[3]), (other[1], other[3]), lower=False)
+def _intersect(left: Interval, right: Interval) -> Interval | None:
+    low, has_low = _choose_tighter((left[0], left[2]), (right[0], right[2]), lower=True)
+    high, has_high = _choose_tighter((left[1], left[3]), (right[1], right[3]), lower=False)
     if low is not None and high is not None and (low > high or (low == high and not (has_low and has_high))):  # type: ignore[operator]
         return None
     return low, high, has_low, has_high
 
 
-def _tighter(one: tuple[Key | None, bool], other: tuple[Key | None, bool], *, lower: bool) -> tuple[Key | None, bool]:
-    if one[0] is None or other[0] is None:
-        return other if one[0] is None else one
-    if one[0] == other[0]:
-        return one[0], one[1] and other[1]
-    return one if (one[0] > other[0]) == lower else other  # type: ignore[operator]
+def _choose_tighter(
+    left: tuple[Key | None, bool], right: tuple[Key | None, bool], *, lower: bool
+) -> tuple[Key | None, bool]:
+    if left[0] is None or right[0] is None:
+        return right if left[0] is None else left
+    if left[0] == right[0]:
+        return left[0], left[1] and right[1]
+    return left if (left[0] > right[0]) == lower else right  # type: ignore[operator]
 
 
 # Where the rows are
 
 
-def _row_shares(
+def _estimate_row_shares(
     scan: ScanPlan,
-    found: FoundFiles,
+    candidates: FoundFiles,
     parts: Sequence[Bound],
     intervals: Sequence[Interval],
     sample: ColumnSample | str | None,
 ) -> Shares | str | None:
-    """Return a text says why the shares are not known; None for a condition without values, or too much to compute."""
+    """Return the shares of the rows in each interval.
+
+    Returns:
+        A text that says why the shares are not known; None for a condition without values, or if there is too much to
+        compute.
+    """
     part = parts[0]
-    if not intervals or not found.files or len(intervals) * found.files > _WORK_MAX:
+    if not intervals or not candidates.files or len(intervals) * candidates.files > _WORK_MAX:
         return None
-    axis = _Axis.read(found.stats(RequestedColumn(part.column_id, part.kind)), found.longs("record_count"))
+    axis = _Axis.read(candidates.stats(RequestedColumn(part.column_id, part.kind)), candidates.longs("record_count"))
     spread = None if axis is None else [axis.shares(interval) for interval in intervals]
     if isinstance(sample, ColumnSample):
         starts = [start for start, _ in spread] if spread else [n / len(intervals) for n in range(len(intervals))]
-        rows = max(1, int(found.longs("record_count").clip(0).sum()))
-        widths = [share * sample.rows_left / rows for share in _sampled_shares(sample, parts, len(intervals))]
+        rows = max(1, int(candidates.longs("record_count").clip(0).sum()))
+        widths = [share * sample.rows_left / rows for share in _sample_shares(sample, parts, len(intervals))]
         return [(max(0.0, min(low, 1 - width)), low + width) for low, width in zip(starts, widths, strict=True)]
     if spread is None:
         return None
     if not any(low == high for low, high, *_ in intervals):
         return spread
-    distinct = _distinct_values(scan, part.column_id)
+    distinct = _count_distinct_values(scan, part.column_id)
     if distinct is None:
         return sample or NOT_SAMPLED
     return [(low, max(high, min(1.0, low + 1 / distinct))) for low, high in spread]
 
 
-def _sampled_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
+def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int) -> list[float]:
     """Return the share of the rows of the sample in each interval; equal shares for long lists of values."""
     part = parts[0]
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
@@ -313,8 +330,8 @@ def _sampled_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int
     return [sample.share_of_rows(both) / intervals] * intervals
 
 
-def _distinct_values(scan: ScanPlan, column_id: int) -> int | None:
-    """By the newest statistics of the table; None if they do not have the column."""
+def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:
+    """Return the number of distinct values in the newest statistics of the table that have the column."""
     for file in reversed(scan.metadata.statistics):
         for blob in file.blob_metadata:
             if blob.type == THETA and blob.fields == (column_id,):
@@ -329,13 +346,13 @@ class _Axis(NamedTuple):
     upper: Doubles
     rows: Doubles
     base: int
-    """Of integers: what position 0 is."""
+    """The integer at position 0."""
     common: bytes
-    """Of strings: what all begin with."""
+    """The prefix that all strings have in common."""
     unit: float
     """The width of one value."""
     scale: float
-    """Of floats: what they are multiplied by, so that no difference of two is infinite."""
+    """The factor of floats, so that no difference of two floats is infinite."""
 
     @classmethod
     def read(cls, stats: FoundStatistics, counts: Longs) -> _Axis | None:
@@ -349,59 +366,60 @@ class _Axis(NamedTuple):
             if len(rows) > _STRING_FILES_MAX:
                 return None
             texts = list(zip(lower.values(), upper.values(), strict=True))
-            known = np.array([None not in pair for pair in texts], dtype=np.bool_)
+            is_known = np.array([None not in pair for pair in texts], dtype=np.bool_)
             present = [(first, last) for first, last in texts if first is not None and last is not None]
             if not present:
                 return None
-            common = _common(min(first for first, _ in present), max(last for _, last in present))
-            low, high = (np.array([_number(pair[side], common) for pair in present]) for side in (0, 1))
+            common = _find_common_prefix(min(first for first, _ in present), max(last for _, last in present))
+            low, high = (np.array([_to_number(pair[side], common) for pair in present]) for side in (0, 1))
         elif stats.form is Form.FLOATS:
-            known = ~(np.isnan(lower) | np.isnan(upper)) & np.isfinite(lower) & np.isfinite(upper)
+            is_known = ~(np.isnan(lower) | np.isnan(upper)) & np.isfinite(lower) & np.isfinite(upper)
             scale = 0.25
-            low, high = lower[known] * scale, upper[known] * scale
+            low, high = lower[is_known] * scale, upper[is_known] * scale
         else:
-            known = (lower != MISSING) & (upper != MISSING)
-            if not known.any():
+            is_known = (lower != MISSING) & (upper != MISSING)
+            if not is_known.any():
                 return None
-            base = int(lower[known].min())
+            base = int(lower[is_known].min())
             # Differences of 64-bit integers need 64 bits without a sign.
-            zero, sides = np.uint64(base % (1 << 64)), (lower[known], upper[known])
+            zero, sides = np.uint64(base % (1 << 64)), (lower[is_known], upper[is_known])
             low, high = ((side.view(np.uint64) - zero).astype(np.float64) for side in sides)
-        if not known.any() or rows[known].sum() < _KNOWN_MIN * max(1.0, rows.sum()):
+        if not is_known.any() or rows[is_known].sum() < _KNOWN_MIN * max(1.0, rows.sum()):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
         # The sum of a large and a small double may equal the large double, but each range needs a width.
         end = np.maximum(np.maximum(high + unit, low + span * 1e-9), np.nextafter(high, np.inf))
-        return cls(low, end, rows[known], base, common, unit, scale)
+        return cls(low, end, rows[is_known], base, common, unit, scale)
 
     def shares(self, interval: Interval) -> tuple[float, float]:
         low, high, has_low, has_high = interval
-        start = 0.0 if low is None else self._below(self._at(low, after=not has_low))
-        end = 1.0 if high is None else self._below(self._at(high, after=has_high))
+        start = 0.0 if low is None else self._share_below(self._at(low, after=not has_low))
+        end = 1.0 if high is None else self._share_below(self._at(high, after=has_high))
         return start, max(start, end)
 
     def _at(self, key: Key, *, after: bool) -> float:
         """Return the position of a key.
 
         Args:
-            after: Of the end of its rows.
+            key: The key.
+            after: Whether to return the end of the key's rows instead of their start.
         """
-        position = _number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
+        position = _to_number(key, self.common) if isinstance(key, bytes) else float(key - self.base) * self.scale
         return max(position + self.unit, math.nextafter(position, math.inf)) if after else position
 
-    def _below(self, position: float) -> float:
+    def _share_below(self, position: float) -> float:
         with np.errstate(over="ignore"):  # an infinite part is all
             parts = np.clip((position - self.lower) / (self.upper - self.lower), 0.0, 1.0)
         return float(parts @ self.rows / max(1.0, self.rows.sum()))
 
 
-def _common(first: bytes, last: bytes) -> bytes:
+def _find_common_prefix(first: bytes, last: bytes) -> bytes:
     length = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
     return first[:length]
 
 
-def _number(text: bytes, common: bytes) -> float:
+def _to_number(text: bytes, common: bytes) -> float:
     """Return a string as a number of the same order, as far as its first bytes after `common` decide."""
     if not text.startswith(common):
         return 0.0 if text < common else float(1 << (8 * _DIGITS))

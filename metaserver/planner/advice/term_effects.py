@@ -1,4 +1,4 @@
-"""What each part of a filter does alone, and which index would help a part that partition values and bounds do not.
+"""The effect of each part of a filter alone, and which index would help a part that partition values and bounds do not.
 
 An index is proposed unless a sample of the column shows that most files hold a matching row. For people who read the
 explanation of a plan; no plan uses it.
@@ -29,13 +29,15 @@ _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 
 
 class TermEffect(NamedTuple):
-    """`files_left`: what partition values and bounds keep of `files_in`, the files of the view.
+    """The effect of one part of the filter.
 
     Attributes:
+        files_left: How many of `files_in`, the files of the view, partition values and bounds keep.
         has_bounds: Whether some file has bounds of the column; True for types that need none.
-        index_name: Of an enabled index on the column; `index_kind`: the kind that would help; `index_files`: about how
-            many files a plan would keep with an index; None if that cannot be estimated, for `index_note`, which also
-            says why no index would help.
+        index_name: The name of an enabled index on the column.
+        index_kind: The kind of index that would help.
+        index_files: About how many files a plan would keep with an index; None if that cannot be estimated.
+        index_note: Why `index_files` cannot be estimated, or why no index would help.
     """
 
     expression: Expression
@@ -50,23 +52,23 @@ class TermEffect(NamedTuple):
 
 
 def effects_of_terms(scan: ScanPlan, samples: Samples) -> list[TermEffect]:
-    """Return one for each of the first parts that all rows must satisfy, in the order of the filter."""
+    """Return the effect of each of the first parts that all rows must satisfy, in the order of the filter."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     definitions = read_definitions(scan.metadata)
-    return [_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
+    return [_measure_effect(scan, part, definitions, samples) for part in parts[:_TERMS_MAX] if isinstance(part, Bound)]
 
 
-def _effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
+def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samples) -> TermEffect:
     selection = Selection.everything(scan.view)
     files_in = selection.count()
     specs = [spec for spec in scan.metadata.partition_specs if spec.spec_id in scan.view.specs]
     narrow_by_partition(selection, {spec.spec_id: project(part, spec).possible for spec in specs}, never)
     narrow_by_stats(selection, part, never)
     left = selection.count()
-    index = next((one.name for one in _on_column(definitions, part)), None)
-    kind = _kind_for(part) if index is None and left > max(1, _HELPED * files_in) else None
+    index = next((one.name for one in _find_indexes_on_column(definitions, part)), None)
+    kind = _choose_kind(part) if index is None and left > max(1, _HELPED * files_in) else None
     sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
-    files, note = (None, None) if kind is None else _with_index(part, kind, left, sample)
+    files, note = (None, None) if kind is None else _estimate_with_index(part, kind, left, sample)
     if files is not None and files > _HELPED * left:
         kind, note = None, "so many files hold a matching row that an index would leave out few"
     return TermEffect(
@@ -82,7 +84,9 @@ def _effect(scan: ScanPlan, part: Bound, definitions: Definitions, samples: Samp
     )
 
 
-def _with_index(part: Bound, kind: str, left: int, sample: ColumnSample | str | None) -> tuple[int | None, str | None]:
+def _estimate_with_index(
+    part: Bound, kind: str, left: int, sample: ColumnSample | str | None
+) -> tuple[int | None, str | None]:
     """Return about how many of the `left` files a plan keeps with an index, and why that cannot be estimated."""
     if not isinstance(sample, ColumnSample):
         # The estimates of layouts have the reason for a column.
@@ -102,7 +106,7 @@ def _has_bounds(scan: ScanPlan, part: Bound) -> bool:
     return any(entry is not None and entry.lower is not None for entry in entries)
 
 
-def _on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
+def _find_indexes_on_column(definitions: Definitions, part: Bound) -> Iterator[IndexDefinition]:
     for definition in definitions.enabled:
         if any(term.column_id == part.column_id and _serves(term.transform, part) for term in definition.terms):
             yield definition
@@ -115,7 +119,7 @@ def _serves(transform: str, part: Bound) -> bool:
     return transform == part.transform
 
 
-def _kind_for(part: Bound) -> str | None:
+def _choose_kind(part: Bound) -> str | None:
     if part.kind in _UNINDEXED or not (part.transform == IDENTITY or is_function(part.transform)):
         return None
     if part.op in (Op.EQ, Op.IN):

@@ -49,7 +49,7 @@ from seamark.metaserver.planner.answer.content_files import (
     layout_of,
     partition_texts,
 )
-from seamark.metaserver.planner.deletes.delete_index import first_row_ids, sequence_numbers
+from seamark.metaserver.planner.deletes.delete_index import assign_first_row_ids, sequence_numbers
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 FILES_PER_PIECE = 125
@@ -143,7 +143,7 @@ class ScanTaskWriter:
         comma = b""
         if self._residuals is not None:
             self._residuals.set_file_count(len(entry_ids))
-        for block, first, local in _split_by_block(self._scan.view.locate, entry_ids):
+        for block, first, local in _iterate_blocks(self._scan.view.locate, entry_ids):
             files = _Files(block, self._partitions, self._texts, self._stats)
             for start in range(0, len(local), size):
                 part = local[start : start + size]
@@ -162,7 +162,7 @@ class ScanTaskWriter:
         manifest = self._scan.view.manifest_of(first)
         fields = []
         with error_context(block):
-            if (ids := first_row_ids(manifest, block, rows)) is not None:
+            if (ids := assign_first_row_ids(manifest, block, rows)) is not None:
                 fields.append([b',"first-row-id":%d' % row_id for row_id in ids.tolist()])
             if self._form.sequence_numbers:
                 numbers = sequence_numbers(manifest, block, rows).tolist()
@@ -191,7 +191,7 @@ class ScanTaskWriter:
         return f',"delete-file-references":[{references}]'.encode()
 
 
-def _split_by_block(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
+def _iterate_blocks(locate: Callable[[int], tuple[Block, int]], entry_ids: Longs) -> Iterator[tuple[Block, int, Longs]]:
     """Yield (block, entry id of its first row, rows in it) for each block."""
     start = 0
     while start < len(entry_ids):

@@ -40,7 +40,7 @@ Part = tuple[object, ...]
 
 
 class error_context:  # noqa: N801  a context manager; each answer enters several, and a generator costs thrice as much
-    """Converts errors into Corrupt with the path of the block's manifest."""
+    """Convert errors into Corrupt with the path of the block's manifest."""
 
     __slots__ = ("_block",)
 
@@ -63,12 +63,12 @@ class BlockLayout(NamedTuple):
 
     opening: bytes
     content: Part | None
-    """None if the files differ."""
+    """The content type; None if the files differ."""
     path: Part
     format: Part | None
-    """None if the files differ."""
+    """The file format; None if the files differ."""
     optional: tuple[Part, ...]
-    """Without fields inherited from the manifest list, which depend on the snapshot (`delete_index.py`)."""
+    """Optional fields, without those inherited from the manifest list: these depend on the snapshot."""
     partition: tuple[Part | None, ...]
     """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
 
@@ -86,7 +86,7 @@ def layout_of(block: Block) -> BlockLayout:
     layout = block.derived.get(BlockLayout)
     if layout is None:
         with error_context(block):
-            layout = block.keep(_layout(block))
+            layout = block.keep(_build_layout(block))
     return layout
 
 
@@ -94,8 +94,12 @@ def _size_of(part: object) -> int:
     return sys.getsizeof(part) + (sum(map(_size_of, part)) if isinstance(part, tuple) else 0)
 
 
-def _layout(block: Block) -> BlockLayout:
-    path, format_, content = block.text_column("file_path"), block.text_column("file_format"), _uniform_content(block)
+def _build_layout(block: Block) -> BlockLayout:
+    path, format_, content = (
+        block.text_column("file_path"),
+        block.text_column("file_format"),
+        _find_uniform_content(block),
+    )
     if path is None:
         raise ValueError("file_path is null")
     if format_ is None:
@@ -104,13 +108,13 @@ def _layout(block: Block) -> BlockLayout:
         b'{"spec-id":%d,"content":"' % block.spec_id,
         None if content is None else (CONSTANT, content),
         (TEXT, b'","file-path":"', b'"', strings(block, path)),
-        (CONSTANT, _format(format_.packed.common)) if format_.packed.width == 0 else None,
+        (CONSTANT, _encode_format(format_.packed.common)) if format_.packed.width == 0 else None,
         tuple(_optional_parts(block)),
         tuple(_partition_key_part(block, column) for column in block.partition_columns),
     )
 
 
-def _uniform_content(block: Block) -> bytes | None:
+def _find_uniform_content(block: Block) -> bytes | None:
     column = block.long_column("content")
     if column is None:
         return _CONTENTS[MISSING]
@@ -133,30 +137,30 @@ def formats(block: Block, rows: Longs) -> list[bytes]:
     """
     column = block.text_column("file_format")
     assert column is not None
-    return [_format(column.key(row)) for row in rows.tolist()]
+    return [_encode_format(column.key(row)) for row in rows.tolist()]
 
 
 def _optional_parts(block: Block) -> Iterator[Part]:
     is_data = block.content == 0
     for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
         if (column := block.long_column(name)) is not None:
-            yield NUMBER, _key(name), _integers(block, column)
+            yield NUMBER, _encode_key(name), _integers(block, column)
     for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):
         if (columns := block.list_columns(name)) is not None:
             sizes, values = columns
-            yield ITEMS, _key(name) + b"[", b"]", _integers(block, sizes), _integers(block, values), values.rows
+            yield ITEMS, _encode_key(name) + b"[", b"]", _integers(block, sizes), _integers(block, values), values.rows
     if (metadata := block.text_column("key_metadata")) is not None:
-        yield HEX, _key("key_metadata") + b'"', b'"', strings(block, metadata)
+        yield HEX, _encode_key("key_metadata") + b'"', b'"', strings(block, metadata)
     if not is_data and (path := block.text_column("referenced_data_file")) is not None:
-        yield TEXT, _key("referenced_data_file") + b'"', b'"', strings(block, path)
+        yield TEXT, _encode_key("referenced_data_file") + b'"', b'"', strings(block, path)
 
 
-def _key(name: str) -> bytes:
+def _encode_key(name: str) -> bytes:
     return f',"{name.replace("_", "-")}":'.encode()
 
 
 @lru_cache(maxsize=16)
-def _format(name: object) -> bytes:
+def _encode_format(name: object) -> bytes:
     if not isinstance(name, bytes):
         raise ValueError("file_format is null")
     return b',"file-format":' + to_json(name.decode().lower())
@@ -199,11 +203,11 @@ def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs)
     parts: list[Part] = []
     for field in fields:
         # Keys have the written form, because 0.0 == -0.0.
-        parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _float_keys(block, field, rows))
+        parts += (CONSTANT, b";"), columns.partition[field] or (CHOICE, _encode_float_keys(block, field, rows))
     return write(rows, tuple(parts), block.rows, b",").split(b",")
 
 
-def _float_keys(block: Block, field: int, rows: Longs) -> list[bytes]:
+def _encode_float_keys(block: Block, field: int, rows: Longs) -> list[bytes]:
     column = block.partition_columns[field]
     assert column is not None
     return [repr(column.key(row)).encode() for row in rows.tolist()]
@@ -225,7 +229,7 @@ _DTYPES = {
 """Single-value serialisation of types with a fixed size (Iceberg spec, appendix D)."""
 
 Texts = Callable[[Longs], list[str | None]]
-"""Reads many rows at once; None for rows without a value."""
+"""A function that reads many rows at once; None for rows without a value."""
 
 
 class FileStats:
@@ -243,17 +247,17 @@ class FileStats:
 
     def write(self, rows: Longs) -> list[bytes]:
         """Return `,"value-counts":{…},…` for each row; maps without keys are omitted."""
-        written = [_written_map(name, columns, rows) for name, columns in self._maps if columns]
+        written = [_write_maps(name, columns, rows) for name, columns in self._maps if columns]
         return [text.encode() for text in map("".join, zip(*written, strict=True))] if written else [b""] * len(rows)
 
 
-def _written_map(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
+def _write_maps(name: str, columns: list[tuple[str, Texts]], rows: Longs) -> list[str]:
     keys = [key for key, _ in columns]
     values = zip(*(read(rows) for _, read in columns), strict=True)
-    return [_map(name, keys, texts) for texts in values]
+    return [_write_map(name, keys, texts) for texts in values]
 
 
-def _map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
+def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str:
     present = [text for text in texts if text is not None]
     if not present:
         return ""
@@ -269,7 +273,7 @@ def _counts(column: PackedColumn | None) -> Texts:
 
 
 def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
-    """Return what reads the bounds of this column; None if the block has none."""
+    """Return the function that reads the bounds of this column; None if the block has none."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
         return None
@@ -280,7 +284,7 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
             f'"{text[1:]}"' if text else None for text in write(rows, parts, block.rows, b",").decode().split(",")
         ]
     if dtype is None:
-        return lambda rows: [_bound(block, side, column_id, kind, row) for row in rows.tolist()]
+        return lambda rows: [_write_bound(block, side, column_id, kind, row) for row in rows.tolist()]
     read_at = doubles_at if kind in FLOATS else longs_at
 
     def read(rows: Longs) -> list[str | None]:
@@ -295,7 +299,7 @@ def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
     return read
 
 
-def _bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
+def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
     value = block.bound(side, column_id, row)
     return None if value is None else f'"{encode(kind, value).hex().upper()}"'
 
@@ -408,7 +412,7 @@ class PartitionTexts:
         for row, key in zip(rows.tolist(), partition_keys, strict=True):
             text = cached.get(key)
             if text is None:
-                text = _fragment(fields, block.partition(row), self._dialect).encode()
+                text = _encode_partition(fields, block.partition(row), self._dialect).encode()
                 cached.put(key, text, len(key) + len(text))
             texts.append(text)
         return texts
@@ -444,7 +448,7 @@ class PartitionTexts:
 
 
 class _TextsOfView:
-    """For answers to a view's plans, which nearly always have the same metadata."""
+    """The partition texts of a view's plans, which nearly always have the same metadata."""
 
     def __init__(self) -> None:
         self.by_dialect: dict[ClientDialect, PartitionTexts] = {}
@@ -485,28 +489,28 @@ class PartitionTextCache:
 UNCACHED = PartitionTextCache(0)
 
 
-def _fragment(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:
+def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect: ClientDialect) -> str:
     texts = []
     for field in fields:
         value = None if field.position < 0 else values[field.position]
         if "null" in dialect.unreadable if value is None else not field.readable:
             return ""
-        texts.append("null" if value is None else _value(field.stored, field.target, value, dialect))
+        texts.append("null" if value is None else _encode_value(field.stored, field.target, value, dialect))
     return f',"partition":[{",".join(texts)}]'
 
 
-def _value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
+def _encode_value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
     if isinstance(value, float):
-        return _float_text(target, value)
+        return _encode_float(target, value)
     value = promote_value(kind, target, value)
     as_number = dialect.numbers_for_times and target in _INT_LIKE
     return to_json(value if as_number else encode_json(target, value)).decode()
 
 
-def _float_text(target: str, value: float) -> str:
-    """JSON has no infinity, but parsers read numbers beyond the range of doubles as infinity.
+def _encode_float(target: str, value: float) -> str:
+    """Return a float as JSON, which has neither infinity nor NaN.
 
-    It has no NaN.
+    Parsers read numbers beyond the range of doubles as infinity.
     """
     if math.isnan(value):
         raise NotAcceptable(

@@ -64,7 +64,7 @@ def sequence_numbers(manifest: ManifestFile, block: Block, rows: Longs) -> Longs
     return np.where(missing, manifest.sequence_number, sequences)
 
 
-def first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
+def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> Longs | None:
     """Return int64[rows], first row ids of data files: files without one are assigned ids in order, from the
     manifest's on.
 
@@ -97,7 +97,11 @@ class DeleteIndex:
     """
 
     def __init__(self, view: TableView, specs: Iterable[PartitionSpec], schemas: Iterable[Schema]) -> None:
-        """Corrupt, with the manifest's path, if an entry is not a delete file or lacks a required field."""
+        """Build the index.
+
+        Raises:
+            Corrupt: If an entry is not a delete file or lacks a required field; the message has the manifest's path.
+        """
         self._view = view
         self._specs = {spec.spec_id: spec for spec in specs}
         self._schemas = tuple(schemas)
@@ -111,8 +115,8 @@ class DeleteIndex:
         equality: list[EqualityDelete] = []
         for number, block in enumerate(view.delete_blocks):
             for field_id, _ in block.partition_fields:
-                known = self._fields.get(block.spec_id, ())
-                self._fields[block.spec_id] = tuple(sorted({*known, field_id}))
+                field_ids = self._fields.get(block.spec_id, ())
+                self._fields[block.spec_id] = tuple(sorted({*field_ids, field_id}))
             self._collect(number, block, vectors, by_path, by_partition, equality)
         self._vectors, self._by_path = _Groups(vectors), _Groups(by_path)
         self._by_partition = _Groups(by_partition)
@@ -120,11 +124,11 @@ class DeleteIndex:
         self._sorted_paths = sorted(self._paths)
 
     def deletes_for_file(self, entry_id: int) -> tuple[int, ...]:
-        """Delete rows of the view that apply to the data file with this entry id, ascending."""
+        """Return the delete rows of the view that apply to the data file with this entry id, ascending."""
         return self.deletes_for(np.array([entry_id], dtype=np.int64))[0]
 
     def deletes_for(self, entry_ids: Longs) -> list[tuple[int, ...]]:
-        """Delete rows for int64[n] entry ids in any order.
+        """Return the delete rows for int64[n] entry ids in any order.
 
         Files with the same delete files share one tuple.
 
@@ -169,11 +173,11 @@ class DeleteIndex:
         rows = np.flatnonzero(contents == _POSITIONS)
         if len(rows):
             is_vector = _are_vectors(block, rows)
-            paths = self._number_paths(_referenced(block, rows, is_vector))
+            paths = self._number_paths(_read_referenced_files(block, rows, is_vector))
             for kind, selected in ((vectors, is_vector), (by_path, ~is_vector & (paths >= 0))):
                 kind.add(paths[selected], sequences[rows[selected]], first + rows[selected])
-            rest = rows[paths < 0]
-            by_partition.add(self._number_partitions(block, rest), sequences[rest], first + rest)
+            other_rows = rows[paths < 0]
+            by_partition.add(self._number_partitions(block, other_rows), sequences[other_rows], first + other_rows)
         rows = np.flatnonzero(contents == _EQUALITY)
         if len(rows):
             unpartitioned = self._unpartitioned.get(block.spec_id, not block.partition_fields)
@@ -186,21 +190,21 @@ class DeleteIndex:
 
     def _number_paths(self, paths: list[bytes | None]) -> Longs:
         """Return int64[paths]: ids, assigned at the first occurrence of a path; -1 for None."""
-        known = self._paths
-        ids = [-1 if path is None else known.setdefault(path, len(known)) for path in paths]
+        path_ids = self._paths
+        ids = [-1 if path is None else path_ids.setdefault(path, len(path_ids)) for path in paths]
         return np.array(ids, dtype=np.int64)
 
     def _number_partitions(self, block: Block, rows: Longs) -> Longs:
         """Return int64[rows]: ids of the rows' partitions, assigned at the first occurrence."""
         if not len(rows):
             return rows
-        known = self._partitions.setdefault(block.spec_id, {})
+        scope_of = self._partitions.setdefault(block.spec_id, {})
         ids = []
         for partition in self._partitions_of(block, rows):
-            scope = known.get(partition)
+            scope = scope_of.get(partition)
             if scope is None:
                 self._partition_count += 1
-                scope = known[partition] = self._partition_count
+                scope = scope_of[partition] = self._partition_count
             ids.append(scope)
         return np.array(ids, dtype=np.int64)
 
@@ -219,10 +223,11 @@ class DeleteIndex:
         )
 
     def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
-        """Return the values of `_values` below, with dates converted to the unit of timestamps if the column was
-        promoted.
+        """Return the values of `_read_partition_values`.
+
+        Dates are converted to the unit of timestamps if the column was promoted.
         """
-        values = _values(block, field_id, rows)
+        values = _read_partition_values(block, field_id, rows)
         day = self._units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
         return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
 
@@ -268,7 +273,7 @@ class DeleteIndex:
 
     def _by_block(self, rows: Longs) -> Iterator[tuple[int, Longs, Longs]]:
         """Yield (block number, positions in `rows`, rows of the block) for each block with rows."""
-        numbers, local = self._view.split(rows)
+        numbers, local = self._view.split_entry_ids(rows)
         order = np.argsort(numbers, kind="stable")
         ends = [*(np.flatnonzero(np.diff(numbers[order])) + 1).tolist(), len(rows)]
         for start, end in pairwise((0, *ends)):
@@ -280,10 +285,10 @@ class DeleteIndex:
         self, applying: list[tuple[int, ...]], sequences: Longs, paths: Longs, partitions: Longs
     ) -> None:
         """Add deletion vectors, and position deletes for data files without one."""
-        vectors = self._vectors.first(paths, sequences)
+        vectors = self._vectors.find_first_position(paths, sequences)
         without = vectors < 0
-        by_path = self._by_path.first(np.where(without, paths, -1), sequences)
-        by_partition = self._by_partition.first(np.where(without, partitions, -1), sequences)
+        by_path = self._by_path.find_first_position(np.where(without, paths, -1), sequences)
+        by_partition = self._by_partition.find_first_position(np.where(without, partitions, -1), sequences)
         positions = np.flatnonzero((vectors >= 0) | (by_path >= 0) | (by_partition >= 0))
         if not len(positions):
             return
@@ -303,7 +308,7 @@ class DeleteIndex:
             _, examples, alike = np.unique(
                 alike * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
             )
-        tuples = _joined([(group, first[examples]) for group, first in parts])
+        tuples = _join_delete_files([(group, first[examples]) for group, first in parts])
         for position, kind in zip(positions.tolist(), alike.tolist(), strict=True):
             applying[position] = tuples[kind]
 
@@ -316,7 +321,7 @@ class DeleteIndex:
         partitions: Longs,
     ) -> None:
         """Add equality deletes; files with equal results share them."""
-        found: dict[int, list[int]] = {}
+        deletes_of: dict[int, list[int]] = {}
         blocks = [(self._view.blocks[number], positions, local) for number, positions, local in self._by_block(rows)]
         everywhere = np.full(len(rows), _GLOBAL, dtype=np.int64)
         for positions, deletes in equality.applying(blocks, sequences, (everywhere, partitions)):
@@ -324,9 +329,9 @@ class DeleteIndex:
             sorted_positions, sorted_deletes = positions[order], deletes[order].tolist()
             starts = [0, *(np.flatnonzero(np.diff(sorted_positions)) + 1).tolist()]
             for start, end in pairwise((*starts, len(sorted_deletes))):
-                found.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
+                deletes_of.setdefault(int(sorted_positions[start]), []).extend(sorted_deletes[start:end])
         shared: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for position, more in found.items():
+        for position, more in deletes_of.items():
             merged = tuple(sorted((*applying[position], *more)))
             applying[position] = shared.setdefault(merged, merged)
 
@@ -368,19 +373,20 @@ class _Groups:
     def _key(self, groups: Longs, ranks: Longs) -> Longs:
         return groups * (len(self._distinct) + 1) + ranks
 
-    def first(self, groups: Longs, sequences: Longs) -> Longs:
-        """Position of the first delete file of the group with an equal or higher sequence number; -1 if none, or group
-        -1.
+    def find_first_position(self, groups: Longs, sequences: Longs) -> Longs:
+        """Return the position of the first delete file of each group with an equal or higher sequence number.
+
+        The position is -1 if there is none, or for the group -1.
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
         positions = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
-        found = np.minimum(positions, len(self._groups) - 1)
-        return np.where((positions == found) & (self._groups[found] == groups), positions, -1)
+        in_range = np.minimum(positions, len(self._groups) - 1)
+        return np.where((positions == in_range) & (self._groups[in_range] == groups), positions, -1)
 
 
-def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
-    """For each example, the delete files from its position in each group to the group's end, ascending."""
+def _join_delete_files(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
+    """Return, for each example, the delete files from its position in each group to the group's end, ascending."""
     counts = sum(np.where(first >= 0, group.ends[first] - first, 0) for group, first in parts)
     if len(parts) == 1 and np.all(counts == 1):
         group, first = parts[0]
@@ -388,10 +394,10 @@ def _joined(parts: Sequence[tuple[_Groups, Longs]]) -> list[tuple[int, ...]]:
     joined: list[list[int]] = [[] for _ in range(len(parts[0][1]))]
     for group, first in parts:
         deletes = group.deletes
-        for found, start, end in zip(joined, first.tolist(), group.ends[first].tolist(), strict=True):
+        for example_deletes, start, end in zip(joined, first.tolist(), group.ends[first].tolist(), strict=True):
             if start >= 0:
-                found += deletes[start:end]
-    return [tuple(sorted(found)) for found in joined]
+                example_deletes += deletes[start:end]
+    return [tuple(sorted(example_deletes)) for example_deletes in joined]
 
 
 def _is_unpartitioned(spec: PartitionSpec) -> bool:
@@ -405,7 +411,7 @@ def _are_vectors(block: Block, rows: Longs) -> npt.NDArray[np.bool_]:
     return np.array([name in vectors for name in formats], dtype=np.bool_)
 
 
-def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
+def _read_referenced_files(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> list[bytes | None]:
     """Return the single data file that each position delete refers to; None if it may refer to several.
 
     Truncated bounds suffice: if the lower bound equals the upper bound, it is the full path.
@@ -426,15 +432,15 @@ def _referenced(block: Block, rows: Longs, is_vector: npt.NDArray[np.bool_]) -> 
     return named
 
 
-def _values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+def _read_partition_values(block: Block, field_id: int, rows: Longs) -> Sequence[object]:
     """Return the values of one partition field, as objects that are equal if the partition values are equal; None
     for null.
 
     Floats are compared by their bits (spec, "Scan Planning", note 3): NaN equals itself, and the zeros differ. Numbers
     equal the same numbers of a promoted type.
     """
-    found = block.partition_column(field_id)
-    kind, packed = found or ("", None)
+    kind_and_packed = block.partition_column(field_id)
+    kind, packed = kind_and_packed or ("", None)
     if packed is None:
         return [None] * len(rows)
     column = block.column_at(packed)

@@ -46,7 +46,7 @@ class EqualityDelete(NamedTuple):
     """Row among the view's delete rows."""
     block: int
     row: int
-    """Of the block."""
+    """The row of the block."""
     scope: int
     sequence: int
     """The highest data sequence number that it applies to."""
@@ -55,9 +55,9 @@ class EqualityDelete(NamedTuple):
 
 
 class EqualityDeletes:
-    """Immutable.
+    """The equality deletes of a view.
 
-    `blocks`: the view's delete blocks. `schemas`: all schemas of the table.
+    Immutable. `blocks` are the view's delete blocks, `schemas` all schemas of the table.
     """
 
     def __init__(self, blocks: Sequence[Block], deletes: Iterable[EqualityDelete], schemas: Sequence[Schema]) -> None:
@@ -116,7 +116,7 @@ class _ColumnGroup:
             (blocks[number], np.array([delete.row for delete in rows], dtype=np.int64))
             for number, rows in groupby(members, key=lambda delete: delete.block)
         ]
-        columns = [_Column.of(column_id, pieces, schemas) for column_id in ids]
+        columns = [_Column.from_pieces(column_id, pieces, schemas) for column_id in ids]
         self._columns = [pair[0] for pair in columns if pair is not None]
         ranks = [pair[1] for pair in columns if pair is not None]
         scopes = np.array([delete.scope for delete in members], dtype=np.int64)
@@ -135,7 +135,7 @@ class _ColumnGroup:
         )
         self._levels = [leaves]
         while len(self._levels[-1].sequence) > _FAN:
-            self._levels.append(_summary(self._levels[-1]))
+            self._levels.append(_summarize_level(self._levels[-1]))
 
     def applying(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
@@ -187,8 +187,8 @@ class _ColumnGroup:
         for depth in reversed(range(len(self._levels))):
             shift = _FAN_BITS * depth
             new = np.flatnonzero(entry == depth)
-            which, nodes = _spread(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
-            row, node = np.concatenate([row, rows[new][which]]), np.concatenate([node, nodes])
+            ranges, nodes = _spread_ranges(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
+            row, node = np.concatenate([row, rows[new][ranges]]), np.concatenate([node, nodes])
             keep = (node << shift < data_files.last[row]) & ((node + 1) << shift > data_files.first[row])
             keep &= _may_meet(self._levels[depth], node, data_files, row)
             row, node = row[keep], node[keep]
@@ -196,8 +196,10 @@ class _ColumnGroup:
                 if len(row) > _PAIRS_MAX >> _FAN_BITS and len(rows) > 1:
                     return None
                 children = node << _FAN_BITS
-                which, node = _spread(children, np.minimum(children + _FAN, len(self._levels[depth - 1].sequence)))
-                row = row[which]
+                ranges, node = _spread_ranges(
+                    children, np.minimum(children + _FAN, len(self._levels[depth - 1].sequence))
+                )
+                row = row[ranges]
         return row, node
 
 
@@ -211,7 +213,7 @@ def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) ->
     return keep
 
 
-def _summary(level: _Level) -> _Level:
+def _summarize_level(level: _Level) -> _Level:
     starts = np.arange(0, len(level.sequence), _FAN)
     return _Level(
         np.maximum.reduceat(level.sequence, starts),
@@ -221,12 +223,12 @@ def _summary(level: _Level) -> _Level:
     )
 
 
-def _spread(first: Longs, last: Longs) -> tuple[Longs, Longs]:
+def _spread_ranges(first: Longs, last: Longs) -> tuple[Longs, Longs]:
     """Return (all numbers of the ranges [first, last), the index of the range of each)."""
     counts = np.maximum(last - first, 0)
-    which = np.repeat(np.arange(len(first)), counts)
+    ranges = np.repeat(np.arange(len(first)), counts)
     before = np.cumsum(counts) - counts
-    return which, np.arange(len(which)) - np.repeat(before - first, counts)
+    return ranges, np.arange(len(ranges)) - np.repeat(before - first, counts)
 
 
 class _Column:
@@ -241,7 +243,7 @@ class _Column:
         self._uppers = uppers
 
     @staticmethod
-    def of(
+    def from_pieces(
         column_id: int, pieces: Sequence[tuple[Block, Longs]], schemas: Sequence[Schema]
     ) -> tuple[_Column, tuple[Longs, Longs, npt.NDArray[np.uint8]]] | None:
         """Return (column, ranks and flags of each delete file); None if no delete file has statistics of the column."""
@@ -249,14 +251,14 @@ class _Column:
         if kind is None:
             return None
         order, required = _order(kind), _is_required(column_id, schemas)
-        stats = [_statistics(block, column_id, rows, order, required) for block, rows in pieces]
-        lowers = _distinct([part.lower[part.lower_known] for part in stats if part.lower is not None])
-        uppers = _distinct([part.upper[part.upper_known] for part in stats if part.upper is not None])
+        stats = [_read_statistics(block, column_id, rows, order, required) for block, rows in pieces]
+        lowers = _find_distinct([part.lower[part.lower_known] for part in stats if part.lower is not None])
+        uppers = _find_distinct([part.upper[part.upper_known] for part in stats if part.upper is not None])
         column = _Column(column_id, order, required, lowers, uppers)
         ranks = [
             (
-                _ranks(lowers, part.lower, part.lower_known, "left", -1, part.empty, _UNBOUNDED),
-                _ranks(uppers, part.upper, part.upper_known, "left", _UNBOUNDED, part.empty, -1),
+                _compute_ranks(lowers, part.lower, part.lower_known, "left", -1, part.empty, _UNBOUNDED),
+                _compute_ranks(uppers, part.upper, part.upper_known, "left", _UNBOUNDED, part.empty, -1),
                 part.flags,
             )
             for part in stats
@@ -265,10 +267,12 @@ class _Column:
         return column, (lower, upper, flags)
 
     def of_data(self, block: Block, rows: Longs) -> tuple[Longs, Longs, npt.NDArray[np.uint8]]:
-        """`above`, `below` and flags of data files, see `_DataFiles`."""
-        statistics = _statistics(block, self._column_id, rows, self._order, self._required)
-        above = _ranks(self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED)
-        below = _ranks(
+        """Return `above`, `below` and the flags of data files, see `_DataFiles`."""
+        statistics = _read_statistics(block, self._column_id, rows, self._order, self._required)
+        above = _compute_ranks(
+            self._uppers, statistics.lower, statistics.lower_known, "left", 0, statistics.empty, _UNBOUNDED
+        )
+        below = _compute_ranks(
             self._lowers, statistics.upper, statistics.upper_known, "right", _UNBOUNDED, statistics.empty, -1
         )
         return above, below, statistics.flags
@@ -276,7 +280,7 @@ class _Column:
 
 class _Statistics(NamedTuple):
     lower: Values | None
-    """None if the block has no comparable bounds."""
+    """The lower bounds; None if the block has no comparable bounds."""
     lower_known: npt.NDArray[np.bool_]
     upper: Values | None
     upper_known: npt.NDArray[np.bool_]
@@ -286,15 +290,15 @@ class _Statistics(NamedTuple):
     """All values are null."""
 
 
-def _statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
+def _read_statistics(block: Block, column_id: int, rows: Longs, order: str, required: bool) -> _Statistics:
     nulls = block.count("null_value_counts", column_id)[rows]
-    known = nulls != MISSING
-    empty = known & (nulls == block.count("value_counts", column_id)[rows])
-    flags = np.where(known, nulls > 0, not required).astype(np.uint8)
+    is_known = nulls != MISSING
+    empty = is_known & (nulls == block.count("value_counts", column_id)[rows])
+    flags = np.where(is_known, nulls > 0, not required).astype(np.uint8)
     if order == "float":
         flags[(block.count("nan_value_counts", column_id)[rows] != 0) & ~empty] |= _NAN
-    lower, lower_known = _bounds(block, "lower", column_id, rows, order)
-    upper, upper_known = _bounds(block, "upper", column_id, rows, order)
+    lower, lower_known = _read_bounds(block, "lower", column_id, rows, order)
+    upper, upper_known = _read_bounds(block, "upper", column_id, rows, order)
     if order == "uuid" and lower is not None and upper is not None:
         lower_known = upper_known = lower_known & upper_known & (lower <= upper)
     elif order == "uuid":
@@ -302,22 +306,22 @@ def _statistics(block: Block, column_id: int, rows: Longs, order: str, required:
     return _Statistics(lower, lower_known, upper, upper_known, flags, empty)
 
 
-def _bounds(
+def _read_bounds(
     block: Block, side: str, column_id: int, rows: Longs, order: str
 ) -> tuple[Values | None, npt.NDArray[np.bool_]]:
     """Return (values, whether they are known): int64, float64, or comparable objects."""
     column, kind = block.bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None or _order(kind) != order:
         return None, np.zeros(len(rows), dtype=np.bool_)
-    known = column.present()[rows]
+    is_known = column.present()[rows]
     if column.packed.form == Form.INTEGERS:
-        return column.longs()[rows], known
+        return column.longs()[rows], is_known
     if column.packed.form == Form.FLOATS:
-        return column.doubles()[rows], known
+        return column.doubles()[rows], is_known
     read = _reader(kind)
     values = np.empty(len(rows), dtype=object)
     values[:] = [read(text or b"") for text in strings(column, rows)]
-    return values, known
+    return values, is_known
 
 
 def _reader(kind: str) -> Callable[[bytes], object]:
@@ -337,26 +341,26 @@ def _order(kind: str) -> str:
     return {"long": "int", "double": "float"}.get(kind, kind.partition("[")[0])
 
 
-def _ranks(
+def _compute_ranks(
     among: Values,
     values: Values | None,
-    known: npt.NDArray[np.bool_],
+    is_known: npt.NDArray[np.bool_],
     side: Literal["left", "right"],
-    unknown: int,
+    unknown_rank: int,
     empty: npt.NDArray[np.bool_],
     nowhere: int,
 ) -> Longs:
     """Return the number of values in `among` less than each value (`side` right: not greater); `nowhere` for files
     without values.
     """
-    ranks = np.full(len(known), unknown, dtype=np.int64)
+    ranks = np.full(len(is_known), unknown_rank, dtype=np.int64)
     if values is not None and len(among):
-        ranks[known] = np.searchsorted(among, values[known], side=side)
+        ranks[is_known] = np.searchsorted(among, values[is_known], side=side)
     ranks[empty] = nowhere
     return ranks
 
 
-def _distinct(parts: list[Values]) -> Values:
+def _find_distinct(parts: list[Values]) -> Values:
     return np.unique(np.concatenate(parts)) if parts else np.empty(0)
 
 

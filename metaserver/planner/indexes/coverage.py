@@ -39,9 +39,9 @@ class FileIds:
     def __init__(self, view: TableView) -> None:
         parts = [_ids_of(view, number) for number in range(len(view.blocks))]
         ids = np.concatenate([ids for ids, _ in parts]) if parts else np.empty((0, 2), dtype=np.uint64)
-        known = np.concatenate([known for _, known in parts]) if parts else np.empty(0, dtype=np.bool_)
+        is_known = np.concatenate([is_known for _, is_known in parts]) if parts else np.empty(0, dtype=np.bool_)
         self.count = len(ids)
-        identified = np.flatnonzero(known)
+        identified = np.flatnonzero(is_known)
         self._order: Longs = identified[np.lexsort((ids[identified, 1], ids[identified, 0]))]
         self._ids: Words = ids[self._order]
 
@@ -65,13 +65,13 @@ class FileIds:
         """Return int64[n]: the position of each of the identities `ids`, uint64[n, 2]; -1 for files that the view
         lacks.
         """
-        found = _find(self._ids, ids)
+        sorted_positions = _find(self._ids, ids)
         positions = np.full(len(ids), -1, dtype=np.int64)
-        present = found >= 0
-        positions[present] = self._order[found[present]]
+        present = sorted_positions >= 0
+        positions[present] = self._order[sorted_positions[present]]
         return positions
 
-    def described(self, ids: Words) -> Mask:
+    def are_described_by(self, ids: Words) -> Mask:
         """Return bool[count]: whether the identity is one of `ids`, uint64[n, 2]; True for both of a file listed
         twice.
         """
@@ -82,12 +82,18 @@ class FileIds:
 
 
 def file_ids_of(view: TableView) -> FileIds:
-    """Computed on first use, which may be in a thread, and cached as long as the view lives."""
+    """Return the identities of the view's files.
+
+    They are computed on first use, which may be in a thread, and cached as long as the view lives.
+    """
     return view.derived.get(FileIds) or view.derived.keep(FileIds(view))
 
 
 class CoveredFiles(NamedTuple):
-    """`positions`, int64[files]: in the view, of each data file of an index file; -1 if the view does not have it."""
+    """The data files of an index file that a view has.
+
+    `positions`, int64[files]: the position of each data file in the view; -1 if the view does not have it.
+    """
 
     location: str
     positions: Longs
@@ -145,14 +151,15 @@ class Coverage:
         return self._by_position
 
     def file_at(self, position: int) -> tuple[str, int] | None:
-        """Return (location of an index file, index of the data file in it) for a position in the view; None:
-        uncovered.
+        """Return (location of an index file, index of the data file in it) for a position in the view.
+
+        None if no index file describes the file.
         """
         part_of, file_of = self.by_position
         return None if part_of[position] < 0 else (self.parts[part_of[position]].location, int(file_of[position]))
 
 
-async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
+async def compute_coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFileRef]]) -> dict[str, Coverage]:
     """Return the coverage of each definition's index files, by definition id.
 
     The latest one is cached as long as the view lives.
@@ -160,21 +167,21 @@ async def coverages(view: TableView, index_files: Mapping[str, Sequence[IndexFil
     cached = (view.derived.get(_Coverages) or view.derived.keep(_Coverages())).by_definition
     locations = {definition_id: tuple(file.location for file in files) for definition_id, files in index_files.items()}
     stale = [key for key in index_files if key not in cached or cached[key][0] != locations[key]]
-    found = {key: cached[key][1] for key in index_files if key not in stale}
+    coverage_of = {key: cached[key][1] for key in index_files if key not in stale}
     if stale:
 
         def cover() -> dict[str, Coverage]:
             ids = file_ids_of(view)
             return {key: Coverage(ids, index_files[key]) for key in stale}
 
-        made = await asyncio.to_thread(cover)
-        cached.update({key: (locations[key], coverage) for key, coverage in made.items()})
-        found |= made
-    return found
+        new_coverages = await asyncio.to_thread(cover)
+        cached.update({key: (locations[key], coverage) for key, coverage in new_coverages.items()})
+        coverage_of |= new_coverages
+    return coverage_of
 
 
 class _Coverages:
-    """By definition id: the locations of index files, and their coverage."""
+    """The locations of index files and their coverage, by definition id."""
 
     def __init__(self) -> None:
         self.by_definition: dict[str, tuple[tuple[str, ...], Coverage]] = {}
@@ -188,34 +195,34 @@ class _BlockIds(NamedTuple):
     """The identities of a block's files: uint64[files, 2], and bool[files], whether a file has one."""
 
     ids: Words
-    known: Mask
+    is_known: Mask
 
     @property
     def size_bytes(self) -> int:
-        return self.ids.nbytes + self.known.nbytes
+        return self.ids.nbytes + self.is_known.nbytes
 
 
 def _find(ordered: Words, ids: Words) -> Longs:
     """Return int64[n]: the position of each of `ids` in `ordered`, both uint64[n, 2]; -1 if absent."""
     high, low = np.ascontiguousarray(ordered[:, 0]), ordered[:, 1]
-    found = np.full(len(ids), -1, dtype=np.int64)
+    positions = np.full(len(ids), -1, dtype=np.int64)
     at = np.searchsorted(high, ids[:, 0], side="left")
     end = np.searchsorted(high, ids[:, 0], side="right")
     left = np.flatnonzero(at < end)
     # A second iteration occurs only if two identities share the first word.
     while len(left):
         here = low[at[left]] == ids[left, 1]
-        found[left[here]] = at[left[here]]
+        positions[left[here]] = at[left[here]]
         left = left[~here]
         at[left] += 1
         left = left[at[left] < end[left]]
-    return found
+    return positions
 
 
 def _ids_of(view: TableView, number: int) -> _BlockIds:
     block = view.blocks[number]
-    found = block.derived.get(_BlockIds)
-    return block.keep(_identify(TableView((view.manifests[number],), (block,)))) if found is None else found
+    cached_ids = block.derived.get(_BlockIds)
+    return block.keep(_identify(TableView((view.manifests[number],), (block,)))) if cached_ids is None else cached_ids
 
 
 def _identify(view: TableView) -> _BlockIds:
@@ -223,7 +230,7 @@ def _identify(view: TableView) -> _BlockIds:
     files = lookup(view, EVERYTHING)
     paths = files.texts("file_path")
     counts = np.stack([files.longs("file_size_in_bytes"), files.longs("record_count")], axis=1)
-    known = (counts >= 0).all(axis=1) & (paths.present != 0)
+    is_known = (counts >= 0).all(axis=1) & (paths.present != 0)
     starts = paths.ends + _COUNTS_BYTES * np.arange(len(paths.ends), dtype=np.int64)
     heap = np.empty(int(starts[-1]), dtype=np.uint8)
     count_bytes = (starts[1:, None] - _COUNTS_BYTES) + np.arange(_COUNTS_BYTES)
@@ -231,4 +238,4 @@ def _identify(view: TableView) -> _BlockIds:
     is_path[count_bytes] = False
     heap[is_path] = paths.data
     heap[count_bytes] = np.ascontiguousarray(counts, dtype="<i8").view(np.uint8).reshape(-1, _COUNTS_BYTES)
-    return _BlockIds(np.stack([_hash.hash_spans(heap, starts, seed) for seed in (0, 1)], axis=1), known)
+    return _BlockIds(np.stack([_hash.hash_spans(heap, starts, seed) for seed in (0, 1)], axis=1), is_known)

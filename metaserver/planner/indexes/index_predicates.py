@@ -97,9 +97,11 @@ class IndexProjection:
     def definitions(self) -> tuple[IndexDefinition, ...]:
         """The definitions of indexes that can prune."""
         fields = dict.fromkeys(predicate.column_id for predicate in predicates_of(self.expression))
-        found = [self.by_field[field_id] for field_id in fields] + [definition for definition, _ in self.composite]
-        found += [predicate.definition for predicate in self.key_set_predicates]
-        return tuple({definition.id: definition for definition in found}.values())
+        definitions = [self.by_field[field_id] for field_id in fields] + [
+            definition for definition, _ in self.composite
+        ]
+        definitions += [predicate.definition for predicate in self.key_set_predicates]
+        return tuple({definition.id: definition for definition in definitions}.values())
 
     def predicates_for(self, definition_id: str) -> list[IndexPredicate]:
         """Return the distinct predicates that the index files of one definition evaluate."""
@@ -114,7 +116,7 @@ class IndexProjection:
 def project(
     bound: Expression, definitions: Sequence[IndexDefinition], dynamic_filters: Sequence[DynamicFilter] = ()
 ) -> IndexProjection | None:
-    """Return None if no index can prune."""
+    """Project the filter onto the indexes; None if no index can prune."""
     by_field = {
         FIRST_FIELD_ID + number: definition
         for number, definition in enumerate(definitions)
@@ -127,11 +129,11 @@ def project(
         fields.setdefault(term.column_id, []).append(field)
     budget = _Budget(TRANSFORMED_MAX)
     expression = replace_predicates(bound, lambda predicate: _project_predicate(predicate, fields, by_field, budget))
-    expression = replace_predicates(expression, lambda predicate: _supported(predicate, by_field))
+    expression = replace_predicates(expression, lambda predicate: _keep_if_supported(predicate, by_field))
     composite = tuple(
         (definition, equalities)
         for definition in definitions
-        if len(definition.terms) > 1 and (equalities := _equalities(bound, definition))
+        if len(definition.terms) > 1 and (equalities := _find_equalities(bound, definition))
     )
     key_set_predicates = tuple(
         KeySetPredicate(definition, dynamic_filter)
@@ -169,7 +171,11 @@ def _project_predicate(
     by_field: Mapping[int, IndexDefinition],
     budget: _Budget,
 ) -> Expression:
-    """`fields`: by source column id."""
+    """Project a predicate onto the fields of indexes.
+
+    Args:
+        fields: The fields by source column id.
+    """
     applicable = [
         field
         for field in fields.get(predicate.column_id, ())
@@ -201,14 +207,15 @@ def _project_function(predicate: Bound, term: Term, field_id: int, name: str) ->
     return INDEXED_FUNCTIONS[term.transform].project(predicate, values)
 
 
-def _supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
+def _keep_if_supported(predicate: Bound, by_field: Mapping[int, IndexDefinition]) -> Expression:
     """Return the predicate, or TRUE if its index does not support it."""
     return predicate if KINDS[by_field[predicate.column_id].kind].supports(predicate) else TRUE
 
 
-def _equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
-    """For each term, a predicate that lists its values and that every matching row satisfies; None if a term has
-    none.
+def _find_equalities(bound: Expression, definition: IndexDefinition) -> tuple[Bound, ...] | None:
+    """Return, for each term, a predicate that lists its values and that every matching row satisfies.
+
+    None if a term has no such predicate.
     """
     listed = bound.children if isinstance(bound, And) else (bound,)
     equalities: list[Bound] = []

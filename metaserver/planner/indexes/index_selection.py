@@ -26,7 +26,7 @@ from seamark.metaserver.index.files.indexes import DISK_S, Indexes, OpenIndex
 from seamark.metaserver.index.files.registry import IndexFiles
 from seamark.metaserver.index.files.remote import RANGES_MAX, RemoteIndexFile
 from seamark.metaserver.index.files.usage import Usage
-from seamark.metaserver.planner.indexes.coverage import IndexFileRef, coverages
+from seamark.metaserver.planner.indexes.coverage import IndexFileRef, compute_coverages
 from seamark.metaserver.planner.indexes.index_predicates import IndexProjection, project
 from seamark.metaserver.planner.indexes.probe import Probe
 from seamark.metaserver.planner.scan.request import BoundScan
@@ -47,8 +47,8 @@ class _RemoteHits(NamedTuple):
     hits: dict[object, Flags]
 
 
-def _result(task: asyncio.Task[T | None]) -> T | None:
-    """Return None for a task that is not done.
+def _take_result(task: asyncio.Task[T | None]) -> T | None:
+    """Return the result of a task; None for a task that is not done.
 
     An unexpected error is logged and does not fail the plan.
     """
@@ -98,14 +98,14 @@ class IndexSelection:
     async def prepare(
         self, view: TableView, bound_scan: BoundScan, definitions: Sequence[IndexDefinition], entry: Entry
     ) -> Probe | None:
-        """Return None if no index can prune.
+        """Return the probe of a plan; None if no index can prune.
 
         Never raises.
         """
         projection = await self._project(bound_scan, definitions)
         if projection is None:
             return None
-        listed = await self._listed(entry)
+        listed = await self._list_files(entry)
         if listed is None:
             return None
         listed_files = {definition.id: listed.live(definition.id) for definition in projection.definitions}
@@ -113,7 +113,7 @@ class IndexSelection:
         if not files:
             return None
         until_s = self._clock.monotonic() + self._wait_s
-        opened, remote_hits = await self._opened(projection, files, until_s)
+        opened, remote_hits = await self._open_files(projection, files, until_s)
         usable: dict[str, IndexFileRef] = {
             **{location: hits.remote for location, hits in remote_hits.items()},
             **opened,
@@ -122,7 +122,7 @@ class IndexSelection:
             definition_id: [usable[file.location] for file in of_definition if file.location in usable]
             for definition_id, of_definition in listed_files.items()
         }
-        coverage = await coverages(view, described)
+        coverage = await compute_coverages(view, described)
         hits_by_key: dict[object, dict[str, Flags]] = {}
         for location, of_file in remote_hits.items():
             for key, hits in of_file.hits.items():
@@ -135,7 +135,7 @@ class IndexSelection:
         return Probe(view, projection, coverage, opened, hits_by_key, remote_indexes, files, until_s, late)
 
     def record(self, probe: Probe, entry: Entry) -> None:
-        """Records, after a plan, the usage of indexes, and schedules a check of index files that proved damaged."""
+        """Record, after a plan, the usage of indexes, and schedule a check of index files that proved damaged."""
         now_ms = self._clock.now_ms()
         for definition_id, (files_in, removed) in probe.counts.items():
             self._usage.note(entry.uuid, definition_id, files_in=files_in, files_removed=removed, now_ms=now_ms)
@@ -148,14 +148,14 @@ class IndexSelection:
             return await asyncio.to_thread(project, bound_scan.bound, definitions, bound_scan.dynamic_filters)
         return project(bound_scan.bound, definitions)
 
-    async def _listed(self, entry: Entry) -> IndexFiles | None:
+    async def _list_files(self, entry: Entry) -> IndexFiles | None:
         try:
             return await self._indexes.registry.files(entry)
         except SeamarkError as error:
             log.warning("index files not listed", table=entry.name, reason=error.message)
             return None
 
-    async def _opened(
+    async def _open_files(
         self, projection: IndexProjection, files: Sequence[RegisteredIndexFile], until_s: float
     ) -> tuple[dict[str, OpenIndex], dict[str, _RemoteHits]]:
         """Return (opened index files that are in memory in time, results of index files that were read remotely), by
@@ -185,12 +185,14 @@ class IndexSelection:
         }
         awaited = [task for location, task in tasks.items() if location not in remote_reads]
         await asyncio.wait([*awaited, *remote_reads.values()], timeout=max(0.0, until_s - self._clock.monotonic()))
-        remote_hits = {location: hits for location, task in remote_reads.items() if (hits := _result(task)) is not None}
+        remote_hits = {
+            location: hits for location, task in remote_reads.items() if (hits := _take_result(task)) is not None
+        }
         for task in remote_reads.values():
             task.cancel()
         if unanswered := [tasks[location] for location in remote_reads if location not in remote_hits]:
             await asyncio.wait(unanswered, timeout=max(0.0, until_s - self._clock.monotonic()))
-        opened |= {location: index for location, task in tasks.items() if (index := _result(task)) is not None}
+        opened |= {location: index for location, task in tasks.items() if (index := _take_result(task)) is not None}
         return opened, {location: hits for location, hits in remote_hits.items() if location not in opened}
 
     async def _read_remotely(self, projection: IndexProjection, file: RegisteredIndexFile) -> _RemoteHits | None:
@@ -213,9 +215,10 @@ class IndexSelection:
         return await self._indexes.read_remotely(file, probe_index)
 
     async def load_rows(self, probe: Probe) -> bool:
-        """Loads, by range reads, the rows of data files that the plan did not find in bitmap indexes.
+        """Load, by range reads, the rows of data files that the plan did not find in bitmap indexes.
 
-        Whether it loaded any.
+        Returns:
+            Whether it loaded any rows.
         """
         missing = {location: sorted(files) for location, files in probe.missing_rows.items()}
         if sum(map(len, missing.values())) > RANGES_MAX:
@@ -230,7 +233,7 @@ class IndexSelection:
             if file.location in missing
         ]
         await asyncio.wait(tasks, timeout=max(0.0, probe.until_s - self._clock.monotonic()))
-        loaded = [_result(task) for task in tasks]
+        loaded = [_take_result(task) for task in tasks]
         for task in tasks:
             task.cancel()
         return any(loaded)

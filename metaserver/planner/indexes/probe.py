@@ -55,14 +55,14 @@ class Probe:
     listed: Sequence[RegisteredIndexFile] = ()
     """All index files that the plan might use."""
     until_s: float = 0.0
-    """Until when, in monotonic seconds, the plan may wait for index files."""
+    """The time, in monotonic seconds, up to which the plan may wait for index files."""
     late: bool = False
     """Whether an index file was not loaded in time."""
     damaged: dict[str, str] = field(default_factory=dict)
     counts: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """By definition id: files before the index and files that it removed, without pruning by rows."""
+    """The number of files before each index and of files that it removed, by definition id, without pruning by rows."""
     missing_rows: dict[str, set[int]] = field(default_factory=dict)
-    """By location, the data files whose rows a bitmap index has, but not in memory."""
+    """The data files whose rows a bitmap index has, but not in memory, by the location of the index file."""
     _counted: set[object] = field(default_factory=set)
     _kept: dict[object, Flags | None] = field(default_factory=dict)
     _queries: dict[object, IndexQuery | None] = field(default_factory=dict)
@@ -134,25 +134,25 @@ class Probe:
     def _intersect(self, selection: Selection, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> None:
         definition_id, key = predicate.definition.id, predicate.key
         if key not in self._kept:
-            self._kept[key] = self._kept_by(predicate, expired)
-        kept = self._kept[key]
+            self._kept[key] = self._flag_kept_files(predicate, expired)
+        kept_flags = self._kept[key]
         first = key not in self._counted
         self._counted.add(key)
-        if kept is not None:
+        if kept_flags is not None:
             before = selection.count()
-            selection.intersect(kept)
+            selection.intersect(kept_flags)
             files, removed = self.counts.get(definition_id, (0, 0))
             # A later step, which includes this kind, applies the result again without a probe.
             self.counts[definition_id] = files + before * first, removed + before - selection.count()
 
-    def _kept_by(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
+    def _flag_kept_files(self, predicate: IndexPredicate | KeySetPredicate, expired: Expired) -> Flags | None:
         """Return uint8[files of the view]: 1 for files that the index does not describe, that may match, or that
         there was no time for.
         """
         coverage, query = self.coverage.get(predicate.definition.id), self._query(predicate)
         if coverage is None or query is None:
             return None
-        kept = coverage.uncovered.copy()
+        kept_flags = coverage.uncovered.copy()
         remote_hits = self.remote_hits.get(predicate.key, {})
         for part in coverage.parts:
             index = self.opened.get(part.location)
@@ -163,8 +163,8 @@ class Probe:
                 except ValueError as error:
                     self.damaged[part.location] = str(error)
             positions = part.positions if hits is None else part.positions[np.flatnonzero(hits.view(np.bool_))]
-            kept[positions[positions >= 0]] = 1
-        return kept
+            kept_flags[positions[positions >= 0]] = 1
+        return kept_flags
 
     def _query(self, predicate: IndexPredicate | KeySetPredicate) -> IndexQuery | None:
         if predicate.key not in self._queries:
@@ -191,45 +191,45 @@ class Probe:
         return KINDS[self.projection.by_field[predicate.column_id].kind].answers_rows
 
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
-        """Removes, file by file, the files of which no row is in all bitmaps."""
-        kept = np.ones(self.view.file_count, dtype=np.uint8)
-        conjuncts, rest = self._conjuncts()
+        """Remove, file by file, the files of which no row is in all bitmaps."""
+        kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
+        conjuncts, remainder = self._conjuncts()
         for position in selection.positions().tolist():
             if expired():
                 break
-            if not has_row(conjuncts, position, partial(self._rows, rest, position)):
-                kept[position] = 0
-        selection.intersect(kept)
+            if not has_row(conjuncts, position, partial(self._rows, remainder, position)):
+                kept_flags[position] = 0
+        selection.intersect(kept_flags)
 
     def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
         """Return (key sets that bitmaps in memory look up, the narrowest first, the rest of the expression)."""
         expression = self.projection.expression
         children = expression.children if isinstance(expression, And) else (expression,)
         wanted: list[tuple[IndexDefinition, WantedKeys]] = []
-        rest: list[Expression] = []
+        remainder: list[Expression] = []
         for child in children:
-            keys = self._wanted_keys(child) if isinstance(child, Bound) and self._is_bitmap(child) else None
+            keys = self._find_wanted_keys(child) if isinstance(child, Bound) and self._is_bitmap(child) else None
             if keys is None or not isinstance(child, Bound):
-                rest.append(child)
+                remainder.append(child)
             else:
                 wanted.append((self.projection.by_field[child.column_id], keys))
                 if not self._is_in_memory(wanted[-1][0]):  # for remote indexes, `_rows` determines which rows to load
-                    rest.append(child)
+                    remainder.append(child)
         wanted += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
-        found = [
+        conjuncts = [
             Conjunct(keys, self.coverage[definition.id], self.opened, self.damaged)
             for definition, keys in wanted
             if definition.id in self.coverage
         ]
         return sorted(
-            (conjunct for conjunct in found if conjunct.can_prune), key=lambda conjunct: conjunct.share
-        ), all_of(*rest)
+            (conjunct for conjunct in conjuncts if conjunct.can_prune), key=lambda conjunct: conjunct.share
+        ), all_of(*remainder)
 
     def _is_in_memory(self, definition: IndexDefinition) -> bool:
         coverage = self.coverage.get(definition.id)
         return coverage is not None and all(part.location in self.opened for part in coverage.parts)
 
-    def _wanted_keys(self, predicate: Bound) -> WantedKeys | None:
+    def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
         """Return the codes that match a predicate, if these alone match."""
         query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
@@ -249,19 +249,19 @@ class Probe:
             case And(children):
                 narrowest: Bits | None = None
                 for child in children:
-                    found = self._rows(child, position)
-                    if found is not None:
-                        narrowest = found if narrowest is None else narrowest & found
+                    child_rows = self._rows(child, position)
+                    if child_rows is not None:
+                        narrowest = child_rows if narrowest is None else narrowest & child_rows
                         if not narrowest.any():
                             break
                 return narrowest
             case Or(children):
                 widest: Bits | None = None
                 for child in children:
-                    found = self._rows(child, position)
-                    if found is None:
+                    child_rows = self._rows(child, position)
+                    if child_rows is None:
                         return None
-                    widest = found if widest is None else widest | found
+                    widest = child_rows if widest is None else widest | child_rows
                 return widest
             case Bound():
                 return self._rows_of(expression, position) if self._is_bitmap(expression) else None
@@ -272,10 +272,10 @@ class Probe:
         query = self._query(predicate_of_index)
         if not isinstance(query, BitmapQuery):
             return None
-        found = self._bitmap_at(predicate_of_index, position)
-        if found is None:
+        located_bitmap = self._bitmap_at(predicate_of_index, position)
+        if located_bitmap is None:
             return None
-        location, file, bitmap = found
+        location, file, bitmap = located_bitmap
         try:
             return bitmap.rows(file, query.ranges)
         except ValueError as error:
@@ -288,11 +288,11 @@ class Probe:
         None if there is none, or if its bitmaps are of another number of rows.
         """
         coverage = self.coverage.get(predicate.definition.id)
-        found = None if coverage is None else coverage.file_at(position)
-        bitmap = None if found is None else self._bitmap_of(*found)
-        if found is None or bitmap is None:
+        location_and_file = None if coverage is None else coverage.file_at(position)
+        bitmap = None if location_and_file is None else self._bitmap_of(*location_and_file)
+        if location_and_file is None or bitmap is None:
             return None
-        location, file = found
+        location, file = location_and_file
         records = (self.opened.get(location) or self.remote[location]).files.records[file]
         try:
             if bitmap.section(file).rows != records:

@@ -18,7 +18,7 @@ from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.record import Found
 from seamark.metaserver.index.files.indexes import Indexes, OpenIndex
 from seamark.metaserver.index.files.remote import RemoteIndexFile
-from seamark.metaserver.planner.indexes.coverage import Coverage, coverages
+from seamark.metaserver.planner.indexes.coverage import Coverage, compute_coverages
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.model import Entry, RegisteredIndexFile
 
@@ -28,7 +28,7 @@ class RemoteRows(NamedTuple):
 
     location: str
     files: FilesTable
-    found: Found
+    rows: Found
 
 
 class RecordIndex(NamedTuple):
@@ -49,11 +49,11 @@ class BitmapIndex:
     listed: Mapping[str, RegisteredIndexFile]
 
     def bitmap(self, location: str) -> Bitmap | None:
-        """Return None if the index file can no longer be used."""
-        found = self.files.get(location)
-        if found is None:
+        """Return the bitmaps of an index file; None if the file can no longer be used."""
+        index_file = self.files.get(location)
+        if index_file is None:
             return None
-        index = found.bitmap.bitmap if isinstance(found, RemoteIndexFile) else found.index
+        index = index_file.bitmap.bitmap if isinstance(index_file, RemoteIndexFile) else index_file.index
         assert isinstance(index, Bitmap)
         return index
 
@@ -70,15 +70,18 @@ class IndexResolver:
     async def records(
         self, view: TableView, definition: IndexDefinition, entry: Entry, hashes: tuple[Hashes, Hashes] | None
     ) -> RecordIndex:
-        """Index files in which to look up keys.
+        """Return the index files in which to look up keys.
 
         Args:
+            view: The view.
+            definition: The record index.
+            entry: The table.
             hashes: The halves of the keys' hashes if these are few enough for remote reads, otherwise None.
         """
 
         async def probe_index(index: RemoteIndexFile) -> RemoteRows | None:
-            found = None if hashes is None else await index.record.rows(*hashes)
-            return None if found is None else RemoteRows(index.location, index.files, found)
+            located_rows = None if hashes is None else await index.record.rows(*hashes)
+            return None if located_rows is None else RemoteRows(index.location, index.files, located_rows)
 
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         if hashes is None:
@@ -86,12 +89,12 @@ class IndexResolver:
         else:
             ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
         usable = [result for result in ready if result is not None]
-        coverage = (await coverages(view, {definition.id: usable}))[definition.id]
+        coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         opened = {index.location: index for index in usable if isinstance(index, OpenIndex)}
         return RecordIndex(coverage, opened, {rows.location: rows for rows in usable if isinstance(rows, RemoteRows)})
 
     async def bitmaps(self, view: TableView, definition: IndexDefinition, entry: Entry) -> BitmapIndex:
-        """Bitmap index files, whose rows `load` loads."""
+        """Return the bitmap index files, whose rows `load` loads."""
 
         async def probe_index(index: RemoteIndexFile) -> RemoteIndexFile:
             return index
@@ -99,7 +102,7 @@ class IndexResolver:
         listed = (await self._indexes.registry.files(entry)).live(definition.id)
         ready = await asyncio.gather(*(self._indexes.ready(file, probe_index) for file in listed))
         usable = [index for index in ready if index is not None]
-        coverage = (await coverages(view, {definition.id: usable}))[definition.id]
+        coverage = (await compute_coverages(view, {definition.id: usable}))[definition.id]
         files = {index.location: index for index in usable}
         return BitmapIndex(definition, coverage, files, {file.location: file for file in listed})
 

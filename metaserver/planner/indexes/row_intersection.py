@@ -44,7 +44,14 @@ class Conjunct:
         opened: Mapping[str, OpenIndex],
         damaged: dict[str, str],
     ) -> None:
-        """Damaged index files are added to `damaged`, and not used again."""
+        """Prepare the conjunct.
+
+        Args:
+            keys: The keys that match.
+            coverage: The files that the index files describe.
+            opened: The index files in memory, by location.
+            damaged: Damaged index files, by location. Files that prove damaged are added to it, and not used again.
+        """
         self._keys = keys
         self._damaged = damaged
         self.parts = [self._part(part.location, opened) for part in coverage.parts]
@@ -53,7 +60,7 @@ class Conjunct:
         """The approximate fraction of the existing keys that the conjunct selects."""
 
     def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
-        """Return None if the index file cannot be used, or if the conjunct selects all of its keys."""
+        """Return the index file as a part; None if it cannot be used, or if the conjunct selects all of its keys."""
         index = opened.get(location)
         if index is None or location in self._damaged or not isinstance(index.index, Bitmap):
             return None
@@ -69,7 +76,7 @@ class Conjunct:
     def can_prune(self) -> bool:
         return any(part is not None for part in self.parts)
 
-    def of(self, position: int) -> tuple[_Part, int] | None:
+    def file_at(self, position: int) -> tuple[_Part, int] | None:
         """Return the index file that describes the file at this position in the view, and the index of the file in
         it.
         """
@@ -98,21 +105,21 @@ class Conjunct:
         self.parts[self.parts.index(part)] = None
 
 
-def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], Bits | None]) -> bool:
+def has_row(conjuncts: Sequence[Conjunct], position: int, find_other_rows: Callable[[], Bits | None]) -> bool:
     """Return whether some row of the file at this position in the view may satisfy all conjuncts.
 
     Args:
-        others: The rows that satisfy the rest of the expression, None for all.
+        find_other_rows: Returns the rows that satisfy the rest of the expression, None for all.
     """
     columns: list[Column] = []
     used: list[tuple[Conjunct, _Part]] = []
     separate: list[tuple[Conjunct, _Part, int]] = []
     records = 0
     for conjunct in conjuncts:
-        found = conjunct.of(position)
-        if found is None:
+        part_and_file = conjunct.file_at(position)
+        if part_and_file is None:
             continue
-        part, file = found
+        part, file = part_and_file
         try:
             column = conjunct.column(part, file)
         except ValueError as error:
@@ -124,7 +131,7 @@ def has_row(conjuncts: Sequence[Conjunct], position: int, others: Callable[[], B
             columns.append(column)
             used.append((conjunct, part))
             records = part.records[file]
-    among = others()
+    among = find_other_rows()
     for conjunct, part, file in separate:
         try:
             among = conjunct.rows(part, file, among)

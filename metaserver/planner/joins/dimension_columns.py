@@ -47,7 +47,15 @@ class FileColumn:
     def __init__(
         self, distinct: Distinct, ranks: Ranks, *, codes: bool, present: Mask | None, nans: Mask | None = None
     ) -> None:
-        """`ranks`: the rank of each row's key; undefined for rows that are null or NaN, where `present` is False."""
+        """Create the column from its keys.
+
+        Args:
+            distinct: The sorted distinct keys.
+            ranks: The rank of each row's key; undefined for rows that are null or NaN, where `present` is False.
+            codes: Whether the keys are codes.
+            present: The rows with a key; None for all.
+            nans: The rows that are NaN; None for none.
+        """
         self._form = CODES if codes else BYTES
         self._packed: Bytes = pack(distinct)
         self._count = len(distinct)
@@ -58,8 +66,12 @@ class FileColumn:
         self._present, self._nans = present, nans
 
     @staticmethod
-    def of(array: pa.ChunkedArray, kind: str) -> FileColumn:
-        """ValueError if the array has values of another type, or too many."""
+    def from_array(array: pa.ChunkedArray, kind: str) -> FileColumn:
+        """Return the column of an array.
+
+        Raises:
+            ValueError: If the array has values of another type, or too many.
+        """
         if pa.types.is_dictionary(array.type) and array.num_chunks and not pa.types.is_primitive(array.type.value_type):
             return FileColumn._of_dictionary(array.unify_dictionaries(), kind)
         return FileColumn._of_keys(keys_of(array, kind))
@@ -108,7 +120,7 @@ class FileColumn:
             return FileColumn._of_keys(keys_of(pa.nulls(rows), column_ref.kind))
         if column.parent is not None:
             raise Unreadable(path, f"it lacks the column {column.name}, whose default within a struct is not supported")
-        return FileColumn._constant(_default(column, column_ref.kind, path), column_ref.kind, rows)
+        return FileColumn._constant(_read_default(column, column_ref.kind, path), column_ref.kind, rows)
 
     @staticmethod
     def _constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
@@ -121,7 +133,7 @@ class FileColumn:
         masks = (self._present, self._nans)
         return self._packed.nbytes + self._ranks.nbytes + sum(mask.nbytes for mask in masks if mask is not None) + 500
 
-    def within(self, ranges: KeyRanges) -> Mask:
+    def rows_within(self, ranges: KeyRanges) -> Mask:
         """Return bool[rows]: the rows within the ranges, including null and NaN rows if the ranges include them."""
         selected = np.zeros(self._count, dtype=np.bool_)
         for begin, end in zip(
@@ -151,7 +163,7 @@ class FileColumn:
             return distinct
         selected = np.zeros(self._count, dtype=np.bool_)
         selected[self._ranks[present]] = True
-        return _subset(distinct, selected)
+        return _select_keys(distinct, selected)
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
@@ -167,37 +179,37 @@ class FileColumn:
 Columns = Mapping[DimensionColumn, FileColumn]
 
 
-def filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
-    """Yield the columns that `rows_where` reads."""
+def iterate_filtered_columns(bound: Expression, dynamic_filters: Sequence[DynamicFilter]) -> Iterator[DimensionColumn]:
+    """Yield the columns that `find_rows_where` reads."""
     for predicate in predicates_of(bound):
-        if (plain := _plain(predicate)) is not None:
+        if (plain := _to_plain_condition(predicate)) is not None:
             yield from (DimensionColumn(bound.column_id, bound.kind) for bound in predicates_of(plain))
     yield from (DimensionColumn(filter_.column_id, filter_.kind) for filter_ in dynamic_filters)
 
 
-def rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
+def find_rows_where(bound: Expression, dynamic_filters: Sequence[DynamicFilter], columns: Columns) -> Mask | None:
     """Return bool[rows]: the rows that may match the expression and every dynamic filter; None for all."""
-    mask = _rows(bound, columns)
+    mask = _find_rows(bound, columns)
     for dynamic_filter in dynamic_filters:
         matching = columns[DimensionColumn(dynamic_filter.column_id, dynamic_filter.kind)].among(dynamic_filter.keys)
         mask = both_of(mask, matching)
     return mask
 
 
-def both_of(one: Mask | None, other: Mask | None) -> Mask | None:
+def both_of(left: Mask | None, right: Mask | None) -> Mask | None:
     """Return the rows that are in both; None is all rows."""
-    return other if one is None else one if other is None else one & other
+    return right if left is None else left if right is None else left & right
 
 
-def _rows(expression: Expression, columns: Columns) -> Mask | None:
+def _find_rows(expression: Expression, columns: Columns) -> Mask | None:
     match expression:
         case And(children):
-            parts = [part for child in children if (part := _rows(child, columns)) is not None]
+            parts = [part for child in children if (part := _find_rows(child, columns)) is not None]
             return np.logical_and.reduce(parts) if parts else None
         case Or(children):
-            branches = [_rows(child, columns) for child in children]
-            known = [branch for branch in branches if branch is not None]
-            return np.logical_or.reduce(known) if len(known) == len(branches) else None
+            branches = [_find_rows(child, columns) for child in children]
+            bounded_branches = [branch for branch in branches if branch is not None]
+            return np.logical_or.reduce(bounded_branches) if len(bounded_branches) == len(branches) else None
         case Always(value):
             return None if value else np.zeros(next(iter(columns.values())).rows, dtype=np.bool_)
         case Bound():
@@ -206,14 +218,14 @@ def _rows(expression: Expression, columns: Columns) -> Mask | None:
 
 
 def _rows_of(predicate: Bound, columns: Columns) -> Mask | None:
-    plain = _plain(predicate)
+    plain = _to_plain_condition(predicate)
     if plain is None or not isinstance(plain, Bound):
-        return None if plain is None else _rows(plain, columns)
+        return None if plain is None else _find_rows(plain, columns)
     ranges = key_ranges(plain, plain.kind, ComparisonSemantics.POSSIBLE)
-    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].within(ranges)
+    return None if ranges is None else columns[DimensionColumn(plain.column_id, plain.kind)].rows_within(ranges)
 
 
-def _plain(predicate: Bound) -> Expression | None:
+def _to_plain_condition(predicate: Bound) -> Expression | None:
     """Return a condition that every matching row satisfies, in predicates on plain columns; None if there is none."""
     ranges = source_ranges(predicate)
     if any(bound.transform != IDENTITY or not has_keys(bound.kind) for bound in predicates_of(ranges)):
@@ -227,7 +239,7 @@ def distinct_keys(parts: Iterable[Distinct], kind: str) -> Distinct:
     return listed[0] if len(listed) == 1 else union_of(listed, CODES if has_codes(kind) else BYTES)
 
 
-def _subset(distinct: Distinct, selected: Mask) -> Distinct:
+def _select_keys(distinct: Distinct, selected: Mask) -> Distinct:
     if distinct.codes is not None:
         return Distinct(distinct.codes[selected])
     assert distinct.starts is not None
@@ -237,7 +249,7 @@ def _subset(distinct: Distinct, selected: Mask) -> Distinct:
     return Distinct(None, starts, distinct.heap[np.repeat(selected, lengths)])
 
 
-def _default(column: Column, kind: str, path: str) -> int | bytes:
+def _read_default(column: Column, kind: str, path: str) -> int | bytes:
     try:
         literal = parse_literal(kind, column.initial_default)
         if isinstance(literal, Above | Below | Between):

@@ -32,8 +32,8 @@ from seamark.metaserver.planner.joins.dimension_columns import (
     FileColumn,
     both_of,
     distinct_keys,
-    filtered_columns,
-    rows_where,
+    find_rows_where,
+    iterate_filtered_columns,
 )
 from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
 from seamark.metaserver.planner.lookup.lookup import files_at
@@ -41,7 +41,7 @@ from seamark.metaserver.planner.plan.planner import Planner
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.scan.request import BoundScan
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
@@ -63,7 +63,7 @@ class DimensionSkipped(Exception):
         self.reason = reason
 
 
-class Limits(NamedTuple):
+class DimensionLimits(NamedTuple):
     rows: int
     """Row limit of one table, after its plan."""
     read_bytes: int
@@ -73,8 +73,8 @@ class Limits(NamedTuple):
     """Memory of the decoded columns of one table's files."""
 
 
-def limits_of(settings: Settings) -> Limits:
-    return Limits(
+def limits_of(settings: Settings) -> DimensionLimits:
+    return DimensionLimits(
         settings.join_rows_limit, settings.join_read_bytes, settings.join_memory_bytes, settings.decoded_limit_bytes
     )
 
@@ -98,7 +98,7 @@ class DimensionRequest:
     entry: Entry
     columns: tuple[tuple[DimensionColumn, str], ...]
     likes: tuple[AnyLike, ...] = ()
-    """All are true for the rows."""
+    """The LIKE predicates, all of which are true for the rows."""
 
     @property
     def read_columns(self) -> tuple[DimensionColumn, ...]:
@@ -107,7 +107,7 @@ class DimensionRequest:
             dict.fromkeys(
                 (
                     *(column for column, _ in self.columns),
-                    *filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
+                    *iterate_filtered_columns(self.bound_scan.bound, self.bound_scan.dynamic_filters),
                     *like_columns(self.likes),
                 )
             )
@@ -129,7 +129,7 @@ class Dimensions:
     Belongs to one event loop.
     """
 
-    def __init__(self, planner: Planner, objects: ObjectStore, clock: Clock, limits: Limits) -> None:
+    def __init__(self, planner: Planner, objects: ObjectStore, clock: Clock, limits: DimensionLimits) -> None:
         self._planner = planner
         self._objects = objects
         self._clock = clock
@@ -157,7 +157,7 @@ class Dimensions:
         task = self._tasks.get(key)
         if task is None:
             task = self._tasks[key] = asyncio.create_task(self._compute_key_sets(request, key), name="dimension")
-            task.add_done_callback(partial(self._done, key))
+            task.add_done_callback(partial(self._forget_task, key))
         await asyncio.wait([task], timeout=max(0.0, until_s - self._clock.monotonic()))
         if not task.done():
             raise DimensionSkipped("it is still being read; retry the request")
@@ -169,10 +169,12 @@ class Dimensions:
     async def condition(
         self, bound_scan: BoundScan, entry: Entry, read: Callable[[ScanPlan], Expression], until_s: float
     ) -> Expression:
-        """Return the condition that `read` finds in a plan, in a thread. Wait until `until_s`, in monotonic seconds.
+        """Return the condition that `read` finds in a plan, in a thread.
+
+        Waits until `until_s`, in monotonic seconds.
 
         Raises:
-            DimensionSkipped: There is none, or it is not known in time.
+            DimensionSkipped: If there is none, or if it is not known in time.
         """
 
         async def plan() -> Expression:
@@ -193,14 +195,14 @@ class Dimensions:
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
-    def _done(self, key: Hashable, task: asyncio.Task[tuple[KeySet, ...]]) -> None:
+    def _forget_task(self, key: Hashable, task: asyncio.Task[tuple[KeySet, ...]]) -> None:
         del self._tasks[key]
         if not task.cancelled():
             task.exception()  # the waiting request reported it
 
     async def _compute_key_sets(self, request: DimensionRequest, key: Hashable) -> tuple[KeySet, ...]:
         scan = await self._planner.plan(request.bound_scan, request.entry)
-        files = await asyncio.to_thread(listed_files, scan, scan.entry_ids)
+        files = await asyncio.to_thread(list_files_at, scan, scan.entry_ids)
         rows = sum(file.records for file in files)
         if rows > self._limits.rows or any(file.records < 0 for file in files):
             raise DimensionSkipped(f"it has {rows:,} rows; the limit is {self._limits.rows:,} rows")
@@ -213,7 +215,7 @@ class Dimensions:
 
             def compute() -> tuple[KeySet, ...]:
                 masks = [
-                    both_of(rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
+                    both_of(find_rows_where(bound, dynamic_filters, of_file), rows_like(request.likes, of_file))
                     for of_file in read
                 ]
                 return tuple(_keys_of(column, kind, read, masks) for column, kind in request.columns)
@@ -234,20 +236,20 @@ class Dimensions:
         sources = {column: _default_and_names(metadata, mapping, column) for column in needed}
 
         async def read(file: ListedFile) -> Columns:
-            found = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
-            missing = [ref for ref, column in found.items() if column is None]
+            columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
+            missing = [ref for ref, column in columns.items() if column is None]
             if missing:
-                fresh = await asyncio.to_thread(file_columns, rows, metadata, file, missing)
+                fresh = await asyncio.to_thread(read_file_columns, rows, metadata, file, missing)
                 for ref, column in fresh.items():
                     key = file.path, ref, sources[ref]
                     self._columns.put(key, column, column.size_bytes + len(file.path))
-                    found[ref] = column
-            return {ref: column for ref, column in found.items() if column is not None}
+                    columns[ref] = column
+            return {ref: column for ref, column in columns.items() if column is not None}
 
-        return await gathered([partial(read, file) for file in files], _FILES_CONCURRENT)
+        return await gather([partial(read, file) for file in files], _FILES_CONCURRENT)
 
 
-def listed_files(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
+def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
     """Return these data files of the view of a scan, in their order."""
     columns = files_at(scan.view, entry_ids)
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
@@ -268,7 +270,7 @@ def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
     )
 
 
-def file_columns(
+def read_file_columns(
     rows: DataRows, metadata: TableMetadata, file: ListedFile, needed: Sequence[DimensionColumn]
 ) -> dict[DimensionColumn, FileColumn]:
     """Read columns of a data file, in a thread.
@@ -278,28 +280,28 @@ def file_columns(
     """
     if file.format != "parquet":
         raise Unreadable(file.path, f"its format is {file.format or 'unknown'}, and only parquet is supported")
-    schemas = _newest_first(metadata)
-    found = {}
+    schemas = _sort_newest_first(metadata)
+    columns = {}
     with rows.read_all(file.path, file.size, file.records, [ref.column_id for ref in needed]) as arrays:
         for ref in needed:
             array = arrays.get(ref.column_id)
             try:
                 if array is not None:
-                    found[ref] = FileColumn.of(array, ref.kind)
+                    columns[ref] = FileColumn.from_array(array, ref.kind)
                 elif ref.column_id in file.identity:
                     raise Unreadable(
                         file.path, "it lacks a column with identity partitioning, whose value is in the partition alone"
                     )
                 else:
-                    found[ref] = FileColumn.absent(schemas, ref, file.records, file.path)
+                    columns[ref] = FileColumn.absent(schemas, ref, file.records, file.path)
             except ValueError as error:
                 raise Unreadable(file.path, str(error)) from None
-    for column in found.values():  # the budget holds them until the keys of all files are computed
+    for column in columns.values():  # the budget holds them until the keys of all files are computed
         rows.decoded.take(column.size_bytes, file.path)
-    return found
+    return columns
 
 
-def _newest_first(metadata: TableMetadata) -> list[Schema]:
+def _sort_newest_first(metadata: TableMetadata) -> list[Schema]:
     """Return all schemas, the current one first, then by descending id."""
     return sorted(
         metadata.schemas, key=lambda schema: (schema.id == metadata.current_schema_id, schema.id), reverse=True
@@ -314,7 +316,7 @@ def _default_and_names(
     They are part of cache keys, because tables registered from one metadata file share files and column ids, and may
     define different defaults for a new column; a name mapping can change.
     """
-    columns = (schema.column(column_ref.column_id) for schema in _newest_first(metadata))
+    columns = (schema.column(column_ref.column_id) for schema in _sort_newest_first(metadata))
     default = repr(next((column.initial_default for column in columns if column is not None), None))
     return default, None if mapping is None else mapping_of_columns(mapping, [column_ref.column_id])
 

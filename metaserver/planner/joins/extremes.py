@@ -1,7 +1,7 @@
-"""Conditions on a column that equals the least or the greatest value of a column, from statistics of files.
+"""Conditions on a column that equals the minimum or the maximum of another column, from statistics of files.
 
 `day = (SELECT max(day) FROM t)` requires that `day` is at least as great as any value of `t`. A file without deletes
-that has a value other than null has one that is not less than its lower bound. So the greatest of these bounds is a
+that has a value other than null has a value that is not less than its lower bound. So the greatest of these bounds is a
 limit, even where bounds are wider than the values. Pure.
 """
 
@@ -28,7 +28,9 @@ def has_extremes(kind: str, other: str) -> bool:
     return kind == other and kind in _KINDS
 
 
-def extreme_condition(column_id: int, name: str, extreme: str, other_id: int, kind: str, scan: ScanPlan) -> Expression:
+def find_extreme_condition(
+    column_id: int, name: str, extreme: str, other_id: int, kind: str, scan: ScanPlan
+) -> Expression:
     """Return the condition that a column is not beyond the extreme of another column in all rows of a scan.
 
     Args:

@@ -29,13 +29,13 @@ from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_keys
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import DimensionRequest, Dimensions, DimensionSkipped
-from seamark.metaserver.planner.joins.extremes import EXTREMES, extreme_condition
+from seamark.metaserver.planner.joins.extremes import EXTREMES, find_extreme_condition
 from seamark.metaserver.planner.joins.like_predicates import AnyLike
-from seamark.metaserver.planner.joins.periods import period_condition
+from seamark.metaserver.planner.joins.periods import make_period_condition
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
 IN_LOOP_VALUES = 200
@@ -103,11 +103,11 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=Tru
 class JoinFilters(NamedTuple):
     dynamic_filters: tuple[DynamicFilter, ...]
     outcomes: tuple[JoinOutcome, ...]
-    """In the order of the joins, depth first."""
+    """The outcomes in the order of the joins, depth first."""
     condition: Expression = TRUE
     """A further condition, of joins that are no dynamic filters. Bound to the table's columns."""
 
-    def applied(self, bound_scan: BoundScan) -> BoundScan:
+    def apply_to(self, bound_scan: BoundScan) -> BoundScan:
         if not self.dynamic_filters and self.condition == TRUE:
             return bound_scan
         return bound_scan.join_with(self.dynamic_filters, self.condition)
@@ -118,20 +118,20 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: f
 
     Waits until `until_s`, in monotonic seconds.
     """
-    results = await gathered([partial(_filters_of, dimensions, join, until_s) for join in joins])
-    found = list(zip(joins, results, strict=True))
+    results = await gather([partial(_filters_of, dimensions, join, until_s) for join in joins])
+    pairs = list(zip(joins, results, strict=True))
     parts = []
     for number in dict.fromkeys(join.any_of for join in joins):
-        alternatives = [(join, result) for join, result in found if join.any_of == number]
+        alternatives = [(join, result) for join, result in pairs if join.any_of == number]
         if number is None:
             parts += [_condition_of([one]) for one in alternatives]
         elif all(result.outcomes[0].used for _, result in alternatives):
             parts.append(_condition_of(alternatives))
         else:
-            found = [(join, _without_use(result) if join.any_of == number else result) for join, result in found]
+            pairs = [(join, _mark_unused(result) if join.any_of == number else result) for join, result in pairs]
     return JoinFilters(
-        tuple(one for join, result in found if join.is_filter for one in result.dynamic_filters),
-        tuple(outcome for _, result in found for outcome in result.outcomes),
+        tuple(one for join, result in pairs if join.is_filter for one in result.dynamic_filters),
+        tuple(outcome for _, result in pairs for outcome in result.outcomes),
         all_of(*parts),
     )
 
@@ -142,14 +142,14 @@ def _condition_of(alternatives: Sequence[tuple[Join, JoinFilters]]) -> Expressio
     """
     if any(join.is_filter or not result.outcomes[0].used for join, result in alternatives):
         return TRUE
-    found = []
+    conditions = []
     for join, result in alternatives:
         keys = all_of(*(dynamic_filter.spanned for dynamic_filter in result.dynamic_filters))
-        found += [all_of(keys, result.condition), join.unless]
-    return any_of(*found)
+        conditions += [all_of(keys, result.condition), join.unless]
+    return any_of(*conditions)
 
 
-def _without_use(result: JoinFilters) -> JoinFilters:
+def _mark_unused(result: JoinFilters) -> JoinFilters:
     first, *nested = result.outcomes
     reason = first.reason or "an alternative of it was not used"
     return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
@@ -170,7 +170,7 @@ async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
         request = ScanRequest(filter=join.filter, snapshot_id=join.snapshot_id, nan_above=True)
 
         def bind() -> BoundScan:
-            return nested.applied(BoundScan.bind(join.metadata, request))
+            return nested.apply_to(BoundScan.bind(join.metadata, request))
 
         bound_scan = await asyncio.to_thread(bind) if is_longer(join.filter, IN_LOOP_VALUES) else bind()
         columns = tuple(
@@ -201,7 +201,7 @@ async def _extreme_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
         bound_scan = BoundScan.bind(join.metadata, ScanRequest(snapshot_id=join.snapshot_id))
 
         def read(scan: ScanPlan) -> Expression:
-            return extreme_condition(pair.column_id, pair.name, join.transform, pair.other_id, pair.kind, scan)
+            return find_extreme_condition(pair.column_id, pair.name, join.transform, pair.other_id, pair.kind, scan)
 
         condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
         outcome = JoinOutcome(join.table, join.snapshot_id, 1, used=True)
@@ -211,9 +211,13 @@ async def _extreme_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
 
 
 def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
-    """DimensionSkipped if the keys give none."""
+    """Return the condition that the keys give for the column whose period the other table has.
+
+    Raises:
+        DimensionSkipped: If the keys give none.
+    """
     try:
-        return period_condition(pair.column_id, pair.name, pair.kind, transform, keys)
+        return make_period_condition(pair.column_id, pair.name, pair.kind, transform, keys)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
 

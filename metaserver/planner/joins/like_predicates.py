@@ -39,7 +39,7 @@ class LikePredicate(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=T
 
     @property
     def regex(self) -> str:
-        """For RE2.
+        """The pattern as a regular expression for RE2.
 
         Raises:
             ValueError: If the escape character precedes another character than itself, % and _.
@@ -74,13 +74,13 @@ def rows_like(likes: Sequence[AnyLike], columns: Columns) -> Mask | None:
     mask: Mask | None = None
     for either in likes:
         matching = np.logical_or.reduce(
-            [columns[one.column].where(partial(_matching, one.predicate)) for one in either]
+            [columns[one.column].where(partial(_match_keys, one.predicate)) for one in either]
         )
         mask = both_of(mask, matching)
     return mask
 
 
-def _matching(predicate: LikePredicate, keys: Distinct) -> Mask:
+def _match_keys(predicate: LikePredicate, keys: Distinct) -> Mask:
     """Return bool[keys]: the keys that may match."""
     assert keys.starts is not None
     assert keys.heap is not None
@@ -94,8 +94,8 @@ def _matching(predicate: LikePredicate, keys: Distinct) -> Mask:
         unknown |= ~pc.string_is_ascii(texts).to_numpy(zero_copy_only=False)
         texts = (pc.ascii_lower if predicate.function == "lower" else pc.ascii_upper)(texts)
     try:
-        found: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
+        matches: Mask = pc.match_substring_regex(texts, pattern=predicate.regex).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:  # the pattern needs more memory than RE2 allows
         return np.ones(len(keys), dtype=np.bool_)
-    matching: Mask = (found != predicate.negated) | unknown
+    matching: Mask = (matches != predicate.negated) | unknown
     return matching

@@ -12,7 +12,7 @@ from itertools import pairwise
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
 from seamark.formats.iceberg.types.transforms import accepts, monotone, start_of_month, values_type
 from seamark.formats.index.keys.key_set import KeySet
-from seamark.metaserver.planner.pruning.file_pruning import packed_key
+from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
 RANGES_MAX = 200
 KEYS_MAX = 100_000
@@ -35,7 +35,7 @@ def has_periods(transform: str, kind: str, other: str) -> bool:
     return kind != "timestamptz" and other in ("date", "timestamp")
 
 
-def period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
+def make_period_condition(column_id: int, name: str, kind: str, transform: str, keys: KeySet) -> Expression:
     """Return the condition that the transform of the column is the period of one of the keys.
 
     Raises:
@@ -43,28 +43,29 @@ def period_condition(column_id: int, name: str, kind: str, transform: str, keys:
     """
     if len(keys) > KEYS_MAX:
         raise ValueError(f"it has {len(keys):,} keys; the limit for days, months, years and hours is {KEYS_MAX:,}")
-    found = set()
+    ordinals = set()
     for position in range(len(keys)):
-        value = packed_key(keys.at(position), keys.kind)
+        value = pack_key(keys.at(position), keys.kind)
         assert isinstance(value, int)
         ordinal = _ordinal(value, keys.kind, transform)
         if ordinal is not None:
-            found.add(ordinal)
+            ordinals.add(ordinal)
 
     def predicate(op: Op, value: int) -> Bound:
         return Bound(op, column_id, name, kind, transform, values_type(transform, kind), (value,))
 
-    def within(low: int, high: int) -> Expression:
+    def span_condition(low: int, high: int) -> Expression:
         if low == high:
             return predicate(Op.EQ, low)
         return all_of(predicate(Op.GT_EQ, low), predicate(Op.LT_EQ, high))
 
-    return any_of(*(within(low, high) for low, high in ranges(sorted(found))))
+    return any_of(*(span_condition(low, high) for low, high in ranges(sorted(ordinals))))
 
 
 def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
-    """At most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals: the widest gaps between
-    them stay out.
+    """Return at most `RANGES_MAX` ranges, both ends included, with all of the ascending ordinals.
+
+    The ranges leave out the widest gaps between the ordinals.
     """
     if not ordinals:
         return []
@@ -81,11 +82,11 @@ def _ordinal(value: int, kind: str, transform: str) -> int | None:
             raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR
     micros = value * _DAY_MICROS if kind == "date" else value
-    day, rest = divmod(micros, _DAY_MICROS)
+    day, time_of_day = divmod(micros, _DAY_MICROS)
     if not _FIRST_DAY <= day <= _LAST_DAY:
         raise ValueError("it has times beyond the years 1 to 9999")
     if transform == "hour":
         return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
     number: int = monotone(transform, "date")(day)
     begin = {"day": day, "month": start_of_month(number), "year": start_of_month(12 * number)}[transform]
-    return number if begin == day and not rest else None
+    return number if begin == day and not time_of_day else None

@@ -46,10 +46,10 @@ class Axis(NamedTuple):
 
 
 class Ranges(NamedTuple):
-    """`lower`, `upper`, int64[bounded]: ranks on the axis.
+    """The ranges of the files of a snapshot: `lower` and `upper`, int64[bounded], are ranks on the axis.
 
     Attributes:
-        files: All data files, with those without both bounds.
+        files: The number of all data files, with those that lack a bound.
     """
 
     files: int
@@ -62,10 +62,9 @@ class Ranges(NamedTuple):
         return started - np.searchsorted(np.sort(self.upper), ranks, side="left")
 
     def mean_depth(self, axis: Axis) -> float | None:
-        """Return the number of files whose range contains a value that is drawn evenly from the range of a file, as
-        the mean over the files.
+        """Return the mean number of files whose range contains a value, as a file has it.
 
-        None without files.
+        The value is drawn evenly from the range of a file, and the mean is that of all files. None without files.
         """
         if not len(self.lower):
             return None
@@ -85,7 +84,8 @@ class Bar(NamedTuple):
     """Files that follow one another by their ranges.
 
     Attributes:
-        low, high: Positions of the lowest lower and the highest upper bound; `median`: of the median upper bound.
+        low, high: The positions of the lowest lower and the highest upper bound.
+        median: The position of the median upper bound.
     """
 
     files: int
@@ -102,19 +102,22 @@ class SizeClass(NamedTuple):
     total_bytes: int
 
 
-def read_layouts(found: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
+def read_layouts(snapshots: Sequence[FoundFiles], column: RequestedColumn, by_rank: bool) -> tuple[Axis, list[Ranges]]:
     """Return the ranges in each of some snapshots on one axis.
 
     `column` has a type with bounds.
     """
-    sides = [_keys(files.stats(column)) for files in found]
-    axis, ranks = _axis([keys for pair in sides for keys in pair], by_rank)
+    sides = [_read_keys(files.stats(column)) for files in snapshots]
+    axis, ranks = _build_axis([keys for pair in sides for keys in pair], by_rank)
     pairs = zip(ranks[::2], ranks[1::2], strict=True)
-    return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(found, pairs, strict=True)]
+    return axis, [Ranges(files.files, lower, upper) for files, (lower, upper) in zip(snapshots, pairs, strict=True)]
 
 
 def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
-    """At most `count` bars, by lower and then upper bound; a bar a file where there are no more files."""
+    """Return at most `count` bars, by lower and then upper bound.
+
+    If there are no more files than bars, each file is a bar.
+    """
     files = len(ranges.lower)
     order = np.lexsort((ranges.upper, ranges.lower))
     lower, upper = ranges.lower[order], ranges.upper[order]
@@ -127,21 +130,21 @@ def bars_of(ranges: Ranges, axis: Axis, count: int) -> list[Bar]:
     return bars
 
 
-def size_classes(found: FoundFiles) -> list[SizeClass]:
+def count_size_classes(data_files: FoundFiles) -> list[SizeClass]:
     """Return the classes that have files, ascending."""
-    sizes = found.longs("file_size_in_bytes").clip(0)
+    sizes = data_files.longs("file_size_in_bytes").clip(0)
     classes = np.frexp(sizes.astype(np.float64))[1]  # 2 ** (exponent - 1) <= size < 2 ** exponent; 0 for 0
-    numbers, which = np.unique(classes, return_inverse=True)
-    counts = np.bincount(which, minlength=len(numbers))
+    numbers, class_positions = np.unique(classes, return_inverse=True)
+    counts = np.bincount(class_positions, minlength=len(numbers))
     totals = np.zeros(len(numbers), dtype=np.int64)
-    np.add.at(totals, which, sizes)
+    np.add.at(totals, class_positions, sizes)
     return [
         SizeClass(1 << (int(number) - 1) if number else 0, int(files), int(total))
         for number, files, total in zip(numbers, counts, totals, strict=True)
     ]
 
 
-def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
+def _read_keys(stats: FoundStatistics) -> tuple[Any, Any]:
     """Return (lower bounds, upper bounds) of the files that have both: arrays of numbers, or lists of bytes."""
     lower, upper = stats.bounds("lower"), stats.bounds("upper")
     if isinstance(lower, Strings) or isinstance(upper, Strings):
@@ -151,13 +154,13 @@ def _keys(stats: FoundStatistics) -> tuple[Any, Any]:
         pairs = [pair for pair in texts if None not in pair]
         return [low for low, _ in pairs], [high for _, high in pairs]
     if stats.form is Form.FLOATS:
-        known = ~(np.isnan(lower) | np.isnan(upper))
+        is_known = ~(np.isnan(lower) | np.isnan(upper))
     else:
-        known = (lower != MISSING) & (upper != MISSING)
-    return lower[known], upper[known]
+        is_known = (lower != MISSING) & (upper != MISSING)
+    return lower[is_known], upper[is_known]
 
 
-def _axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
+def _build_axis(sides: Sequence[Any], by_rank: bool) -> tuple[Axis, list[Longs]]:
     """Return the axis of all keys, and the ranks of the keys of each side."""
     if any(isinstance(side, list) for side in sides):
         texts: list[Key] = sorted({key for side in sides for key in side})

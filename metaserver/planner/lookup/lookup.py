@@ -29,7 +29,7 @@ from seamark.metaserver.planner.view.view import (
     ENTRY_MASK,
     BoundColumn,
     TableView,
-    bound_columns_of,
+    compute_bound_columns,
     objects,
 )
 
@@ -110,7 +110,7 @@ class FoundFiles:
         return self._read_longs(self._layouts.longs(self.view, name))
 
     def texts(self, name: str) -> Strings:
-        """file_path, file_format, key_metadata or referenced_data_file."""
+        """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of each file."""
         return self._read_strings(self._layouts.texts(self.view, name))
 
     def by_segment(self, values: Sequence[int]) -> Longs:
@@ -121,13 +121,13 @@ class FoundFiles:
         """Return int64[files], data sequence numbers; entries without one inherit the manifest's (spec,
         "Inheritance").
         """
-        return self._inherited("sequence_number", lambda manifest: manifest.sequence_number)
+        return self._inherit_longs("sequence_number", lambda manifest: manifest.sequence_number)
 
     def snapshot_ids(self) -> Longs:
         """Return int64[files]: the id of the snapshot that added the file, or the manifest's for entries without
         one.
         """
-        return self._inherited("snapshot_id", lambda manifest: manifest.added_snapshot_id)
+        return self._inherit_longs("snapshot_id", lambda manifest: manifest.added_snapshot_id)
 
     def stats(self, column: RequestedColumn) -> FoundStatistics:
         return FoundStatistics(self, column)
@@ -148,7 +148,7 @@ class FoundFiles:
         segments[:, 2] = high - low
         return FoundFiles(self.view, segments[high > low], self._picks)
 
-    def _inherited(self, name: str, of_manifest: Callable[[ManifestFile], int | None]) -> Longs:
+    def _inherit_longs(self, name: str, of_manifest: Callable[[ManifestFile], int | None]) -> Longs:
         own = self.longs(name)
         missing = own == MISSING
         if missing.any():
@@ -180,15 +180,18 @@ class FoundStatistics:
     """Statistics of one column of the found files."""
 
     def __init__(self, found: FoundFiles, column: RequestedColumn) -> None:
-        self._found = found
+        self._files = found
         self.column = column
         self.form = form_of(column.kind)
         """None for types without bounds."""
 
     def read(self, names: Sequence[str]) -> list[Longs | npt.NDArray[np.float64] | Strings]:
-        """`bounds` for lower and upper, `counts` for every other name; faster than separate calls."""
-        found = self._found
-        view, cached, column_id = found.view, found._layouts, self.column.id
+        """Read several columns at once, which is faster than separate calls.
+
+        The names lower and upper stand for `bounds`, every other name for `counts`.
+        """
+        files = self._files
+        view, cached, column_id = files.view, files._layouts, self.column.id
         plain = self.form is Form.INTEGERS and (self.column.kind == "date" or not self._may_have_dates())
         results: list[Any] = [None] * len(names)
         at, layouts = [], []
@@ -202,18 +205,18 @@ class FoundStatistics:
                 continue
             side = _of_form(sides, Form.INTEGERS)
             if side is None:
-                results[number] = found._read_longs(())
+                results[number] = files._read_longs(())
             else:
                 at.append(number)
                 layouts.append(side.layout)
-        for number, longs in zip(at, _lookup.longs(layouts, found._table, found._picks), strict=True):
+        for number, longs in zip(at, _lookup.longs(layouts, files._table, files._picks), strict=True):
             results[number] = longs
         return results
 
     def integer_counts(self, name: str) -> IntegerColumn:
         """Return the column of `counts`, as a lazy column."""
-        found = self._found
-        return IntegerColumn(found, _of_form(found._layouts.counts(found.view, name, self.column.id), Form.INTEGERS))
+        files = self._files
+        return IntegerColumn(files, _of_form(files._layouts.counts(files.view, name, self.column.id), Form.INTEGERS))
 
     def integer_bounds(self, side: str) -> IntegerColumn | None:
         """Return the column of `bounds`, as a lazy column; None unless it consists of integers that need no
@@ -221,33 +224,34 @@ class FoundStatistics:
         """
         if self.form is not Form.INTEGERS or (self.column.kind != "date" and self._may_have_dates()):
             return None
-        found = self._found
-        return IntegerColumn(found, _of_form(found._layouts.bounds(found.view, side, self.column.id), Form.INTEGERS))
+        files = self._files
+        return IntegerColumn(files, _of_form(files._layouts.bounds(files.view, side, self.column.id), Form.INTEGERS))
 
     def counts(self, name: str) -> Longs:
         """Return int64[files] of value_counts, null_value_counts, nan_value_counts or column_sizes; MISSING if
         absent.
         """
-        return self._found._read_longs(self._found._layouts.counts(self._found.view, name, self.column.id))
+        return self._files._read_longs(self._files._layouts.counts(self._files.view, name, self.column.id))
 
     def bounds(self, side: str) -> Longs | npt.NDArray[np.float64] | Strings:
-        """Lower or upper bounds: int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`.
+        """Return lower or upper bounds.
 
-        As in `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled; decimals
-        with more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
+        They are int64 (MISSING if absent), float64 (NaN if absent) or bytes, depending on `form`. The values are those
+        of `Block.bound`: dates in days, times and timestamps in the unit of the type, decimals unscaled; decimals with
+        more than 18 digits are 16 bytes, big-endian, of the unscaled value plus 2**127.
         """
-        found, kind = self._found, self.column.kind
-        sides = found._layouts.bounds(found.view, side, self.column.id)
+        files, kind = self._files, self.column.kind
+        sides = files._layouts.bounds(files.view, side, self.column.id)
         if self.form is Form.FLOATS:
-            return found._read_doubles(sides)
+            return files._read_doubles(sides)
         if self.form is Form.STRINGS:
-            strings = found._read_strings(sides)
+            strings = files._read_strings(sides)
             if kind.startswith("decimal") and _of_form(sides, Form.INTEGERS) is not None:
-                return _widened(strings, found._read_longs(sides))
+                return _widen_decimals(strings, files._read_longs(sides))
             return strings
-        longs = found._read_longs(sides)
+        longs = files._read_longs(sides)
         if kind in UNITS_PER_DAY and kind != "date":
-            return self._promoted(longs)
+            return self._promote_dates(longs)
         return longs
 
     def _may_have_dates(self) -> bool:
@@ -257,17 +261,17 @@ class FoundStatistics:
         column = self.column
         if column.kind not in UNITS_PER_DAY:
             return False
-        return any(segment.block.kind(column.id) == "date" for segment in self._found.segments)
+        return any(segment.block.kind(column.id) == "date" for segment in self._files.segments)
 
-    def _promoted(self, longs: Longs) -> Longs:
+    def _promote_dates(self, longs: Longs) -> Longs:
         """Convert bounds of a date column to the unit of the type that it was promoted to (spec, "Schema
         Evolution").
         """
         if not self._may_have_dates():
             return longs
-        found = self._found
-        dates = [segment.block.kind(self.column.id) == "date" for segment in found.segments]
-        units = found.by_segment([UNITS_PER_DAY[self.column.kind] if date else 1 for date in dates])
+        files = self._files
+        dates = [segment.block.kind(self.column.id) == "date" for segment in files.segments]
+        units = files.by_segment([UNITS_PER_DAY[self.column.kind] if date else 1 for date in dates])
         return np.where(longs == MISSING, longs, longs * units)
 
 
@@ -275,7 +279,7 @@ class IntegerColumn:
     """An integer column that is written directly into an answer."""
 
     def __init__(self, found: FoundFiles, side: BoundColumn | None) -> None:
-        self._found = found
+        self._files = found
         self._layout = None if side is None else side.layout
         self.nullable = self._layout is None or not _lookup.whole(self._layout, found._table)
         """Whether a value may be absent."""
@@ -286,17 +290,17 @@ class IntegerColumn:
 
         Returns the number of absent values.
         """
-        found = self._found
+        files = self._files
         bits[:] = bytes(len(bits))
         if self._layout is None:
             values[:] = bytes(len(values))
-            return found.files
-        return _lookup.write_integers(self._layout, found._table, found._picks, values, width, bits)
+            return files.files
+        return _lookup.write_integers(self._layout, files._table, files._picks, values, width, bits)
 
 
 def lookup(view: TableView, prefix: Prefix = EVERYTHING) -> FoundFiles:
     """Return the data files in the partitions of a prefix, in the order of the view."""
-    numbers = prefix.whole_blocks(view)
+    numbers = prefix.find_whole_blocks(view)
     if numbers is None:
         return files_at(view, prefix.select(view).entry_ids())
     return FoundFiles(view, _layouts_of(view).whole.take(numbers, axis=0))
@@ -323,8 +327,8 @@ def _of_form(sides: tuple[BoundColumn, ...], form: Form) -> BoundColumn | None:
     return None
 
 
-def _widened(strings: Strings, longs: Longs) -> Strings:
-    """Decimals stored with at most 18 digits, merged with longer decimals into the 16-byte form."""
+def _widen_decimals(strings: Strings, longs: Longs) -> Strings:
+    """Return all decimals in the 16-byte form: those with at most 18 digits, and the longer ones."""
     short_present = longs != MISSING
     rows = len(longs)
     matrix = np.zeros((rows, 16), dtype=np.uint8)
@@ -363,11 +367,11 @@ class _Layouts:
 
     def longs(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _NUMBER))
-        return self._read(view, key, lambda block: _packed(block.long_column(name))) if cached is None else cached
+        return self._read(view, key, lambda block: _packing_of(block.long_column(name))) if cached is None else cached
 
     def texts(self, view: TableView, name: str) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, _TEXT))
-        return self._read(view, key, lambda block: _packed(block.text_column(name))) if cached is None else cached
+        return self._read(view, key, lambda block: _packing_of(block.text_column(name))) if cached is None else cached
 
     def counts(self, view: TableView, name: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (name, column_id))
@@ -376,13 +380,13 @@ class _Layouts:
     def bounds(self, view: TableView, side: str, column_id: int) -> tuple[BoundColumn, ...]:
         cached = self._sides.get(key := (side, column_id))
         if cached is None:
-            cached = self._read(view, key, lambda block: _packed(block.bound_column(side, column_id)))
+            cached = self._read(view, key, lambda block: _packing_of(block.bound_column(side, column_id)))
         return cached
 
     def _read(
         self, view: TableView, key: tuple[str, int], packed_of: Callable[[Block], Packed | None]
     ) -> tuple[BoundColumn, ...]:
-        sides = bound_columns_of(view, objects([packed_of(block) for block in view.blocks]), None)
+        sides = compute_bound_columns(view, objects([packed_of(block) for block in view.blocks]), None)
         if len(self._sides) >= _SIDES_MAX:
             self._sides.clear()
         self._sides[key] = sides
@@ -397,7 +401,7 @@ def _layouts_of(view: TableView) -> _Layouts:
     return view.derived.get(_Layouts) or view.derived.keep(_Layouts(view))
 
 
-def _packed(column: PackedColumn | None) -> Packed | None:
+def _packing_of(column: PackedColumn | None) -> Packed | None:
     return None if column is None else column.packed
 
 

@@ -17,17 +17,17 @@ _FEW = 64
 _TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
-def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
+def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int | None:
     """Return the end of the oldest partition of these rows, as time since the epoch; None if it is unknown for some.
 
-    Rows without a time do not count; without others the end is far away.
+    Rows without a time do not count. If no row has a time, the result is far in the future.
     """
     oldest = _FAR_MS
     for number, of_block in _ids_by_block(view, rows):
-        found = _time_column(view, number, metadata)
-        if found is None:
+        time_and_column = _find_time_column(view, number, metadata)
+        if time_and_column is None:
             return None
-        time, column = found
+        time, column = time_and_column
         if column is None:
             continue
         if column.packed.width == 0 and column.packed.presence == NONE:
@@ -37,9 +37,9 @@ def oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) -> int 
         if column.packed.presence != NONE:
             values = values[values != MISSING]
         if len(values):
-            # Most plans keep few files, whose least value a list finds sooner.
-            least = min(values.tolist()) if len(values) <= _FEW else int(values.min())
-            oldest = min(oldest, partition_end_ms(time, least))
+            # Most plans keep few files: `min` of a list is faster then.
+            earliest = min(values.tolist()) if len(values) <= _FEW else int(values.min())
+            oldest = min(oldest, partition_end_ms(time, earliest))
     return oldest
 
 
@@ -55,28 +55,28 @@ def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     first_id = int(entry_ids[0])
     if (first_id ^ int(entry_ids[-1])) <= ENTRY_MASK:  # most plans keep few files, which are in one block
         return [(view.number_of(first_id), entry_ids)]
-    numbers, _ = view.split(entry_ids)
+    numbers, _ = view.split_entry_ids(entry_ids)
     firsts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist()]
     stops = [*firsts[1:], len(entry_ids)]
     return [(int(numbers[first]), entry_ids[first:stop]) for first, stop in zip(firsts, stops, strict=True)]
 
 
-def partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
+def find_partition_ends_ms(view: TableView, number: int, local: Longs, metadata: TableMetadata) -> Longs | None:
     """Return int64[rows]: the end of the partition of each row of a block; MISSING for a partition without a time.
 
     None if the block's spec has no time, or several.
     """
-    found = _time_column(view, number, metadata)
-    if found is None:
+    time_and_column = _find_time_column(view, number, metadata)
+    if time_and_column is None:
         return None
-    time, column = found
+    time, column = time_and_column
     values = np.full(len(local), MISSING, dtype=np.int64) if column is None else longs_at(column, local)
     distinct, numbers = np.unique(values, return_inverse=True)
     ends = [MISSING if value == MISSING else partition_end_ms(time, value) for value in distinct.tolist()]
     return np.array(ends, dtype=np.int64)[numbers]
 
 
-def _time_column(
+def _find_time_column(
     view: TableView, number: int, metadata: TableMetadata
 ) -> tuple[TimeColumn, PackedColumn | None] | None:
     """Return the time by which a block is partitioned, and its values; None in their place if all are null."""
@@ -84,15 +84,16 @@ def _time_column(
     derived = view.derived
     times = derived.get(_TimesOfView) or derived.keep(_TimesOfView())
     time = times.of_spec(metadata, block.spec_id)
-    found = None if time is None else block.partition_column(time.field_id)
-    if time is None or found is None:
+    kind_and_packed = None if time is None else block.partition_column(time.field_id)
+    if time is None or kind_and_packed is None:
         return None
-    return time, None if found[1] is None else block.column_at(found[1])
+    return time, None if kind_and_packed[1] is None else block.column_at(kind_and_packed[1])
 
 
 class _TimesOfView:
-    """The time by which each spec partitions, for the metadata of the latest plan; nearly always the next plan uses
-    the same.
+    """The time by which each spec partitions, for the metadata of the latest plan.
+
+    The next plan nearly always uses the same metadata.
     """
 
     def __init__(self) -> None:
@@ -101,21 +102,21 @@ class _TimesOfView:
 
     @property
     def size_bytes(self) -> int:
-        """Without schemas and specs, which other metadata of the table share."""
-        known = self._known
-        return _TIMES_BYTES if known is None else _TIMES_BYTES + _TIME_BYTES * len(known[3])
+        """The memory, without schemas and specs, which other metadata of the table share."""
+        cached_times = self._known
+        return _TIMES_BYTES if cached_times is None else _TIMES_BYTES + _TIME_BYTES * len(cached_times[3])
 
     def of_spec(self, metadata: TableMetadata, spec_id: int) -> TimeColumn | None:
-        """Return None if the spec partitions by no time, or by several."""
-        known = self._known
+        """Return the time by which a spec partitions; None if it partitions by no time, or by several."""
+        cached_times = self._known
         if (
-            known is None
-            or known[1] != metadata.current_schema_id
-            or known[0] != metadata.schemas
-            or known[2] != metadata.partition_specs
+            cached_times is None
+            or cached_times[1] != metadata.current_schema_id
+            or cached_times[0] != metadata.schemas
+            or cached_times[2] != metadata.partition_specs
         ):
-            known = self._known = metadata.schemas, metadata.current_schema_id, metadata.partition_specs, {}
-        by_spec = known[3]
+            cached_times = self._known = metadata.schemas, metadata.current_schema_id, metadata.partition_specs, {}
+        by_spec = cached_times[3]
         if spec_id not in by_spec:
             spec = metadata.spec(spec_id)
             times = [] if spec is None else time_columns(metadata, spec)

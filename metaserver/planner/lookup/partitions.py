@@ -30,7 +30,11 @@ class PartitionTuple(NamedTuple):
 
 
 class FilesByPartition(NamedTuple):
-    """`numbers`, int64[files]: indexes into `partitions`, which are in the order of their first files."""
+    """The partitions of files, in the order of their first files.
+
+    Attributes:
+        numbers: The index into `partitions` of each file, int64[files].
+    """
 
     numbers: Longs
     partitions: tuple[PartitionTuple, ...]
@@ -48,15 +52,15 @@ class FilesByPartition(NamedTuple):
         return [int(count) for count in np.bincount(self.numbers, minlength=len(self.partitions))]
 
 
-def group_by_partition(found: FoundFiles) -> FilesByPartition:
+def group_by_partition(data_files: FoundFiles) -> FilesByPartition:
     number_of: dict[tuple[object, ...], int] = {}
     partitions: list[PartitionTuple] = []
     parts: list[Longs] = []
-    for segment in found.segments:
-        examples, group_of = _groups(segment)
+    for segment in data_files.segments:
+        examples, group_of = _group_rows(segment)
         numbers = []
         for row in examples.tolist():
-            partition = _partition(segment, row)
+            partition = _read_partition(segment, row)
             key = (partition.spec_id, *((field.field_id, value_key(field.value)) for field in partition.fields))
             number = number_of.setdefault(key, len(partitions))
             if number == len(partitions):
@@ -66,7 +70,7 @@ def group_by_partition(found: FoundFiles) -> FilesByPartition:
     return FilesByPartition(np.concatenate(parts) if parts else np.empty(0, dtype=np.int64), tuple(partitions))
 
 
-def _partition(segment: Segment, row: int) -> PartitionTuple:
+def _read_partition(segment: Segment, row: int) -> PartitionTuple:
     block = segment.block
     values = zip(block.partition_fields, block.partition(row), strict=True)
     return PartitionTuple(
@@ -74,7 +78,7 @@ def _partition(segment: Segment, row: int) -> PartitionTuple:
     )
 
 
-def _groups(segment: Segment) -> tuple[Longs, Longs]:
+def _group_rows(segment: Segment) -> tuple[Longs, Longs]:
     """Return (a row of the block for each of its partitions, int64[files]: the index in the first of each file's
     partition).
 
@@ -86,7 +90,7 @@ def _groups(segment: Segment) -> tuple[Longs, Longs]:
     for column in segment.block.partition_columns:
         if column is None or (column.packed.width == 0 and column.packed.presence == NONE):
             continue
-        _, of_column = np.unique(_ordinals(column, rows), return_inverse=True)
+        _, of_column = np.unique(_read_ordinals(column, rows), return_inverse=True)
         # Renumbered after each column, so that the product stays below the square of the number of files.
         _, group_of = np.unique(group_of * (int(of_column.max(initial=0)) + 1) + of_column, return_inverse=True)
     _, first, group_of = np.unique(group_of, return_index=True, return_inverse=True)
@@ -96,7 +100,7 @@ def _groups(segment: Segment) -> tuple[Longs, Longs]:
     return rows[first[order]], ranks[group_of]
 
 
-def _ordinals(column: PackedColumn, rows: Longs) -> Longs:
+def _read_ordinals(column: PackedColumn, rows: Longs) -> Longs:
     """Return int64[rows] that are equal if and only if the column's values are."""
     if column.packed.form == Form.STRINGS:
         ids: dict[bytes | None, int] = {}

@@ -68,16 +68,19 @@ class _Raw(NamedTuple):
 
 @dataclass(frozen=True)
 class Prefix:
-    """`by_spec`: the condition on the partition values of each spec; None for the empty prefix."""
+    """A partition prefix.
+
+    Attributes:
+        by_spec: The condition on the partition values of each spec; None for the empty prefix.
+    """
 
     by_spec: Mapping[int, Expression] | None = None
 
-    def whole_blocks(self, view: TableView) -> Longs | None:
-        """Return int64[n], ascending: the blocks whose files all match, if no other block contains a match;
-        otherwise None.
+    def find_whole_blocks(self, view: TableView) -> Longs | None:
+        """Return the blocks whose files all match, if no other block contains a match; otherwise None.
 
-        This is the common case of manifests written by partition, where each block has one value. It needs a lookup but
-        no kernel. None also if the answer is unknown.
+        The result is int64[n], ascending, and also None if the answer is unknown. This is the common case of manifests
+        written by partition, where each block has one value. It needs a lookup but no kernel.
         """
         if self.by_spec is None:
             return np.flatnonzero(view.extents[:, 4])
@@ -104,8 +107,8 @@ class Prefix:
         for spec_id, expression in self.by_spec.items():
             predicates = _leaves(expression)
             for predicate in predicates:
-                kept = (selection.state != 0) & ~view.partition(predicate.column_id, predicate.kind).known
-                for number in np.flatnonzero(kept & (view.spec_ids == spec_id)).tolist() if kept.any() else ():
+                unknown = (selection.state != 0) & ~view.partition(predicate.column_id, predicate.kind).known
+                for number in np.flatnonzero(unknown & (view.spec_ids == spec_id)).tolist() if unknown.any() else ():
                     block = view.blocks[number]
                     matches = [_matches(block, row, predicates) for row in range(block.rows)]
                     selection.keep(number, np.array(matches, dtype=np.bool_))
@@ -144,7 +147,7 @@ class _BlockValues:
         self.size_bytes = longs + _KEY_BYTES * len(by_key) + sum(low.nbytes * 2 for _, low, _ in self._mixed)
 
     def blocks_with(self, predicate: Bound) -> Longs | None:
-        """Return int64[n], ascending; None if some block may contain the value among others."""
+        """Return int64[n], ascending: the blocks with this value; None if some block may contain it among others."""
         if not self.complete:
             return None
         if predicate.op is Op.IS_NULL:
@@ -170,7 +173,7 @@ _Key = int | float | bytes | None
 
 
 class _KnownValues:
-    """By spec, partition field and type: at most as many as the table's specs have fields."""
+    """The values of blocks by spec, partition field and type: at most as many as the table's specs have fields."""
 
     def __init__(self) -> None:
         self.by_field: dict[tuple[int, int, str], _BlockValues] = {}
@@ -181,11 +184,11 @@ class _KnownValues:
 
 
 def _values_of(view: TableView, spec_id: int, predicate: Bound) -> _BlockValues:
-    known = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
+    known_values = view.derived.get(_KnownValues) or view.derived.keep(_KnownValues())
     key = (spec_id, predicate.column_id, predicate.kind)
-    values = known.by_field.get(key)
+    values = known_values.by_field.get(key)
     if values is None:
-        values = known.by_field[key] = _BlockValues(view, *key)
+        values = known_values.by_field[key] = _BlockValues(view, *key)
     return values
 
 
@@ -193,12 +196,16 @@ EVERYTHING = Prefix()
 
 
 def parse_prefix(text: str, metadata: TableMetadata, cache: PrefixCache | None = None) -> Prefix:
-    """BadRequest for an unknown field, a value that is invalid for its field, and for malformed text."""
-    return _read_prefix(text, _table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
+    """Parse a prefix.
+
+    Raises:
+        BadRequest: For an unknown field, a value that is invalid for its field, and malformed text.
+    """
+    return _read_prefix(text, _collect_table_fields(metadata)) if cache is None else cache.prefix(text, metadata)
 
 
 def _read_prefix(text: str, table: _TableFields) -> Prefix:
-    values = _parsed(text)
+    values = _parse_partition(text)
     if not values:
         return EVERYTHING
     fields = table.fields
@@ -230,7 +237,7 @@ class _Field(NamedTuple):
 
 
 _Fields = Mapping[str, Mapping[int, _Field | None]]
-"""For each name in a request, the field in each of the table's specs; None if the spec lacks the field."""
+"""The field of each name of a request in each of the table's specs; None if the spec lacks the field."""
 
 
 class _TableFields(NamedTuple):
@@ -263,7 +270,7 @@ class PrefixCache:
             return cached[1]
         table = self._cache.get((*version, None))
         if table is None:
-            table = (_table_fields(metadata), EVERYTHING)
+            table = (_collect_table_fields(metadata), EVERYTHING)
             self._cache.put((*version, None), table, object_bytes(table[0].fields))
         prefix = _read_prefix(text, table[0])
         if len(text) <= _CACHED_TEXT_MAX:
@@ -271,14 +278,14 @@ class PrefixCache:
         return prefix
 
 
-def _table_fields(metadata: TableMetadata) -> _TableFields:
+def _collect_table_fields(metadata: TableMetadata) -> _TableFields:
     specs = metadata.partition_specs
     names = {field.name for spec in specs for field in spec.fields}
-    fields = {name: {spec.spec_id: _field(metadata, spec, name) for spec in specs} for name in names}
+    fields = {name: {spec.spec_id: _find_field(metadata, spec, name) for spec in specs} for name in names}
     return _TableFields(specs, metadata.schemas, fields)
 
 
-def _parsed(text: str) -> dict[str, _Raw]:
+def _parse_partition(text: str) -> dict[str, _Raw]:
     if len(text) > TEXT_MAX:
         raise BadRequest(f"partition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if text.startswith("{"):
@@ -305,7 +312,7 @@ def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expr
             predicate: Expression = FALSE
             if field is not None:
                 try:
-                    predicate = _predicate(field, raw)
+                    predicate = _make_predicate(field, raw)
                     parsed.add(name)
                 except ValueError as error:
                     problems[name] = str(error)
@@ -316,7 +323,7 @@ def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expr
     return by_spec
 
 
-def _field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
+def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
     """Return the spec's field with this name, otherwise its field with the id that the name has in another spec."""
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
@@ -351,13 +358,13 @@ def _result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), canonical_primitive(kind))
 
 
-def _predicate(field: _Field, raw: _Raw) -> Expression:
+def _make_predicate(field: _Field, raw: _Raw) -> Expression:
     kind = field.kind
     if kind is None:
         raise ValueError("the type of its values is unknown, because no schema has its source column")
     if raw.value is None or (raw.path and raw.value in _NULLS):
         return Bound(Op.IS_NULL, field.id, field.name, kind, "identity", kind, ())
-    value = _value(field, raw)
+    value = _parse_value(field, raw)
     if value is None:
         return FALSE
     if isinstance(value, float) and math.isnan(value):
@@ -365,7 +372,7 @@ def _predicate(field: _Field, raw: _Raw) -> Expression:
     return Bound(Op.EQ, field.id, field.name, kind, "identity", kind, (value,))
 
 
-def _value(field: _Field, raw: _Raw) -> Value | None:
+def _parse_value(field: _Field, raw: _Raw) -> Value | None:
     """Return None for a value that no value of the type equals.
 
     Raises:
@@ -374,7 +381,7 @@ def _value(field: _Field, raw: _Raw) -> Value | None:
     raw_value = raw.value
     if isinstance(raw_value, str):
         if field.transform in _ORDINAL:
-            return _ordinal(field.transform, raw_value)
+            return _parse_ordinal(field.transform, raw_value)
         if field.base in ("float", "double") and raw_value.lower().lstrip("+-") in _FLOATS:
             return float(raw_value)
         if raw.path and field.base in ("binary", "fixed"):
@@ -395,8 +402,8 @@ _OUT_OF_RANGE = (Above, Below, Between)
 _FLOATS = ("nan", "infinity")
 
 
-def _ordinal(transform: str, text: str) -> int:
-    """Years, months or hours since 1970 (spec, "Partition Transforms"), parsed from Iceberg's format."""
+def _parse_ordinal(transform: str, text: str) -> int:
+    """Return years, months or hours since 1970 (spec, "Partition Transforms"), parsed from Iceberg's format."""
     match = _ORDINAL[transform].fullmatch(text)
     example = {"year": "2024", "month": "2024-01", "hour": "2024-01-01-05"}[transform]
     if match is None:

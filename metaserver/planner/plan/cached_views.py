@@ -1,5 +1,6 @@
-"""The views of snapshots that the planner holds, with their plans, within a budget of memory; and the tables that were
-planned lately, for which the view of a new snapshot is made before the next plan (`preparation.py`).
+"""The cached views of snapshots with their plans, within a budget of memory, and the tables that were planned lately.
+
+For these tables the view of a new snapshot is made before the next plan (`preparation.py`).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class CachedView:
 
 
 class _Held:
-    """What the views of one principal take.
+    """The memory that the views of one principal take.
 
     Blocks that several of them have count once, with their size at the last use of one of these views.
     """
@@ -181,13 +182,13 @@ class CachedViews:
             cached.charged_bytes = added
 
     def _add(self, cached: CachedView, size_bytes: int) -> None:
-        held = self._held[cached.holder]
+        holder_views = self._held[cached.holder]
         self.added_bytes += size_bytes
-        held.size_bytes += size_bytes
-        self._compare(cached.holder, held)
+        holder_views.size_bytes += size_bytes
+        self._compare(cached.holder, holder_views)
 
-    def _compare(self, holder: str, held: _Held) -> None:
-        if holder and held.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
+    def _compare(self, holder: str, holder_views: _Held) -> None:
+        if holder and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR:
             self._wide.add(holder)
         else:
             self._wide.discard(holder)
@@ -200,7 +201,7 @@ class CachedViews:
         edges = {*blocks[:1], *blocks[-1:]}
         return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
 
-    def shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
+    def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the blocks that the view of a snapshot nearby has of these manifests; None for the others."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
         for view in self._recent():
@@ -230,13 +231,13 @@ class CachedViews:
                 self._evict(key)
             leaving_bytes = blocks_bytes
         elif used.charged_bytes != _EVICTED:
-            held = self._held[used.holder]
-            held.refresh(used)
-            self._compare(used.holder, held)
+            holder_views = self._held[used.holder]
+            holder_views.refresh(used)
+            self._compare(used.holder, holder_views)
         while self._views and self._blocks.live_bytes - leaving_bytes + self.added_bytes > self.budget_bytes:
-            self._evict(self._next_to_evict())
+            self._evict(self._choose_evicted_key())
 
-    def _next_to_evict(self) -> ViewKey:
+    def _choose_evicted_key(self) -> ViewKey:
         if len(self._held) > 1:
             for holder in self._wide:
                 views = self._held[holder].views
@@ -246,43 +247,41 @@ class CachedViews:
 
     def _evict(self, key: ViewKey) -> None:
         evicted = self._views.pop(key)
-        held = self._held[evicted.holder]
+        holder_views = self._held[evicted.holder]
         self._add(evicted, -evicted.charged_bytes)
-        held.remove(key)
-        self._compare(evicted.holder, held)
+        holder_views.remove(key)
+        self._compare(evicted.holder, holder_views)
         evicted.charged_bytes = _EVICTED
-        if not held.views:
+        if not holder_views.views:
             del self._held[evicted.holder]
 
     def check_invariants(self) -> None:
-        """AssertionError if the total does not match the cached views and their blocks.
-
-        For tests.
-        """
+        """Check, for tests, that the total matches the cached views and their blocks."""
         assert self.added_bytes == sum(cached.charged_bytes for cached in self._views.values())
         alive = {id(block): block for cached in self._views.values() for block in cached.view.blocks}
         assert sum(block.size_bytes for block in alive.values()) <= self._blocks.live_bytes
-        for holder, held in self._held.items():
-            held.check_invariants()
+        for holder, holder_views in self._held.items():
+            holder_views.check_invariants()
             mine = [key for key, cached in self._views.items() if cached.holder == holder]
-            assert list(held.views) == mine
+            assert list(holder_views.views) == mine
             assert (holder in self._wide) == (
-                bool(holder) and held.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
+                bool(holder) and holder_views.size_bytes > self.budget_bytes // _HOLDER_BUDGET_DIVISOR
             )
-        assert sum(len(held.views) for held in self._held.values()) == len(self._views)
+        assert sum(len(holder_views.views) for holder_views in self._held.values()) == len(self._views)
 
 
 RECENTLY_PLANNED_S = 300.0
-"""A table that was not planned for so long is planned as any other after a commit."""
+"""The time after which a table without a plan is no longer planned in advance after a commit."""
 _PLANNED_TABLES_MAX = 1024
 
 
 class PlannedTable(msgspec.Struct, frozen=True):
-    """`key`: of the newest view.
+    """A table that was planned lately.
 
     Attributes:
-        prepared: It was made in advance, and no plan has used it since.
-        due_s: No view is made before that time, in monotonic seconds.
+        key: The key of the newest view.
+        prepared: Whether the view was made in advance, and no plan has used it since.
+        due_s: The time, in monotonic seconds, before which no view is made.
     """
 
     key: ViewKey
@@ -292,7 +291,7 @@ class PlannedTable(msgspec.Struct, frozen=True):
 
 
 class PlannedTables:
-    """By UUID.
+    """The tables that were planned lately, by UUID.
 
     Belongs to one event loop.
     """

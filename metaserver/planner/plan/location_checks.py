@@ -43,7 +43,11 @@ class LocationChecker:
         self._warehouse = warehouse
 
     async def check(self, uuid: str, metadata: TableMetadata, lists: Sequence[str], view: TableView) -> None:
-        """Forbidden if the snapshot names anything in a location that a table other than `uuid` claims."""
+        """Check that no other table claims a location that the snapshot names.
+
+        Raises:
+            Forbidden: If the snapshot names anything in a location that a table other than `uuid` claims.
+        """
         deletes = [manifest.manifest_path for manifest in view.delete_manifests]
         own, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
@@ -104,7 +108,7 @@ class LocationChecker:
             return not blocks  # not one of this server's stores; or the files are in several stores
         if not own.isdisjoint(with_folders(key)):
             return True
-        overlapping = await self._store.claims_overlapping([key], uuid, 1 if blocks else 0)
+        overlapping = await self._store.find_overlapping_claims([key], uuid, 1 if blocks else 0)
         above = set(with_folders(key))
         if any(claim.location in above for claim in overlapping):
             raise Forbidden(

@@ -40,7 +40,7 @@ class SnapshotManifests:
 
     @property
     def size_bytes(self) -> int:
-        """With the summaries of all partition fields, which plans decode later."""
+        """The memory, with the summaries of all partition fields, which plans decode later."""
         fields = sum(len(manifest.partitions or ()) for manifest in self.data)
         return object_bytes((self.decoded, self.all, self.data)) + SUMMARY_BYTES * fields
 
@@ -48,7 +48,7 @@ class SnapshotManifests:
         """Return the indexes, in `data`, of the manifests that the filter needs."""
 
         def find() -> list[int]:
-            return self._summaries.needed(bound_scan.partition_filters, bound_scan.metadata.partition_specs)
+            return self._summaries.find_needed(bound_scan.partition_filters, bound_scan.metadata.partition_specs)
 
         return await asyncio.to_thread(find) if bound_scan.is_long else find()
 

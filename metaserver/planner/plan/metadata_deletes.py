@@ -54,8 +54,8 @@ def file_against_metadata_delete(
     selection = Selection.everything(scan.view)
     narrow_by_partition(selection, by_spec, expired)
     narrow_by_stats(selection, expression, expired)
-    others = np.setdiff1d(selection.entry_ids(), scan.entry_ids, assume_unique=True)
-    return next((entry_id for entry_id in others.tolist() if scan.residual(entry_id) not in (TRUE, FALSE)), None)
+    removed_ids = np.setdiff1d(selection.entry_ids(), scan.entry_ids, assume_unique=True)
+    return next((entry_id for entry_id in removed_ids.tolist() if scan.residual(entry_id) not in (TRUE, FALSE)), None)
 
 
 def _is_simple(predicate: Bound) -> bool:

@@ -46,7 +46,7 @@ from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import Corrupt, ObjectMissing
 from seamark.metaserver.catalog.documents import name_suffix
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.planner.plan.readers import may_have_nan, without_nan_bounds, without_partition_fields
+from seamark.metaserver.planner.plan.readers import drop_nan_bounds, may_have_nan, void_partition_fields
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 
 GC_ENABLED = "gc.enabled"
@@ -62,7 +62,7 @@ class ManifestPart(NamedTuple):
     """A data manifest of which a plan keeps some files."""
 
     manifest: ManifestFile
-    """With the partition spec id that the manifest itself states."""
+    """The manifest, with the partition spec id that the manifest itself states."""
     rows: Longs
     """Its kept live entries, ascending."""
 
@@ -91,14 +91,14 @@ class PlanFiles(NamedTuple):
     metadata: TableMetadata
 
 
-def kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
+def find_kept_manifests(scan: ScanPlan, format_version: int, *, hidden: bool = False) -> KeptManifests:
     """Return which entries of each manifest of the scan's snapshot are kept.
 
     Args:
         hidden: As in `KeptManifests`.
     """
     view = scan.view
-    numbers, local = view.split(scan.entry_ids)
+    numbers, local = view.split_entry_ids(scan.entry_ids)
     whole, parts = [], []
     edges = np.flatnonzero(np.diff(numbers)) + 1
     for rows, number in zip(np.split(local, edges), numbers[np.append(0, edges)] if len(numbers) else (), strict=False):
@@ -193,7 +193,7 @@ def _read_entries(
     entries = []
     for entry in entries_of(rows_of(decoded, part.rows), part.manifest, metadata):
         file = repair_file(entry.file, type_of)
-        file = without_nan_bounds(file, type_of) if hidden else file
+        file = drop_nan_bounds(file, type_of) if hidden else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
     return entries
 
@@ -213,7 +213,7 @@ def plan_files(
     version = metadata.format_version
     if version >= ROW_LINEAGE_MIN_FORMAT_VERSION and snapshot.first_row_id is None:
         version -= 1  # a snapshot from before the table's upgrade: its files have no row ids, and get none
-    files = list(_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
+    files = list(_write_new_manifests(entries, msgspec.structs.replace(metadata, format_version=version), snapshot))
     paths = [f"{location}-{plan_id}-m{number}.avro" for number in range(len(files))]
     listed = [
         *manifests.whole,
@@ -229,7 +229,7 @@ def plan_files(
         planned = msgspec.structs.replace(planned, properties=properties)
     if manifests.hidden:
         listed = [msgspec.structs.replace(manifest, partitions=None) for manifest in listed]
-        planned = without_partition_fields(planned)
+        planned = void_partition_fields(planned)
     manifest_list = write_manifest_list(
         listed,
         format_version=version,
@@ -251,7 +251,7 @@ def plan_files(
     )
 
 
-def _new_manifests(
+def _write_new_manifests(
     entries: list[ManifestEntry], metadata: TableMetadata, snapshot: Snapshot
 ) -> Iterator[tuple[ManifestFile, bytes]]:
     """Yield one manifest for each partition spec, without a path."""

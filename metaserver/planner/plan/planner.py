@@ -81,13 +81,12 @@ _EXPRESSION_BYTES_PER_CHARACTER = 8
 
 @dataclass(frozen=True, slots=True)
 class PlannerStats:
-    """`live_bytes`: memory of blocks, including mapped files.
+    """The memory that the planner uses.
 
     Attributes:
+        live_bytes: Memory of blocks, including mapped files.
         added_bytes: Memory of views and plans in addition.
         lists_bytes: Memory of manifest lists.
-        decoded: Manifests decoded since the start.
-        prepared: Views made in advance, since the start.
     """
 
     views: int
@@ -173,10 +172,10 @@ class Planner:
         All blocks of these views are verified: a disk that damages one file damages more, and each would fail another
         plan.
         """
-        views = self._views.containing(self._blocks.damaged())
+        views = self._views.containing(self._blocks.find_damaged())
         suspects = [block for _, view in views for block in (*view.blocks, *view.delete_blocks)]
         await asyncio.to_thread(_verify_all, suspects)
-        for key, _ in self._views.containing(self._blocks.damaged()):
+        for key, _ in self._views.containing(self._blocks.find_damaged()):
             self._views.evict(key)
         await self._blocks.remove_damaged()
 
@@ -399,7 +398,7 @@ class Planner:
         async def load() -> CachedView:
             chosen = [data[ordinal] for ordinal in ordinals]
             deletes = manifests.deletes
-            shared_blocks = self._views.shared_blocks(chosen)
+            shared_blocks = self._views.find_shared_blocks(chosen)
             missing = [manifest for manifest, block in zip(chosen, shared_blocks, strict=True) if block is None]
             loaded = await self._blocks.load([*missing, *deletes])
             count = len(chosen)
@@ -433,10 +432,7 @@ class Planner:
         return lambda: monotonic() >= until_s
 
     def check_invariants(self) -> None:
-        """AssertionError if the account of memory is wrong.
-
-        For tests.
-        """
+        """Check, for tests, that the account of memory is right."""
         self._views.check_invariants()
 
 

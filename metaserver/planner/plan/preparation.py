@@ -70,7 +70,7 @@ class Preparation:
                 while not self._planned.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
-                            for instant in await self._timeline.next(watcher, _BATCH):
+                            for instant in await self._timeline.read_next(watcher, _BATCH):
                                 if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
                                     self._note(instant.uuid, instant.namespace, instant.name)
 
@@ -83,7 +83,7 @@ class Preparation:
     async def work(self) -> None:
         """Make the views, one after another, until cancelled."""
         while True:
-            uuid, wait_s = self._next()
+            uuid, wait_s = self._choose_next_table()
             if uuid is not None and wait_s <= 0:
                 await self._prepare(uuid, *self._waiting.pop(uuid))
                 continue
@@ -92,7 +92,7 @@ class Preparation:
                 async with asyncio.timeout(None if uuid is None else wait_s):
                     await self._news.wait()
 
-    def _next(self) -> tuple[str | None, float]:
+    def _choose_next_table(self) -> tuple[str | None, float]:
         """Return the table that is due first, the longest waiting of several, and the seconds until then."""
         now_s, first, least_s = self._clock.monotonic(), None, 0.0
         for uuid in list(self._waiting):

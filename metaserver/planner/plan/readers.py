@@ -29,7 +29,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.view.view import TableView
 
 _ALL_ROWS = 1
-"""In `ColumnEntry`: the property holds for all rows."""
+"""The flag of `ColumnEntry` that the property holds for all rows."""
 _APPLIED_BY = "`seamark run compact` applies them"
 
 
@@ -54,7 +54,7 @@ def may_have_nan(block: Block) -> bool:
     )
 
 
-def without_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) -> ContentFile:
+def drop_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None]) -> ContentFile:
     """Return the file without bounds of columns that may have NaN."""
     changes = {}
     for name in ("lower_bounds", "upper_bounds"):
@@ -68,7 +68,7 @@ def without_nan_bounds(file: ContentFile, type_of: Callable[[int], Type | None])
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
-def without_partition_fields(metadata: TableMetadata) -> TableMetadata:
+def void_partition_fields(metadata: TableMetadata) -> TableMetadata:
     """Return the metadata with partition specs that mislead no reader.
 
     Identity fields of present columns stay. Each other field becomes a void field with an id that no manifest has, so

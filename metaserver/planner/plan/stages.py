@@ -26,7 +26,7 @@ from seamark.metaserver.planner.pruning.file_pruning import (
     narrow_to_keys,
 )
 from seamark.metaserver.planner.scan.request import BoundScan, list_appends
-from seamark.metaserver.planner.scan.scan_plan import ScanPlan, Stage
+from seamark.metaserver.planner.scan.scan_plan import PruningStage, ScanPlan
 from seamark.metaserver.planner.view.view import Selection, TableView
 
 _NOT_COUNTED = (-1, -1)
@@ -50,10 +50,10 @@ def prune(
     """
     counted = loaded_us is not None
     selection = Selection.everything(cached.view)
-    stages: list[Stage] = []
+    stages: list[PruningStage] = []
     size = selection.size() if counted else _NOT_COUNTED
     if loaded_us is not None:
-        stages.append(Stage("manifests", size[0], size[0], size[1], size[1], loaded_us))
+        stages.append(PruningStage("manifests", size[0], size[0], size[1], size[1], loaded_us))
     rows: Longs | None = None
     last = "" if probe is not None or bound_scan.dynamic_filters else _LAST_STAGE
     for name, narrow in _list_stages(cached.view, bound_scan, expired, probe):
@@ -65,15 +65,15 @@ def prune(
             selection.apply_waiting()
         spent_us = int((clock.monotonic() - before_s) * 1e6)
         before, size = size, selection.size() if counted else size
-        stages.append(Stage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
+        stages.append(PruningStage(name, before[0], size[0], before[1], size[1], spent_us, not expired()))
     scan = ScanPlan(
         cached.view,
         cached.deletes,
         selection.entry_ids() if rows is None else rows,
         schema=bound_scan.schema,
         bound=bound_scan.bound,
-        projected=bound_scan.projected,
-        metadata=_without_history(bound_scan.metadata),
+        projected=bound_scan.filter_projections,
+        metadata=_drop_history(bound_scan.metadata),
         stages=tuple(stages),
         snapshot_id=bound_scan.snapshot_id,
         considered=cached.files,
@@ -125,6 +125,6 @@ def _narrow_by_keys(
         narrow_to_keys(selection, dynamic_filter.column_id, dynamic_filter.kind, dynamic_filter.keys)
 
 
-def _without_history(metadata: TableMetadata) -> TableMetadata:
+def _drop_history(metadata: TableMetadata) -> TableMetadata:
     """Return metadata for cached plans, without the history, which may have thousands of snapshots."""
     return msgspec.structs.replace(metadata, snapshots=(), snapshot_log=(), metadata_log=(), refs={})

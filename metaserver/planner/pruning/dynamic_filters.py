@@ -20,7 +20,7 @@ from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import has_codes
 from seamark.formats.index.packing import Form, value_of
-from seamark.metaserver.planner.pruning.file_pruning import packed_key
+from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
 FEW = 200
 """Dynamic filters with at most this many keys become a predicate."""
@@ -30,9 +30,11 @@ LISTED_MAX = 5_000
 
 @dataclass(frozen=True, eq=False)
 class DynamicFilter:
-    """`keys` are of type `kind`, the column's type.
+    """A condition that the value of a column is one of many keys.
 
-    `name` is the column's full name.
+    Attributes:
+        keys: The keys, of type `kind`, the column's type.
+        name: The column's full name.
     """
 
     column_id: int
@@ -49,11 +51,11 @@ class DynamicFilter:
     def spanned(self) -> Expression:
         """A condition that every matching row satisfies: the keys themselves or, for very many keys, their range."""
         try:
-            return self._spanned()
+            return self._to_spanned_expression()
         except UnicodeDecodeError:  # nothing validates strings in data files as UTF-8
             return self._predicate(Op.NOT_NULL)
 
-    def _spanned(self) -> Expression:
+    def _to_spanned_expression(self) -> Expression:
         if not len(self.keys):
             return FALSE
         if len(self.keys) == 1:
@@ -78,7 +80,7 @@ class DynamicFilter:
         if self.kind == "string":
             assert isinstance(key, bytes)
             return key.decode()
-        return value_of(Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, packed_key(key, self.kind))
+        return value_of(Form.INTEGERS if has_codes(self.kind) else Form.STRINGS, self.kind, pack_key(key, self.kind))
 
 
 def split_by_size(dynamic_filters: Iterable[DynamicFilter]) -> tuple[Expression, tuple[DynamicFilter, ...]]:

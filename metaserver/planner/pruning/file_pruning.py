@@ -58,7 +58,7 @@ def narrow(
         if not expression.value:
             selection.clear()
     elif isinstance(expression, And):
-        for number, child in enumerate(sorted(expression.children, key=_cost)):
+        for number, child in enumerate(sorted(expression.children, key=_estimate_cost)):
             if number and selection.is_empty:
                 return
             narrow(selection, child, leaf, expired)
@@ -70,8 +70,8 @@ def narrow(
         leaf(selection, expression)
 
 
-def _cost(expression: Expression) -> int:
-    """Evaluation order: fixed-width comparisons, then strings, then nested expressions."""
+def _estimate_cost(expression: Expression) -> int:
+    """Return the place in the evaluation order: fixed-width comparisons, then strings, then nested expressions."""
     if isinstance(expression, Bound):
         return 1 if form_of(expression.kind) is Form.STRINGS else 0
     return 2 if isinstance(expression, And) else 3
@@ -104,7 +104,7 @@ def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn,
 
 
 def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
-    """STARTS_WITH: some value between lower and upper has the prefix `value`."""
+    """Narrow by STARTS_WITH: some value between lower and upper has the prefix `value`."""
     prefix = _text(value)
     compare_keys(selection, upper, GE, prefix)
     if following := end_of_prefix(prefix):
@@ -114,7 +114,7 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
 def conditions_outside_prefix(
     lower: BoundColumns, upper: BoundColumns, value: Value
 ) -> list[Callable[[Selection], None]]:
-    """NOT_STARTS_WITH: conditions under which some value between lower and upper lacks the prefix `value`."""
+    """Return the conditions of NOT_STARTS_WITH: some value between lower and upper lacks the prefix `value`."""
     prefix = _text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
     if following := end_of_prefix(prefix):
@@ -128,9 +128,12 @@ def _text(value: Value) -> bytes:
 
 
 def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression], expired: Expired) -> None:
-    """`by_spec`: for each partition spec id, the condition on its partition values (`projection.inclusive`).
+    """Keep the files whose partitions satisfy the condition of their spec.
 
-    Files of other specs are kept.
+    Args:
+        selection: The selection to narrow.
+        by_spec: The condition on partition values (`projection.inclusive`) by spec id. Files of other specs are kept.
+        expired: Whether the time budget of the plan is over.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
         narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
@@ -205,7 +208,7 @@ def _narrow_values_in(selection: Selection, column: PartitionValues, bound: Boun
 
 
 def _narrow_values_out(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN; null matches both."""
+    """Narrow by NOT_EQ or NOT_IN; null matches both."""
     if len(bound.values) > IN_LIMIT:
         return
     for value in bound.values:
@@ -234,7 +237,7 @@ def _keep_nulls(selection: Selection, column: PartitionValues, *, nulls: bool) -
 
 
 def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) -> None:
-    """Partition values of float and double: rare, so numpy evaluates them block by block.
+    """Narrow by partition values of float and double, which are rare: numpy evaluates them block by block.
 
     NaN is greater than every number, as in Java; the two zeros are equal.
     """
@@ -363,10 +366,10 @@ def _drop(selection: Selection, column: ColumnStatistics, flags: Flags | None, t
         return
     selection.state[flags == 1] = 0
     for number in np.flatnonzero((flags == 2) & (selection.state != 0)).tolist():
-        selection.keep(number, ~_tested(selection.view, column, number, test))
+        selection.keep(number, ~_test_block(selection.view, column, number, test))
 
 
-def _tested(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
+def _test_block(view: TableView, column: ColumnStatistics, number: int, test: CountTest) -> npt.NDArray[np.bool_]:
     entry = column.entries[number]
     assert entry is not None
     block = view.blocks[number]
@@ -401,13 +404,13 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
 
 
 def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
-    """Conditions under which the bounds of UUIDs may be in another order than a reader's: exactly one bound has the
-    first bit set, or exists.
+    """Return the conditions under which the bounds of UUIDs may be in another order than a reader's.
 
-    Values between two such bounds in one order may be outside them in the other order.
+    This is so if exactly one bound has the first bit set, or if exactly one exists. Values between two such bounds in
+    one order may be outside them in the other order.
     """
 
-    def across(selection: Selection, lower: int, upper: int) -> None:
+    def compare_bounds(selection: Selection, lower: int, upper: int) -> None:
         compare_keys(selection, column.lower, lower, b"\x80")
         compare_keys(selection, column.upper, upper, b"\x80")
 
@@ -416,11 +419,11 @@ def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Select
         partial(compare_keys, sides=column.lower, op=LT, key=b""),
         partial(compare_keys, sides=column.upper, op=GE, key=b"\xff" * 17),
     ]
-    return [*unbounded, partial(across, lower=LT, upper=GE), partial(across, lower=GE, upper=LT)]
+    return [*unbounded, partial(compare_bounds, lower=LT, upper=GE), partial(compare_bounds, lower=GE, upper=LT)]
 
 
 def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float) -> None:
-    """Treats -0.0 and 0.0 as equal, as SQL does, and as ordered, as Iceberg does: a file is kept if either matches.
+    """Compare with a zero: keep a file if it matches in SQL, where -0.0 equals 0.0, or in Iceberg, which orders them.
 
     x < 0.0 may match a row with -0.0, and x > -0.0 a row with 0.0.
     """
@@ -442,8 +445,9 @@ def _compare_zero(selection: Selection, side: BoundColumn, op: int, zero: float)
 
 
 def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """NOT_EQ, NOT_IN, NOT_STARTS_WITH: removes only files without null and NaN whose rows all have an excluded
-    value.
+    """Narrow by NOT_EQ, NOT_IN or NOT_STARTS_WITH.
+
+    Removes only files without null and NaN whose rows all have an excluded value.
     """
     if len(bound.values) > IN_LIMIT or bound.kind == "uuid":
         return
@@ -462,16 +466,17 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
-        kept = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
-        kept |= ~_tested(view, column, number, _no_nulls)
+        keep_mask = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
+        keep_mask |= ~_test_block(view, column, number, _no_nulls)
         if floats:
-            kept |= ~_tested(view, column, number, _no_nans)
-        selection.keep(number, kept)
+            keep_mask |= ~_test_block(view, column, number, _no_nans)
+        selection.keep(number, keep_mask)
 
 
 def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
-    """Conditions under which the bounds show a value other than `value` (NOT_STARTS_WITH: a value without the
-    prefix).
+    """Return the conditions under which the bounds show a value other than `value`.
+
+    For NOT_STARTS_WITH it is a value without the prefix.
     """
     if bound.op is not Op.NOT_STARTS_WITH:
         return [
@@ -482,7 +487,7 @@ def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> 
 
 
 def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bound) -> None:
-    """IN: some listed value is between the bounds."""
+    """Narrow by IN: some listed value is between the bounds."""
     values = bound.values
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
@@ -497,7 +502,7 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
 
 
 def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
-    """Lower and upper bounds, if all of them are integers."""
+    """Return the lower and upper bounds, if all of them are integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
     lower, upper = column.lower[0], column.upper[0]
@@ -505,12 +510,15 @@ def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] 
 
 
 def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet) -> None:
-    """By bounds and null counts: keeps files that may contain one of the keys, of which there is at least one."""
+    """Keep the files that may contain one of the keys, by bounds and null counts.
+
+    There is at least one key.
+    """
     column = selection.view.stats(column_id, kind)
     _drop(selection, column, column.nulls_only, _nulls_only)
     if kind == "uuid":
         return
-    low, high = (packed_key(keys.at(position), kind) for position in (0, len(keys) - 1))
+    low, high = (pack_key(keys.at(position), kind) for position in (0, len(keys) - 1))
     for op, key, sides in ((LE, high, column.lower), (GE, low, column.upper)):
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
@@ -523,7 +531,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
         _scan.narrow_longs_in(lower.layout, upper.layout, lower.low, upper.high, state, mask, listed)
 
 
-def packed_key(key: int | bytes, kind: str) -> int | bytes:
+def pack_key(key: int | bytes, kind: str) -> int | bytes:
     """Return an index key as column statistics encode it."""
     return key if isinstance(key, bytes) else key - _bias(kind)
 

@@ -31,7 +31,7 @@ SUMMARY_BYTES = 32
 _NO, _YES, _UNKNOWN = 0, 1, 2
 _NOTHING = FieldSummary(None, None, None, None)
 _OF_ABSENT = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
-"""What null satisfies, beside IS_NULL."""
+"""The operators that null satisfies, beside IS_NULL."""
 
 
 class ManifestSummaries:
@@ -46,8 +46,8 @@ class ManifestSummaries:
         self._columns: dict[tuple[int, int, str], _Column] = {}
         self._columns_max = 0
 
-    def needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
-        """Indexes of the manifests that may list a file whose partition satisfies the expression of its spec."""
+    def find_needed(self, by_spec: Mapping[int, Expression], specs: Sequence[PartitionSpec]) -> list[int]:
+        """Return the indexes of the manifests that may list a file whose partition satisfies its spec's expression."""
         if all(isinstance(expression, Always) and expression.value for expression in by_spec.values()):
             return list(range(len(self._manifests)))
         positions = {spec.spec_id: {field.field_id: n for n, field in enumerate(spec.fields)} for spec in specs}
@@ -55,19 +55,19 @@ class ManifestSummaries:
         for spec_id, numbers in self._of_specs().items():
             if spec_id in by_spec:
                 needed[numbers] = self._may_hold(by_spec[spec_id], spec_id, positions[spec_id], keys)
-        found: list[int] = np.flatnonzero(needed).tolist()
-        return found
+        numbers_needed: list[int] = np.flatnonzero(needed).tolist()
+        return numbers_needed
 
     def _of_specs(self) -> dict[int, Longs]:
-        """By spec id, int64[manifests] that have summaries."""
+        """Return the manifests that have summaries, int64[manifests], by spec id."""
         if not self._numbers:
             numbers: dict[int, list[int]] = {}
             fields: dict[int, int] = {}
             for number, manifest in enumerate(self._manifests):
                 if manifest.partitions is not None:
                     numbers.setdefault(manifest.partition_spec_id, []).append(number)
-                    most = max(fields.get(manifest.partition_spec_id, 0), len(manifest.partitions))
-                    fields[manifest.partition_spec_id] = most
+                    fields_max = max(fields.get(manifest.partition_spec_id, 0), len(manifest.partitions))
+                    fields[manifest.partition_spec_id] = fields_max
             self._columns_max = sum(fields.values())
             self._numbers = {spec_id: np.array(of_spec, dtype=np.int64) for spec_id, of_spec in numbers.items()}
         return self._numbers
@@ -75,8 +75,8 @@ class ManifestSummaries:
     def _may_hold(self, expression: Expression, spec_id: int, positions: FieldPositions, keys: _Keys) -> Flags:
         """Return bool[manifests of the spec]."""
         if isinstance(expression, (And, Or)):
-            first, *others = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
-            for other in others:
+            first, *other_flags = (self._may_hold(child, spec_id, positions, keys) for child in expression.children)
+            for other in other_flags:
                 first = first & other if isinstance(expression, And) else first | other
             return first
         if isinstance(expression, Bound):
@@ -88,7 +88,7 @@ class ManifestSummaries:
         return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
 
     def _column(self, spec_id: int, position: int, kind: str) -> _Column:
-        """`position`: of the field in the spec."""
+        """Return the summaries of the field at a position of the spec."""
         key = (spec_id, position, kind)
         column = self._columns.get(key)
         if column is None:
@@ -109,7 +109,7 @@ class _Keys:
     def __init__(self) -> None:
         self._cached: dict[int, list[Any]] = {}
 
-    def of(self, bound: Bound, form: Form) -> list[Any]:
+    def sorted_keys(self, bound: Bound, form: Form) -> list[Any]:
         keys = self._cached.get(id(bound))  # the caller keeps the predicate alive, so its id is unique
         if keys is None:
             keys = self._cached[id(bound)] = sorted(key_of(form, bound.kind, value) for value in bound.values)
@@ -135,43 +135,43 @@ class _Column:
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
         if self.form is Form.INTEGERS:
             stated = [_NOTHING if one is None else one for one in summaries]
-            low, high = ([_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
-            known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
-            self.is_known: Flags = np.array(known, dtype=np.bool_)
+            low, high = ([_read_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
+            is_known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
+            self.is_known: Flags = np.array(is_known, dtype=np.bool_)
             self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
             self.high: Longs = np.array([key or 0 for key in high], dtype=np.int64)
 
     def may_match(self, bound: Bound, keys: _Keys) -> Flags:
-        found: Flags
+        flags: Flags
         if bound.op in (Op.IS_NULL, Op.IS_NAN):
-            found = (self.nulls if bound.op is Op.IS_NULL else self.nans) != _NO
-            return found
+            flags = (self.nulls if bound.op is Op.IS_NULL else self.nans) != _NO
+            return flags
         if self.form is Form.INTEGERS:
-            found = ~self.is_known | self._overlaps(bound.op, keys.of(bound, self.form))
+            flags = ~self.is_known | self._overlaps(bound.op, keys.sorted_keys(bound, self.form))
         elif self.summaries:
-            found = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
+            flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
         else:  # NaN, the zeros and the order of UUIDs: only the values themselves decide
             return np.ones(len(self.nulls), dtype=np.bool_)
         if bound.op not in _OF_ABSENT:  # writers omit both bounds if every value is null
-            found &= ~(self.unbounded & (self.nulls == _YES))
-        return found
+            flags &= ~(self.unbounded & (self.nulls == _YES))
+        return flags
 
     def _overlaps(self, op: Op, keys: Sequence[int]) -> Flags:
-        """As the function below, of each manifest."""
-        found: Flags = np.ones(len(self.low), dtype=np.bool_)
+        """Return, for each manifest, the result of the function `_overlaps`."""
+        flags: Flags = np.ones(len(self.low), dtype=np.bool_)
         if op is Op.LT:
-            found = self.low < keys[0]
+            flags = self.low < keys[0]
         elif op is Op.LT_EQ:
-            found = self.low <= keys[0]
+            flags = self.low <= keys[0]
         elif op is Op.GT:
-            found = self.high > keys[0]
+            flags = self.high > keys[0]
         elif op is Op.GT_EQ:
-            found = self.high >= keys[0]
+            flags = self.high >= keys[0]
         elif op is Op.EQ or op is Op.IN:
             literals = np.array([*keys, LONG_MAX], dtype=np.int64)
             positions = np.searchsorted(literals[:-1], self.low)
-            found = (literals[positions] <= self.high) & (positions < len(keys))
-        return found
+            flags = (literals[positions] <= self.high) & (positions < len(keys))
+        return flags
 
 
 def _state(stated: bool | FieldSummary | None) -> int:
@@ -183,11 +183,11 @@ def _sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:
-    """Of a field of texts or bytes."""
+    """Return whether a manifest may have a match, by a summary of texts or bytes."""
     if summary is None:
         return True
-    low, high = (_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
-    return low is None or high is None or _overlaps(bound.op, keys.of(bound, Form.STRINGS), low, high)
+    low, high = (_read_key(Form.STRINGS, bound.kind, data) for data in (summary.lower, summary.upper))
+    return low is None or high is None or _overlaps(bound.op, keys.sorted_keys(bound, Form.STRINGS), low, high)
 
 
 def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
@@ -213,7 +213,7 @@ def _overlaps(op: Op, keys: Sequence[Any], low: Key, high: Key) -> bool:
             return True
 
 
-def _key(form: Form, kind: str, data: bytes | None) -> Key | None:
+def _read_key(form: Form, kind: str, data: bytes | None) -> Key | None:
     if data is None:
         return None
     try:

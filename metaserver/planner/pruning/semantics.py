@@ -52,18 +52,18 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
         return KeyRanges(kind, _EVERYTHING, nulls, op is Op.NOT_NULL)
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
         prefix = _prefix(values[0])
-        return KeyRanges(kind, (prefix,) if op is Op.STARTS_WITH else _complement([prefix]), nulls, False)
+        return KeyRanges(kind, (prefix,) if op is Op.STARTS_WITH else _complement_ranges([prefix]), nulls, False)
     if op in ORDERED:
         if predicate.result == "uuid":
             return None
-        ranges = (_ordered(op, values[0], kind, semantics),)
+        ranges = (_to_ordered_range(op, values[0], kind, semantics),)
         above = op in (Op.GT, Op.GT_EQ) and semantics is not ComparisonSemantics.SQL
         return KeyRanges(kind, ranges, nulls, above and kind in FLOATS)
     inside = op in (Op.EQ, Op.IN)
-    points = _points(values, kind, both_zeros=_both_zeros(semantics, inside=inside))
+    points = _find_points(values, kind, both_zeros=_both_zeros(semantics, inside=inside))
     if inside:
         return KeyRanges(kind, tuple(points), nulls, False)
-    return KeyRanges(kind, _complement(points), nulls, kind in FLOATS)
+    return KeyRanges(kind, _complement_ranges(points), nulls, kind in FLOATS)
 
 
 def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
@@ -74,7 +74,7 @@ def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
     return semantics is ComparisonSemantics.SQL or (semantics is ComparisonSemantics.POSSIBLE and inside)
 
 
-def _ordered(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
+def _to_ordered_range(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) -> KeyRange:
     below = op in (Op.LT, Op.LT_EQ)
     closed = op in (Op.LT_EQ, Op.GT_EQ)
     # As keys, -0.0 precedes 0.0, as in Java. In SQL the two are equal.
@@ -85,7 +85,7 @@ def _ordered(op: Op, value: Value, kind: str, semantics: ComparisonSemantics) ->
     return KeyRange(None, key, False, not closed) if below else KeyRange(key, None, not closed, False)
 
 
-def _points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[KeyRange]:
+def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> list[KeyRange]:
     keys: set[Key] = set()
     for value in values:
         zero = kind in FLOATS and value == 0
@@ -101,7 +101,7 @@ def _prefix(value: Value) -> KeyRange:
     return KeyRange(prefix, after, False, after is not None)
 
 
-def _complement(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
+def _complement_ranges(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
     """Return the gaps between the ranges, which are ascending and disjoint."""
     gaps: list[KeyRange] = []
     low: Key | None = None

@@ -101,11 +101,14 @@ class DataRows:
         limit_bytes: int,
         decoded_bytes: int,
     ) -> None:
-        """`mapping`: the table's.
+        """Create a reader for one request.
 
         Args:
-            limit_bytes: What one request may fetch.
-            decoded_bytes: What it may hold in memory.
+            objects: The storage.
+            loop: The event loop.
+            mapping: The table's name mapping.
+            limit_bytes: The number of bytes that one request may fetch.
+            decoded_bytes: The number of bytes that it may hold in memory.
         """
         self._objects, self._loop, self._mapping = objects, loop, mapping
         self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
@@ -115,7 +118,7 @@ class DataRows:
     def read(
         self, path: str, size: int, records: int, column_ids: Sequence[int], rows: Longs
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """The columns at these rows of the file, int64[n] ascending.
+        """Read the columns at these rows of the file, int64[n] ascending.
 
         Raises:
             Unreadable: If the file differs from its manifest entry, lacks a column, or exceeds the remaining budget.
@@ -135,7 +138,7 @@ class DataRows:
     def read_all(
         self, path: str, size: int, records: int, column_ids: Sequence[int]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """All rows of the columns that the file has.
+        """Read all rows of the columns that the file has.
 
         Raises:
             Unreadable: As in `read`, except for a missing column.
@@ -155,12 +158,12 @@ class DataRows:
     def _read(
         self, path: str, size: int, records: int, read: Callable[[BoundedParquet], dict[int, pa.ChunkedArray]]
     ) -> Iterator[dict[int, pa.ChunkedArray]]:
-        """Decoded columns count towards the budget until the caller has consumed them."""
+        """Read a file; the decoded columns count towards the budget until the caller has consumed them."""
         source = _Ranges(self._objects, self._loop, path, size, self._fetched)
         with BudgetShare(self.decoded) as budget:
-            yield self._decoded(source, path, records, read, budget)
+            yield self._decode_file(source, path, records, read, budget)
 
-    def _decoded(
+    def _decode_file(
         self,
         source: _Ranges,
         path: str,

@@ -38,7 +38,7 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
         BadRequest: With the number of the invalid key.
     """
     possibleble = np.ones(len(rows), dtype=np.bool_)
-    values = _transposed(terms, rows)
+    values = _transpose_keys(terms, rows)
     columns = [_column(term, column, possibleble) for term, column in zip(terms, values, strict=True)]
     return columns, None if possibleble.all() else possibleble
 
@@ -94,7 +94,7 @@ def _invalid(term: Term, error: Exception) -> BadRequest:
     return BadRequest(f"The column {term.text} of the keys is invalid: {str(error)[:200]}")
 
 
-def _transposed(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
+def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
     texts = [term.text for term in terms]
     if len(terms) == 1 and not any(isinstance(row, list | Mapping) for row in rows):
         return [list(rows)]
@@ -103,8 +103,8 @@ def _transposed(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any]]:
         if isinstance(row, Mapping):
             wrong = set(texts).symmetric_difference(row)
             if wrong:
-                what = f"lacks {min(wrong)}" if min(wrong) in texts else f"has {min(wrong)[:_SHOWN]!r}"
-                raise BadRequest(f"Key {number} {what}: the index is on {', '.join(texts)}")
+                problem = f"lacks {min(wrong)}" if min(wrong) in texts else f"has {min(wrong)[:_SHOWN]!r}"
+                raise BadRequest(f"Key {number} {problem}: the index is on {', '.join(texts)}")
             values: Iterable[Any] = [row[text] for text in texts]
         elif isinstance(row, list):
             if len(row) != len(terms):
@@ -141,13 +141,13 @@ def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
         elif value == "NaN" and term.kind in FLOATS:
             nans[number] = True
         else:
-            key = _key(term, value, number)
+            key = _convert_key(term, value, number)
             possible[number] &= key is not None
         keys.append(key)
-    return _keys(term.kind, keys, nulls, nans)
+    return _convert_keys(term.kind, keys, nulls, nans)
 
 
-def _key(term: Term, value: Any, number: int) -> Key | None:
+def _convert_key(term: Term, value: Any, number: int) -> Key | None:
     """Return None if no row can have the value."""
     try:
         literal: Literal = parse_literal(term.kind, value)
@@ -165,7 +165,7 @@ def _key(term: Term, value: Any, number: int) -> Key | None:
         return None
 
 
-def _keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
+def _convert_keys(kind: str, keys: list[Key | None], nulls: Mask, nans: Mask) -> Keys:
     valid = bits_of(~nulls) if nulls.any() else None
     nan = bits_of(nans) if nans.any() else None
     if has_codes(kind):

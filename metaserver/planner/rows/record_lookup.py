@@ -37,7 +37,7 @@ from seamark.metaserver.planner.indexes.resolver import IndexResolver, RecordInd
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
-from seamark.metaserver.runtime.gathering import gathered
+from seamark.metaserver.runtime.gathering import gather
 from seamark.metaserver.store.model import Entry
 
 KEYS_MAX = 1_000_000
@@ -85,18 +85,17 @@ class Locator:
     ) -> LocatedRows:
         """Locate the rows of keys in a scan of a whole snapshot.
 
-        `asked`, bool[keys]: the keys that can exist, None for all.
-
         Args:
+            scan: The scan.
+            definition: The record index.
             columns: The keys, one column for each term of the record index.
-
-        Raises:
-            TooLarge: If the keys have more than ROWS_MAX rows.
+            asked: The keys that can exist, bool[keys]; None for all.
+            entry: The table.
         """
         view = scan.view
         keys = _LookupKeys(columns, asked)
         work = _Search(await self._resolver.records(view, definition, entry, await keys.few()), keys)
-        evaluator = self._deleted.evaluator_of(scan, _known(definition, columns))
+        evaluator = self._deleted.evaluator_of(scan, _find_column_keys(definition, columns))
         parts = [_nothing()]
         # In batches, so that no step holds the GIL for long.
         for start in range(0, keys.count, _KEYS_AT_ONCE):
@@ -104,7 +103,7 @@ class Locator:
             deletion = await evaluator.evaluate(data_file, position, query)
             live = ~deletion.deleted
             parts.append((query[live], data_file[live], position[live], deletion.undecided[live]))
-        combine = partial(_combined, parts, work.uncovered)
+        combine = partial(_combine_parts, parts, work.uncovered)
         located, removed = combine() if keys.is_quick else await asyncio.to_thread(combine)
         self._usage.note(
             entry.uuid,
@@ -120,7 +119,7 @@ class Locator:
         return replace(located, uncovered=uncovered, problems=evaluator.problems)
 
 
-def _combined(
+def _combine_parts(
     parts: Sequence[tuple[Longs, Longs, Longs, Mask]], uncovered: npt.NDArray[np.uint8]
 ) -> tuple[LocatedRows, int]:
     """Return (the located rows, the number of files that the index rules out)."""
@@ -131,7 +130,7 @@ def _combined(
     return LocatedRows(query, data_file, position, undecided, np.flatnonzero(uncovered), {}), removed
 
 
-def _known(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
+def _find_column_keys(definition: IndexDefinition, columns: Sequence[Keys]) -> dict[int, Keys]:
     """Return the keys of terms that are columns, by column id."""
     terms = zip(definition.terms, columns, strict=True)
     return {term.column_id: keys for term, keys in terms if term.transform == IDENTITY}
@@ -194,21 +193,21 @@ class _Search:
 
     def run(self, start: int) -> _Rows:
         """Return (query, data_file, position) of all rows of one batch of keys, in the order of the keys."""
-        return self._merged([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
+        return self._merge_results([self._of_parts(range(len(self._coverage.parts)), *self._keys.part(start))])
 
     async def run_in_threads(self, start: int) -> _Rows:
         """Return the same, with several index files in parallel: a lookup mostly waits for memory, without the GIL."""
         part = await asyncio.to_thread(self._keys.part, start)
         count = len(self._coverage.parts)
         threads = min(_THREADS, count)
-        found = await gathered(
+        results = await gather(
             [partial(asyncio.to_thread, self._of_parts, range(n, count, threads), *part) for n in range(threads)]
         )
-        return await asyncio.to_thread(self._merged, found)
+        return await asyncio.to_thread(self._merge_results, results)
 
-    def _of_parts(self, which: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
+    def _of_parts(self, numbers_of_parts: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
         results = []
-        for number in which:
+        for number in numbers_of_parts:
             part = self._coverage.parts[number]
             if part.location in self.damaged:
                 continue
@@ -225,7 +224,7 @@ class _Search:
                 raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; send fewer keys in one request")
         return results
 
-    def _merged(self, results: Sequence[Sequence[_OfPart]]) -> _Rows:
+    def _merge_results(self, results: Sequence[Sequence[_OfPart]]) -> _Rows:
         parts = [_nothing()[:3]]
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:
@@ -242,16 +241,16 @@ class _Search:
     def _of_part(self, number: int, high: Hashes, low: Hashes) -> tuple[Longs, Longs, Longs]:
         part = self._coverage.parts[number]
         part_of, file_of = self._coverage.by_position
-        query, file, position = self._found(part.location, high, low)
+        query, file, position = self._look_up_file(part.location, high, low)
         data_file = part.positions[file]
         live = data_file >= 0
         # If two index files describe a data file, the rows of one are used.
         live[live] = (part_of[data_file[live]] == number) & (file_of[data_file[live]] == file[live])
         return query[live], data_file[live], position[live].astype(np.int64)
 
-    def _found(self, location: str, high: Hashes, low: Hashes) -> Found:
+    def _look_up_file(self, location: str, high: Hashes, low: Hashes) -> Found:
         if location in self._index.remote:
-            return self._index.remote[location].found
+            return self._index.remote[location].rows
         record = self._index.opened[location].index
         assert isinstance(record, Record)
         if record.count > ROWS_MAX:
@@ -260,7 +259,11 @@ class _Search:
 
 
 def _refuse_many(record: Record, high: Hashes) -> None:
-    """TooLarge, before rows are gathered, if keys with very many rows fill whole pages."""
+    """Refuse, before rows are gathered, keys with very many rows.
+
+    Raises:
+        TooLarge: If the rows of keys fill whole pages.
+    """
     spans = stretches(record.fences.first, np.sort(high))
     pages = int((spans[:, 1] - spans[:, 0]).sum())
     if (pages - 2 * len(high)) * ENTRIES_A_PAGE > ROWS_MAX:

@@ -58,7 +58,7 @@ _Groups = list[tuple[int, Longs]]
 
 
 class RowDeletion(NamedTuple):
-    """bool[n] each.
+    """The deleted and the undecided rows, bool[n] each.
 
     A row that is both, because not everything could be read, is deleted.
     """
@@ -74,12 +74,17 @@ class RowDeletes:
     """
 
     def __init__(self, objects: ObjectStore, decoded_bytes: int) -> None:
-        """`decoded_bytes`: memory limit of one decoded delete file, and of decoded data files for one request."""
+        """Create the evaluator of deletes.
+
+        Args:
+            objects: The storage.
+            decoded_bytes: The memory limit of one decoded delete file, and of decoded data files for one request.
+        """
         self._objects = objects
         self._decoded_bytes = decoded_bytes
         self._files = DeleteFiles(objects, decoded_bytes)
 
-    def evaluator_of(self, scan: ScanPlan, known: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
+    def evaluator_of(self, scan: ScanPlan, known_keys: Mapping[int, Keys] | None = None) -> DeleteEvaluator:
         """Return the evaluator of one request.
 
         Args:
@@ -88,7 +93,7 @@ class RowDeletes:
         mapping = name_mapping_of(scan.metadata.properties)
         loop = asyncio.get_running_loop()
         data = DataRows(self._objects, loop, mapping, DATA_LIMIT_BYTES, self._decoded_bytes)
-        return DeleteEvaluator(scan, self._files, data, known or {})
+        return DeleteEvaluator(scan, self._files, data, known_keys or {})
 
 
 class DeleteEvaluator:
@@ -159,11 +164,14 @@ class DeleteEvaluator:
         return groups, applying, unread
 
     def hashes_of(self, columns: Columns, rows: Longs) -> tuple[_Pair, _Pair | None] | None:
-        """Hash of these columns in these rows, and hash with both zeros merged; None if the values are not known."""
+        """Return the hash of these columns in these rows, and the hash with both zeros merged.
+
+        None if the values are not known.
+        """
         if not all(column_id in self._known for column_id, _ in columns):
             return None
         if columns not in self._hashes:
-            self._hashes[columns] = _hashed([self._known[column_id] for column_id, _ in columns])
+            self._hashes[columns] = _hash_keys([self._known[column_id] for column_id, _ in columns])
         exact, loose = self._hashes[columns]
         return _at(exact, rows), None if loose is None else _at(loose, rows)
 
@@ -247,21 +255,21 @@ class _Evaluation:
     def _hashes_of(
         self, path: str, counts: tuple[int, int], rows: Longs, columns: Columns
     ) -> tuple[_Pair, _Pair | None]:
-        known = None if self.keys is None else self.evaluator.hashes_of(columns, self.keys[rows])
-        if known is not None:
-            return known
+        known_hashes = None if self.keys is None else self.evaluator.hashes_of(columns, self.keys[rows])
+        if known_hashes is not None:
+            return known_hashes
         order = np.argsort(self.positions[rows], kind="stable")
         positions = self.positions[rows[order]]
         with self.evaluator.data.read(path, *counts, [column_id for column_id, _ in columns], positions) as values:
             try:
-                exact, loose = _hashed([keys_of(values[column_id], kind) for column_id, kind in columns])
+                exact, loose = _hash_keys([keys_of(values[column_id], kind) for column_id, kind in columns])
             except ValueError as error:
                 raise Unreadable(path, str(error)) from None
         inverse = np.argsort(order, kind="stable")
         return _at(exact, inverse), None if loose is None else _at(loose, inverse)
 
 
-def _hashed(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
+def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
     loose = merge_zeros(columns)
     return hash_halves(columns), None if loose is None else hash_halves(loose)
 

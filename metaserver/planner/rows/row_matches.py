@@ -57,7 +57,7 @@ class PredicateMatcher:
     damaged: dict[str, str] = field(default_factory=dict)
     _ranges: dict[PredicateKey, KeyRanges | None] = field(default_factory=dict)
 
-    def of(self, expression: Expression, position: int, records: int) -> MatchingRows:
+    def match_rows(self, expression: Expression, position: int, records: int) -> MatchingRows:
         """Return the matching rows of the file at this position in the view, which has `records` rows.
 
         The expression is bound: the residual for the file's partition.
@@ -68,9 +68,9 @@ class PredicateMatcher:
             case Always(value):
                 return MatchingRows(None if value else none_of(records), True)
             case And(children):
-                return self._all([self.of(child, position, records) for child in children])
+                return self._all([self.match_rows(child, position, records) for child in children])
             case Or(children):
-                return self._any([self.of(child, position, records) for child in children])
+                return self._any([self.match_rows(child, position, records) for child in children])
             case Bound():
                 return self._where(expression, position, records)
         raise TypeError(f"not a bound expression: {expression}")
@@ -99,10 +99,10 @@ class PredicateMatcher:
         ranges = None if covered is None else self._ranges_of(predicate, covered.definition)
         if covered is None or ranges is None:
             return MatchingRows(None, False)
-        found = covered.coverage.file_at(position)
-        if found is None or found[0] in self.damaged:
+        location_and_file = covered.coverage.file_at(position)
+        if location_and_file is None or location_and_file[0] in self.damaged:
             return MatchingRows(None, False)
-        location, file = found
+        location, file = location_and_file
         bitmap = covered.bitmap(location)
         if bitmap is None:
             return MatchingRows(None, False)
@@ -129,7 +129,7 @@ class PredicateMatcher:
         return self._ranges[key]
 
 
-def without(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
+def clear_rows(bits: Bits, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Bits:
     """Return the bits without these distinct rows."""
     cleared = bits.copy()
     np.bitwise_and.at(cleared, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))

@@ -39,7 +39,7 @@ ViewKey = tuple[str, ...]
 
 
 class ScanOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a scan reads apart from its filter: its snapshots, and the meaning of names and comparisons.
+    """The options of a scan apart from its filter: its snapshots, and the meaning of names and comparisons.
 
     A scan reads one snapshot (by default the current one), or is incremental: it reads the files that appends added
     after `start_snapshot_id` up to and including `end_snapshot_id`.
@@ -182,14 +182,14 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         return predicates_of(self.bound)
 
     @computed_once
-    def projected(self) -> dict[int, ProjectedExpression]:
+    def filter_projections(self) -> dict[int, ProjectedExpression]:
         """Return the filter projected onto the partition fields of each spec, by spec id."""
         return {spec.spec_id: project(self.bound, spec) for spec in self.metadata.partition_specs}
 
     @computed_once
     def partition_filters(self) -> dict[int, Expression]:
-        """By spec id, the condition on partition values that the filter and the dynamic filters imply."""
-        partition_filters = {spec_id: projected.possible for spec_id, projected in self.projected.items()}
+        """The condition on partition values that the filter and the dynamic filters imply, by spec id."""
+        partition_filters = {spec_id: projected.possible for spec_id, projected in self.filter_projections.items()}
         if self.dynamic_filters:
             for spec in self.metadata.partition_specs:
                 projected = (dynamic_filter.in_partitions(spec) for dynamic_filter in self.dynamic_filters)
@@ -211,12 +211,12 @@ def bind_for_java(metadata: TableMetadata, options: ScanOptions, filter: Express
     """
     snapshot = resolve_snapshot(metadata, options)
     schema = resolve_schema(metadata, snapshot, options)
-    others = schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
-    if not others:
+    other_schemas = find_schemas_while_head(metadata, snapshot, schema) if options.use_snapshot_schema else []
+    if not other_schemas:
         return BoundScan.bind_by(schema, metadata, options, snapshot, filter)
     sure, ambiguous, filtered = [], [], set()
     for conjunct in filter.children if isinstance(filter, And) else (filter,):
-        readings = [_Reading.read(metadata, other, options, conjunct) for other in (schema, *others)]
+        readings = [_Reading.read(metadata, other, options, conjunct) for other in (schema, *other_schemas)]
         bound = {repr(reading.bound): reading.bound for reading in readings if reading.bound is not None}
         if not bound:
             bind_filter(metadata, schema, options, conjunct)  # raises the error of the snapshot's schema
@@ -257,14 +257,14 @@ def names_are_ambiguous(metadata: TableMetadata) -> bool:
 
 
 def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
-    """Column ids by lower-case name, because Spark ignores case."""
+    """Return the column ids by lower-case name, because Spark ignores case."""
     ids_by_name: dict[str, set[int]] = {}
     for name, column_id in schema.index.by_name.items():
         ids_by_name.setdefault(name.lower(), set()).add(column_id)
     return ids_by_name
 
 
-def schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
+def find_schemas_while_head(metadata: TableMetadata, snapshot: Snapshot | None, schema: Schema) -> list[Schema]:
     """Return the other schemas that the table may have had while the snapshot was the head of a branch.
 
     These are the schemas from the snapshot's own to the current one, or to the one of the next snapshot.
@@ -285,7 +285,7 @@ class _Reading(msgspec.Struct, frozen=True):
     """A part of a filter, bound by one schema."""
 
     bound: Expression | None
-    """None if the schema cannot bind it."""
+    """The bound filter; None if the schema cannot bind it."""
     terms: tuple[tuple[int, str, str], ...] | None
     """Column, transform and type family of each predicate; two schemas with equal terms give the part the same
     meaning.

@@ -35,7 +35,7 @@ class IndexUse(msgspec.Struct, frozen=True, gc=False):
     files_removed: int
 
 
-class Stage(msgspec.Struct, frozen=True, gc=False):
+class PruningStage(msgspec.Struct, frozen=True, gc=False):
     """One stage of a plan: files and bytes before and after it, and its duration.
 
     Files and bytes are -1 unless the request asks for them: counting visits every file, and summing reads its size.
@@ -67,7 +67,7 @@ class ScanPlan:
         schema: Schema,
         bound: Expression,
         metadata: TableMetadata,
-        stages: tuple[Stage, ...],
+        stages: tuple[PruningStage, ...],
         snapshot_id: int | None,
         considered: int,
         complete: bool = True,
@@ -113,7 +113,7 @@ class ScanPlan:
         other.entry_ids = np.insert(self.entry_ids, self.entry_ids.searchsorted(entry_id), entry_id)
         return other
 
-    def first_with_rows(self, min_rows: int, files_max: int) -> Longs:
+    def find_first_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
 
         These are files without residual and without deletes. Returns all files if the first `files_max` do not suffice:

@@ -37,7 +37,7 @@ _SKETCHED_ROWS = 100_000
 """A side has sketches if one comparison may read at least this many rows."""
 ENTRY_BITS = 32
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
-"""The part of an entry id that is the entry in its manifest."""
+"""The bits of an entry id that number the entry in its manifest."""
 
 
 class BoundColumn:
@@ -156,10 +156,10 @@ class ColumnStatistics:
             self._bounds = lower, upper
         else:
             self._bounds = view.with_base(lower, of_base._bounds[0]), view.with_base(upper, of_base._bounds[1])
-        self.lower: tuple[BoundColumn, ...] = bound_columns_of(
+        self.lower: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self._bounds[0], None if of_base is None else of_base.lower
         )
-        self.upper: tuple[BoundColumn, ...] = bound_columns_of(
+        self.upper: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self._bounds[1], None if of_base is None else of_base.upper
         )
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
@@ -197,7 +197,7 @@ class PartitionValues:
         self.known: npt.NDArray[np.bool_] = view.with_base(has_field, None if of_base is None else of_base.known)
         self.packed: Objects = view.with_base(objects(packed), None if of_base is None else of_base.packed)
         self.nulls: Flags = view.with_base(np.array(nulls, dtype=np.uint8), None if of_base is None else of_base.nulls)
-        self.sides: tuple[BoundColumn, ...] = bound_columns_of(
+        self.sides: tuple[BoundColumn, ...] = compute_bound_columns(
             view, self.packed, None if of_base is None else of_base.sides
         )
         self.has_nulls = bool(self.nulls.any())
@@ -240,13 +240,13 @@ class TableView:
         self._numbers: dict[int, int] = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
         self._identities = _identities(self.blocks)
         self._base = None if base is None else weakref.ref(base)
-        self.shared_blocks = _shared(self._identities, None if base is None else base._identities)
+        self.shared_blocks = _find_shared(self._identities, None if base is None else base._identities)
         """int64[shared] each: the numbers of the blocks that the base has too, here and there."""
         is_new = np.ones(len(self.blocks), dtype=np.bool_)
         is_new[self.shared_blocks[0]] = False
         self.new_blocks: list[int] = np.flatnonzero(is_new).tolist()
         """The numbers of the other blocks."""
-        heads = [_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
+        heads = [_read_head(self.blocks[number]) for number in self.blocks_to_compute(base)]
         self._heads: Longs = self.with_base(
             np.array(heads, dtype=np.int64).reshape(len(heads), 3), None if base is None else base._heads
         )
@@ -303,7 +303,7 @@ class TableView:
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the blocks of those manifests that are in the view as the same objects, and None for the others."""
-        here, of_view = _shared(_identities(manifests), _identities(self.manifests))
+        here, of_view = _find_shared(_identities(manifests), _identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[here] = objects(self.blocks)[of_view]
         listed: list[Block | None] = blocks.tolist()
@@ -321,13 +321,13 @@ class TableView:
     def manifest_of(self, entry_id: int) -> ManifestFile:
         return self.manifests[self._numbers[entry_id >> ENTRY_BITS]]
 
-    def split(self, entry_ids: Longs) -> tuple[Longs, Longs]:
+    def split_entry_ids(self, entry_ids: Longs) -> tuple[Longs, Longs]:
         """Return (block numbers, rows in those blocks), each int64[n], of n entry ids."""
         return np.searchsorted(self.ordinals, entry_ids >> ENTRY_BITS), entry_ids & ENTRY_MASK
 
     def positions_of(self, entry_ids: Longs) -> Longs:
         """Return int64[n], the positions of entry ids among the files of all blocks, as masks count them."""
-        numbers, local = self.split(entry_ids)
+        numbers, local = self.split_entry_ids(entry_ids)
         positions: Longs = np.asarray(self.starts, dtype=np.int64)[numbers] + local
         return positions
 
@@ -357,7 +357,7 @@ class TableView:
         column = self._stats.get(key)
         if column is None:
             base = self.base
-            of_base = None if base is None else base.computed_stats(column_id, kind)
+            of_base = None if base is None else base.find_computed_stats(column_id, kind)
             column = self._stats[key] = ColumnStatistics(self, column_id, kind, of_base)
         return column
 
@@ -365,11 +365,11 @@ class TableView:
         """Return the statistics of a column; None if they would have to be read from most blocks."""
         base = self.base
         near = base is not None and 2 * len(self.new_blocks) <= len(self.blocks)
-        if near and base is not None and base.computed_stats(column_id, kind) is not None:
+        if near and base is not None and base.find_computed_stats(column_id, kind) is not None:
             return self.stats(column_id, kind)
-        return self.computed_stats(column_id, kind)
+        return self.find_computed_stats(column_id, kind)
 
-    def computed_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
+    def find_computed_stats(self, column_id: int, kind: str) -> ColumnStatistics | None:
         """Return the statistics of a column if they are computed already."""
         return self._stats.get((column_id, kind))
 
@@ -440,7 +440,7 @@ def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
     )
 
 
-def bound_columns_of(
+def compute_bound_columns(
     view: TableView, packed: Objects, of_base: Sequence[BoundColumn] | None
 ) -> tuple[BoundColumn, ...]:
     """Return the column in each of its forms: a decimal column widened past 18 digits has two.
@@ -476,7 +476,7 @@ def objects(values: Sequence[object]) -> Objects:
     return array
 
 
-def _head(block: Block) -> tuple[int, int, bool]:
+def _read_head(block: Block) -> tuple[int, int, bool]:
     """Return (rows, spec id, whether a record count is 0 or unknown)."""
     counts = block.packed_longs("record_count")
     return block.rows, block.spec_id, counts is None or counts.low <= 0
@@ -490,7 +490,7 @@ def _identities(values: Sequence[object]) -> Longs:
     return np.fromiter(map(id, values), dtype=np.int64, count=len(values))
 
 
-def _shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
+def _find_shared(identities: Longs, of_base: Longs | None) -> tuple[Longs, Longs]:
     """Return the positions of equal numbers in both."""
     if of_base is None or not len(of_base):
         nothing = np.empty(0, dtype=np.int64)
@@ -536,10 +536,13 @@ _WAITING_MAX = 16
 
 
 class Selection:
-    """`state`, uint8[blocks]: 0 selects no row, 1 every row, 2 the rows whose byte in `mask`, uint8[rows], is 1.
+    """The selected rows of a view.
+
+    `state`, uint8[blocks], is 0 if no row of the block is selected, 1 if every row is, and 2 if the rows are selected
+    whose byte in `mask`, uint8[rows], is 1.
 
     Comparisons wait until the selection is read. Then they are done together, block by block: a plan of millions of
-    files waits for memory more than for anything else, and what one comparison leaves of a block is still in the
+    files waits for memory more than for anything else, and the rest of a block after one comparison is still in the
     processor's cache for the next. If only the rows are read, no mask is made.
     """
 
@@ -575,7 +578,7 @@ class Selection:
         self._waiting.append((side.layout, side.low, side.high, op, literal))
 
     def apply_waiting(self) -> None:
-        """Do the comparisons that wait."""
+        """Apply the comparisons that wait."""
         waiting, self._waiting = self._waiting, []
         if waiting:
             _scan.narrow_all(waiting, self.view.extents, self._state, self.mask)
@@ -647,10 +650,7 @@ class Selection:
         self.state[number] = 2 if self.mask[first:end].any() else 0
 
     def check_invariants(self) -> None:
-        """AssertionError for an invalid state or mask byte.
-
-        For tests.
-        """
+        """Check, for tests, that every state and mask byte is valid."""
         assert set(np.unique(self.state).tolist()) <= {0, 1, 2}
         for number in np.flatnonzero(self.state == 2):
             part = self.mask[self.view.starts[number] : self.view.starts[number + 1]]

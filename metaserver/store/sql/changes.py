@@ -15,7 +15,7 @@ _BUSY_TIMEOUT_S = 0.1
 """Readers wait only while another process recovers the log."""
 
 
-class Changes:
+class CommitCounter:
     """Belongs to one event loop.
 
     Owns a connection that commits nothing.
@@ -43,11 +43,11 @@ class Changes:
         self._connection.close()
 
 
-def watch(url: str) -> Changes | None:
+def watch(url: str) -> CommitCounter | None:
     """For the database of `open_store(url)`.
 
     None for PostgreSQL, which has no such number.
     """
     if not url.lower().startswith("sqlite:"):
         return None
-    return Changes(Path("/" + unquote(urlsplit(url).path).lstrip("/")))
+    return CommitCounter(Path("/" + unquote(urlsplit(url).path).lstrip("/")))

@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.store import model, operations
 from seamark.metaserver.store.sql.by_uuid import UNNAMED, retain
 from seamark.metaserver.store.sql.rows import pack
-from seamark.metaserver.store.sql.statement import Row, Statement, Steps
+from seamark.metaserver.store.sql.statement import Row, SqlStatement, Steps
 
 _OWN, _SHARED, _ALLOWED = range(3)
 """Values of the column `shared`. An allowed location is not claimed: a table may name files of others there."""
@@ -26,21 +26,21 @@ _AFTER_SLASH = "0"
 
 
 def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
-    rows = yield Statement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
+    rows = yield SqlStatement("SELECT location FROM claims WHERE uuid = $1 AND shared <> $2", (op.uuid, _ALLOWED))
     if op.fresh and rows:
         raise BadRequest(f"The UUID {op.uuid} is in use, or its files are being purged; choose another UUID")
     if op.returns and rows:
         yield from check_restored(op.uuid)
-        yield Statement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
+        yield SqlStatement("DELETE FROM retained WHERE uuid = $1", (op.uuid,))
     claimed = [str(row[0]) for row in rows]
     missing = [each for each in op.locations if not any(_is_within(each.key, key) for key in claimed)]
     if not missing:
         return
-    yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")
+    yield SqlStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     for each in missing:
         if op.checked:
             yield from _check(op, each)
-        yield Statement(
+        yield SqlStatement(
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
             "WHERE claims.shared > excluded.shared",
@@ -49,9 +49,9 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
 
 
 def allow(op: operations.AllowLocations, now_ms: int) -> Steps[None]:
-    yield Statement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
+    yield SqlStatement("DELETE FROM claims WHERE uuid = $1 AND shared = $2", (op.uuid, _ALLOWED))
     for each in op.locations:
-        yield Statement(
+        yield SqlStatement(
             "INSERT INTO claims (location, uuid, shared) VALUES ($1, $2, $3) ON CONFLICT (location, uuid) DO NOTHING",
             (each.key, op.uuid, _ALLOWED),
         )
@@ -62,11 +62,11 @@ def release(op: operations.ReleaseLocations, now_ms: int) -> Steps[None]:
         yield from retain(op.retained)
         return
     for table in ("claims", "retained"):
-        yield Statement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
+        yield SqlStatement(f"DELETE FROM {table} WHERE uuid = $1 AND {UNNAMED}", (op.uuid,))  # noqa: S608
 
 
 def check_retained(op: operations.CheckRetained, now_ms: int) -> Steps[None]:
-    yield Statement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
+    yield SqlStatement("UPDATE retained SET checked_ms = $2 WHERE uuid = $1", (op.uuid, op.now_ms))
 
 
 def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = True) -> Steps[list[model.Claim]]:
@@ -74,7 +74,7 @@ def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = Tr
     return (yield from _overlapping(keys, uuid, limit, _OWN, _SHARED if shared else _OWN))
 
 
-def allowed_overlapping(keys: Sequence[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
+def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
     """As `overlapping`, of the locations that other UUIDs are allowed to name files in."""
     return (yield from _overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
 
@@ -82,15 +82,15 @@ def allowed_overlapping(keys: Sequence[str], uuid: str, limit: int) -> Steps[lis
 def _overlapping(keys: Sequence[str], uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
     claims: dict[tuple[str, str], model.Claim] = {}
     for key in keys:
-        above = yield from _above(key, uuid, first, last)
-        below = yield from _below(key, uuid, limit, first, last)
+        above = yield from _find_above(key, uuid, first, last)
+        below = yield from _find_below(key, uuid, limit, first, last)
         for claim in (*above, *below):
             claims[claim.location, claim.uuid] = claim
     return list(claims.values())
 
 
 def of(uuid: str) -> Steps[list[model.Claim]]:
-    rows = yield Statement(
+    rows = yield SqlStatement(
         "SELECT location, uuid, shared, spelled FROM claims WHERE uuid = $1 ORDER BY location", (uuid,)
     )
     return [msgspec.structs.replace(_claim(row), spelled=row[3] or "") for row in rows]
@@ -100,24 +100,28 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
     # A shared folder may be inside a shared folder of another, but not inside a location of another.
     overlaps = yield from overlapping([location.key], op.uuid, 1, shared=not location.shared)
     for claim in overlaps:
-        if claim.location == location.key and op.name and (yield from released_name(claim.uuid, op.namespace, op.name)):
+        if (
+            claim.location == location.key
+            and op.name
+            and (yield from is_name_released(claim.uuid, op.namespace, op.name))
+        ):
             continue
-        raise location.taken()
+        raise location.make_overlap_error()
 
 
-def released_name(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
+def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
     """See the port.
 
     Writers of the namespace can restore the entry, or could, so that its location gives them nothing new.
     """
-    rows = yield Statement(
+    rows = yield SqlStatement(
         "SELECT 1 FROM dropped WHERE uuid = $1 AND namespace = $2 AND name = $3 "
         "AND NOT EXISTS (SELECT 1 FROM entries WHERE uuid = $1) "
         "AND NOT EXISTS (SELECT 1 FROM dropped WHERE uuid = $1 AND (namespace <> $2 OR name <> $3))",
         (uuid, pack(namespace), name),
     )
     if not rows:
-        rows = yield Statement(
+        rows = yield SqlStatement(
             f"SELECT 1 FROM retained WHERE uuid = $1 AND namespace = $2 AND {UNNAMED}",  # noqa: S608
             (uuid, pack(namespace)),
         )
@@ -126,8 +130,8 @@ def released_name(uuid: str, namespace: model.NamespacePath, name: str) -> Steps
 
 def check_restored(uuid: str) -> Steps[None]:
     """CommitConflict when a live entry has claimed the location of the entry that is restored."""
-    yield Statement("SELECT turn FROM claim_turns", lock="UPDATE")
-    rows = yield Statement(
+    yield SqlStatement("SELECT turn FROM claim_turns", lock="UPDATE")
+    rows = yield SqlStatement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "
         "WHERE mine.uuid = $1 AND other.uuid <> $1 AND mine.shared + other.shared < 2 "
         "AND EXISTS (SELECT 1 FROM entries WHERE uuid = other.uuid) LIMIT 1",
@@ -139,12 +143,12 @@ def check_restored(uuid: str) -> Steps[None]:
         )
 
 
-def _above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
+def _find_above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim]]:
     """Claim on `key` and on folders that contain it, of the kinds from `first` to `last`."""
     folders, at = [key], len(key)
     while (at := key.rfind("/", 0, at)) > 0:
         folders.append(key[:at])
-    rows = yield Statement(
+    rows = yield SqlStatement(
         "SELECT location, uuid, shared FROM claims WHERE location IN {each_of_1} AND uuid <> $2 "
         "AND shared BETWEEN $3 AND $4",
         (json.dumps(folders), uuid, first, last),
@@ -152,8 +156,8 @@ def _above(key: str, uuid: str, first: int, last: int) -> Steps[list[model.Claim
     return [_claim(row) for row in rows]
 
 
-def _below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
-    rows = yield Statement(
+def _find_below(key: str, uuid: str, limit: int, first: int, last: int) -> Steps[list[model.Claim]]:
+    rows = yield SqlStatement(
         "SELECT location, uuid, shared FROM claims WHERE location > $1 AND location < $2 AND uuid <> $3 "
         "AND shared BETWEEN $4 AND $5 ORDER BY location LIMIT $6",
         (f"{key}/", f"{key}{_AFTER_SLASH}", uuid, first, last, limit),

@@ -17,12 +17,12 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.store.model import (
+    AccessToken,
     Entry,
     EntryKind,
     Grant,
     Namespace,
     NamespacePath,
-    Token,
 )
 from seamark.metaserver.store.operations import Operation
 from seamark.metaserver.store.sql import claims as claim_steps
@@ -86,7 +86,7 @@ class GeneratorStore(ABC):
     @abstractmethod
     async def _list(self, make_steps: Callable[[], Steps[T]]) -> T: ...
 
-    async def _kept(self, key: tuple[object, ...], make_steps: Callable[[], Steps[T]]) -> T:
+    async def _read_maybe_stale(self, key: tuple[object, ...], make_steps: Callable[[], Steps[T]]) -> T:
         """`_point`, whose last result may be used for a request that allows stale answers."""
         if self._stale_reads is None:
             return await self._point(make_steps)
@@ -107,31 +107,31 @@ class GeneratorStore(ABC):
 
     ping = _point_read(queries.ping)
     namespaces = _list_read(queries.namespaces)
-    named_namespaces = _list_read(queries.named_namespaces)
+    find_namespaces = _list_read(queries.find_namespaces)
     namespace_size = _list_read(queries.namespace_size)
     entries = _list_read(queries.entries)
-    dropped = _list_read(queries.dropped)
-    dropped_entry = _point_read(queries.dropped_entry)
-    dropped_expired = _list_read(queries.dropped_expired)
-    retained = _list_read(queries.retained)
-    retained_unchecked = _list_read(queries.retained_unchecked)
+    list_dropped = _list_read(queries.list_dropped)
+    find_dropped = _point_read(queries.find_dropped)
+    list_expired = _list_read(queries.list_expired)
+    list_retained = _list_read(queries.list_retained)
+    list_unchecked = _list_read(queries.list_unchecked)
     names_of = _point_read(queries.names_of)
     fence = _point_read(records.fence_of)
     lease_state = _point_read(records.lease_state)
     claims = _point_read(claim_steps.of)
-    allowed_overlapping = _list_read(claim_steps.allowed_overlapping)
-    claims_overlapping = _list_read(claim_steps.overlapping)
-    released_name = _point_read(claim_steps.released_name)
-    unclaimed = _list_read(queries.unclaimed)
-    indexed_tables = _list_read(queries.indexed_tables)
+    find_allowed_overlaps = _list_read(claim_steps.find_allowed_overlaps)
+    find_overlapping_claims = _list_read(claim_steps.overlapping)
+    is_name_released = _point_read(claim_steps.is_name_released)
+    list_unclaimed = _list_read(queries.list_unclaimed)
+    list_indexed_tables = _list_read(queries.list_indexed_tables)
     index_files_unused = _list_read(queries.index_files_unused)
     index_files = _list_read(queries.index_files)
     producer = _point_read(queries.producer)
     plan_table = _point_read(queries.plan_table)
     plan_snapshots = _list_read(queries.plan_snapshots)
     plan_table_count = _list_read(queries.plan_table_count)
-    planned_snapshots = _list_read(queries.planned_snapshots)
-    plan_tables_retired = _list_read(queries.plan_tables_retired)
+    list_planned_snapshots = _list_read(queries.list_planned_snapshots)
+    list_retired_plan_tables = _list_read(queries.list_retired_plan_tables)
     instant = _point_read(queries.instant)
     instant_by_fingerprint = _point_read(queries.instant_by_fingerprint)
     instants = _list_read(queries.instants)
@@ -149,18 +149,20 @@ class GeneratorStore(ABC):
     prune = _transaction(records.prune)
 
     async def namespace(self, path: NamespacePath) -> Namespace | None:
-        return await self._kept(("namespace", path), lambda: queries.namespace(path))
+        return await self._read_maybe_stale(("namespace", path), lambda: queries.namespace(path))
 
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None:
-        return await self._kept(entry_key(kind, namespace, name), lambda: queries.entry(kind, namespace, name))
+        return await self._read_maybe_stale(
+            entry_key(kind, namespace, name), lambda: queries.entry(kind, namespace, name)
+        )
 
-    async def token_by_digest(self, digest: str) -> Token | None:
-        return await self._kept(("token", digest), lambda: queries.token_by_digest(digest))
+    async def token_by_digest(self, digest: str) -> AccessToken | None:
+        return await self._read_maybe_stale(("token", digest), lambda: queries.token_by_digest(digest))
 
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:
             return await self._list(lambda: queries.grants(None))
-        return await self._kept(("grants", principal), lambda: queries.grants(principal))
+        return await self._read_maybe_stale(("grants", principal), lambda: queries.grants(principal))
 
     async def archive_instants(self, keep: int, limit: int) -> int:
         # Searched outside the transaction: it reads a whole index, and writers must not wait for that.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.metaserver.store.model import (
+    AccessToken,
     AuditRecord,
     DroppedEntry,
     Entry,
@@ -22,10 +23,9 @@ from seamark.metaserver.store.model import (
     Namespace,
     NamespacePath,
     PlanSnapshot,
-    PlanTable,
     ProducerState,
     RegisteredIndexFile,
-    Token,
+    StoredPlanTable,
 )
 from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX, InstantFilter
 from seamark.metaserver.store.sql.rows import (
@@ -48,34 +48,34 @@ from seamark.metaserver.store.sql.rows import (
     to_retained,
     unpack,
 )
-from seamark.metaserver.store.sql.statement import Row, Statement, Steps, placeholders
+from seamark.metaserver.store.sql.statement import Row, SqlStatement, Steps, placeholders
 
 T = TypeVar("T")
 
 _UNFINISHED = (InstantState.REQUESTED, InstantState.INFLIGHT)
 
 
-def _first(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[T | None]:
-    rows = yield Statement(sql, params)
+def _read_first(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[T | None]:
+    rows = yield SqlStatement(sql, params)
     return decode(rows[0]) if rows else None
 
 
 def _all(decode: Callable[[Row], T], sql: str, *params: Any) -> Steps[list[T]]:
-    rows = yield Statement(sql, params)
+    rows = yield SqlStatement(sql, params)
     return [decode(row) for row in rows]
 
 
 def _count(sql: str, *params: Any) -> Steps[int]:
-    rows = yield Statement(sql, params)
+    rows = yield SqlStatement(sql, params)
     return int(rows[0][0])
 
 
 def ping() -> Steps[None]:
-    yield Statement("SELECT version FROM schema_version")
+    yield SqlStatement("SELECT version FROM schema_version")
 
 
 def namespace(path: NamespacePath) -> Steps[Namespace | None]:
-    return _first(NAMESPACE.decode, f"SELECT {NAMESPACE} FROM namespaces WHERE path = $1", pack(path))  # noqa: S608
+    return _read_first(NAMESPACE.decode, f"SELECT {NAMESPACE} FROM namespaces WHERE path = $1", pack(path))  # noqa: S608
 
 
 def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[list[NamespacePath]]:
@@ -84,22 +84,22 @@ def namespaces(parent: NamespacePath, after: str | None, limit: int) -> Steps[li
     return _all(lambda row: unpack(row[0]), sql, pack(parent), prefix + (after or ""), limit)
 
 
-def named_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[NamespacePath]]:
+def find_namespaces(parent: NamespacePath, names: Sequence[str]) -> Steps[list[NamespacePath]]:
     if not names:
         return []
     # One text for any number of names, so that the databases prepare it once.
     paths = [pack((*parent, name)) for name in names]
     paths += paths[-1:] * (NAMED_NAMESPACES_MAX - len(paths))
     sql = f"SELECT path FROM namespaces WHERE path IN ({placeholders(NAMED_NAMESPACES_MAX)}) ORDER BY path"  # noqa: S608
-    found = yield from _all(lambda row: unpack(row[0]), sql, *paths)
-    return found
+    existing = yield from _all(lambda row: unpack(row[0]), sql, *paths)
+    return existing
 
 
 def namespace_size(top: str) -> Steps[tuple[int, int]]:
     # Paths below `top` continue with the separator, and no name has a character as low as the separator.
     within = "BETWEEN $1 AND $2"
     params = (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")
-    rows = yield Statement(
+    rows = yield SqlStatement(
         f"SELECT (SELECT COUNT(*) FROM namespaces WHERE path {within}) "  # noqa: S608
         f"+ (SELECT COUNT(*) FROM entries WHERE namespace {within}) "
         f"+ (SELECT COUNT(*) FROM dropped WHERE namespace {within}), "
@@ -111,7 +111,7 @@ def namespace_size(top: str) -> Steps[tuple[int, int]]:
 
 def entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Entry | None]:
     sql = f"SELECT {NAMED} FROM entries WHERE namespace = $1 AND space = $2 AND name = $3 AND kind = $4"  # noqa: S608
-    return _first(NAMED.decode, sql, pack(path), space_of(kind), name, kind.value)
+    return _read_first(NAMED.decode, sql, pack(path), space_of(kind), name, kind.value)
 
 
 def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> Steps[list[Entry]]:
@@ -119,7 +119,7 @@ def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit:
     return _all(NAMED.decode, sql, pack(namespace), kind.value, after or "", limit)
 
 
-def dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
+def list_dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM dropped WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
         return _all(to_dropped, sql, after or "", limit)
@@ -127,15 +127,15 @@ def dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> S
     return _all(to_dropped, sql, pack(namespace), after or "", limit)
 
 
-def dropped_entry(dropped_id: str) -> Steps[DroppedEntry | None]:
-    found = yield from _first(to_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
-    if found is None:
+def find_dropped(dropped_id: str) -> Steps[DroppedEntry | None]:
+    entry = yield from _read_first(to_dropped, f"SELECT {DROPPED} FROM dropped WHERE id = $1", dropped_id)  # noqa: S608
+    if entry is None:
         sql = f"SELECT {DROPPED} FROM retained WHERE id = $1"  # noqa: S608
-        found = yield from _first(to_retained, sql, dropped_id)
-    return found
+        entry = yield from _read_first(to_retained, sql, dropped_id)
+    return entry
 
 
-def retained(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
+def list_retained(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
     if namespace is None:
         sql = f"SELECT {DROPPED} FROM retained WHERE id > $1 ORDER BY id LIMIT $2"  # noqa: S608
         return _all(to_retained, sql, after or "", limit)
@@ -143,17 +143,17 @@ def retained(namespace: NamespacePath | None, after: str | None, limit: int) -> 
     return _all(to_retained, sql, pack(namespace), after or "", limit)
 
 
-def retained_unchecked(before_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
+def list_unchecked(before_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     sql = f"SELECT {DROPPED} FROM retained WHERE checked_ms < $1 ORDER BY checked_ms, uuid LIMIT $2"  # noqa: S608
     return _all(to_retained, sql, before_ms, limit)
 
 
-def dropped_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
+def list_expired(now_ms: int, limit: int) -> Steps[list[DroppedEntry]]:
     sql = f"SELECT {DROPPED} FROM dropped WHERE expires_ms <= $1 ORDER BY expires_ms, id LIMIT $2"  # noqa: S608
     return _all(to_dropped, sql, now_ms, limit)
 
 
-def indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
+def list_indexed_tables(after: str | None, limit: int) -> Steps[list[Entry]]:
     sql = (
         f"SELECT {NAMED} FROM entries WHERE uuid IN "  # noqa: S608
         "(SELECT uuid FROM index_versions WHERE uuid > $1 ORDER BY uuid LIMIT $2) ORDER BY uuid, namespace, name"
@@ -176,18 +176,18 @@ def index_files(uuid: str) -> Steps[list[RegisteredIndexFile]]:
 
 def producer(uuid: str, name: str) -> Steps[ProducerState | None]:
     sql = f"SELECT {PRODUCER} FROM producers WHERE uuid = $1 AND producer = $2"  # noqa: S608
-    return _first(PRODUCER.decode, sql, uuid, name)
+    return _read_first(PRODUCER.decode, sql, uuid, name)
 
 
-def plan_table(namespace: NamespacePath, name: str) -> Steps[PlanTable | None]:
+def plan_table(namespace: NamespacePath, name: str) -> Steps[StoredPlanTable | None]:
     sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE namespace = $1 AND name = $2"  # noqa: S608
-    return _first(PLAN_TABLE.decode, sql, pack(namespace), name)
+    return _read_first(PLAN_TABLE.decode, sql, pack(namespace), name)
 
 
 def plan_snapshots(
     namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
 ) -> Steps[list[PlanSnapshot]]:
-    rows = yield Statement(
+    rows = yield SqlStatement(
         "SELECT shown_id, shown FROM plan_tables WHERE namespace = $1 AND of_name = $2 AND audience = $3 AND uuid = $4 "
         "AND expires_ms > $5 AND audience IS NOT NULL AND name IS NOT NULL AND shown IS NOT NULL "
         "ORDER BY expires_ms DESC LIMIT $6",
@@ -200,15 +200,15 @@ def plan_table_count(now_ms: int) -> Steps[int]:
     return _count("SELECT count(*) FROM plan_tables WHERE name IS NOT NULL AND expires_ms > $1", now_ms)
 
 
-def planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
-    rows = yield Statement(
+def list_planned_snapshots(uuid: str, now_ms: int) -> Steps[set[int]]:
+    rows = yield SqlStatement(
         "SELECT DISTINCT snapshot_id FROM plan_tables WHERE expires_ms > $2 AND name IS NOT NULL AND uuid = $1",
         (uuid, now_ms),
     )
     return {int(row[0]) for row in rows}
 
 
-def plan_tables_retired(after: str | None, limit: int) -> Steps[list[PlanTable]]:
+def list_retired_plan_tables(after: str | None, limit: int) -> Steps[list[StoredPlanTable]]:
     sql = f"SELECT {PLAN_TABLE} FROM plan_tables WHERE name IS NULL AND id > $1 ORDER BY id LIMIT $2"  # noqa: S608
     return _all(PLAN_TABLE.decode, sql, after or "", limit)
 
@@ -218,7 +218,7 @@ def instant(instant_id: str) -> Steps[Instant | None]:
         f"SELECT {INSTANT} FROM instants WHERE id = $1 "  # noqa: S608
         f"UNION ALL SELECT {INSTANT} FROM instants_archive WHERE id = $1"
     )
-    return _first(INSTANT.decode, sql, instant_id)
+    return _read_first(INSTANT.decode, sql, instant_id)
 
 
 def names_of(uuid: str, *, dropped: bool = True, namespace: NamespacePath | None = None) -> Steps[int]:
@@ -228,7 +228,7 @@ def names_of(uuid: str, *, dropped: bool = True, namespace: NamespacePath | None
     return _count(f"SELECT {' + '.join(counts)}", uuid, *(() if namespace is None else (pack(namespace),)))
 
 
-def unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
+def list_unclaimed(after: str, limit: int) -> Steps[list[Entry]]:
     sources = " UNION ALL ".join(
         f"SELECT {ENTRY} FROM {table} WHERE uuid > $1 "  # noqa: S608
         f"AND NOT EXISTS (SELECT 1 FROM claims WHERE uuid = {table}.uuid)"
@@ -244,7 +244,7 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
         f"SELECT {INSTANT} FROM instants WHERE {where} UNION ALL "  # noqa: S608
         f"SELECT {INSTANT} FROM instants_archive WHERE {where} ORDER BY position DESC LIMIT 1"
     )
-    return _first(INSTANT.decode, sql, uuid, fingerprint)
+    return _read_first(INSTANT.decode, sql, uuid, fingerprint)
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
@@ -254,7 +254,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
     The watermark is read before, in a separate statement: transactions in progress then are above it, and those that
     had ended are visible to the next statement.
     """
-    watermark = yield Statement("SELECT {watermark}")
+    watermark = yield SqlStatement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
 
     def term(sql: str, value: object) -> None:
@@ -287,7 +287,7 @@ def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
 
 def archivable(keep: int, limit: int) -> Steps[list[str]]:
     """Return ids of finished instants except each table's newest `keep`, oldest first."""
-    rows = yield Statement(
+    rows = yield SqlStatement(
         "SELECT id FROM (SELECT id, position, row_number() OVER (PARTITION BY uuid ORDER BY position DESC) AS number "
         "FROM instants WHERE state IN ('completed', 'rolled_back')) AS ranked "
         "WHERE number > $1 ORDER BY position LIMIT $2",
@@ -298,7 +298,7 @@ def archivable(keep: int, limit: int) -> Steps[list[str]]:
 
 def idempotency(key: str, now_ms: int) -> Steps[IdempotencyRecord | None]:
     sql = f"SELECT {IDEMPOTENCY} FROM idempotency WHERE key = $1 AND expires_ms > $2"  # noqa: S608
-    return _first(IDEMPOTENCY.decode, sql, key, now_ms)
+    return _read_first(IDEMPOTENCY.decode, sql, key, now_ms)
 
 
 def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[list[MetricsReport]]:
@@ -309,16 +309,16 @@ def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[li
     return _all(METRICS.decode, sql, uuid, since or "", limit)
 
 
-def token_by_digest(digest: str) -> Steps[Token | None]:
+def token_by_digest(digest: str) -> Steps[AccessToken | None]:
     """Also an expired or revoked token; the caller checks that."""
-    return _first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
+    return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
-def token_named(name: str) -> Steps[Token | None]:
-    return _first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE name = $1 AND revoked_ms IS NULL", name)  # noqa: S608
+def token_named(name: str) -> Steps[AccessToken | None]:
+    return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE name = $1 AND revoked_ms IS NULL", name)  # noqa: S608
 
 
-def tokens() -> Steps[list[Token]]:
+def tokens() -> Steps[list[AccessToken]]:
     return _all(TOKEN.decode, f"SELECT {TOKEN} FROM tokens ORDER BY name, id")  # noqa: S608
 
 
@@ -335,19 +335,19 @@ def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
 
 
 def secret(name: str) -> Steps[bytes | None]:
-    return _first(lambda row: bytes(row[0]), "SELECT value FROM secrets WHERE name = $1", name)
+    return _read_first(lambda row: bytes(row[0]), "SELECT value FROM secrets WHERE name = $1", name)
 
 
 def cursor(consumer: str) -> Steps[str | None]:
-    return _first(lambda row: str(row[0]), "SELECT position FROM cursors WHERE consumer = $1", consumer)
+    return _read_first(lambda row: str(row[0]), "SELECT position FROM cursors WHERE consumer = $1", consumer)
 
 
 def violations() -> Steps[list[str]]:
     """Violations of the store's invariants, one line each; empty for a sound database."""
     lines = []
-    for what, sql in _INVARIANTS:
-        rows = yield Statement(sql)
-        lines += [f"{what}: {row[0]!r}" for row in rows]
+    for invariant, sql in _INVARIANTS:
+        rows = yield SqlStatement(sql)
+        lines += [f"{invariant}: {row[0]!r}" for row in rows]
     return lines
 
 

@@ -18,6 +18,7 @@ from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.store.model import (
+    AccessToken,
     AuditRecord,
     DroppedEntry,
     Entry,
@@ -30,10 +31,9 @@ from seamark.metaserver.store.model import (
     MetricsReport,
     Namespace,
     NamespacePath,
-    PlanTable,
     ProducerState,
     RegisteredIndexFile,
-    Token,
+    StoredPlanTable,
 )
 from seamark.metaserver.store.sql.statement import Row, placeholders
 
@@ -64,24 +64,24 @@ class ColumnCoding(NamedTuple):
     encode: Callable[[Any], Any]
 
 
-def _json(what: str, kind: Any = Any) -> ColumnCoding:
+def _json(description: str, kind: Any = Any) -> ColumnCoding:
     def decode(text: str) -> Any:
         try:
             return from_json(text, kind)
         except msgspec.DecodeError as error:
-            raise Corrupt(f"The database's {what} is not JSON: {error}") from None
+            raise Corrupt(f"The database's {description} is not JSON: {error}") from None
 
     return ColumnCoding(decode, pack_json)
 
 
-def _enum(kind: type[Enum], what: str) -> ColumnCoding:
+def _enum(kind: type[Enum], description: str) -> ColumnCoding:
     members = {member.value: member for member in kind}
 
     def decode(text: str) -> Enum:
         try:
             return members[text]
         except KeyError:
-            raise Corrupt(f"The database contains {what} {text!r}") from None
+            raise Corrupt(f"The database contains {description} {text!r}") from None
 
     return ColumnCoding(decode, attrgetter("value"))
 
@@ -148,14 +148,14 @@ NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
 """Without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, namespace=_NAMESPACE, report=_json("metrics report"))
-TOKEN = StructColumns(Token)
+TOKEN = StructColumns(AccessToken)
 INDEX_FILE = StructColumns(
     RegisteredIndexFile,
     sql={"files": "file_count", "rows": "row_count"},
     state=_enum(IndexFileState, "an index file in unknown state"),
 )
 PRODUCER = StructColumns(ProducerState)
-PLAN_TABLE = StructColumns(PlanTable, namespace=_NAMESPACE, files=_json("files of a plan table", tuple[str, ...]))
+PLAN_TABLE = StructColumns(StoredPlanTable, namespace=_NAMESPACE, files=_json("files of a plan table", tuple[str, ...]))
 GRANT = StructColumns(Grant, namespace=_NAMESPACE)
 AUDIT = StructColumns(AuditRecord)
 

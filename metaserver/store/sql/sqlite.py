@@ -39,7 +39,7 @@ from seamark.formats.runtime.errors import (
 from seamark.metaserver.store.port import IdempotencyTaken, PointerStore
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from seamark.metaserver.store.sql.migrations import migrate
-from seamark.metaserver.store.sql.statement import SQLITE, Rows, Statement, Steps
+from seamark.metaserver.store.sql.statement import SQLITE, Rows, SqlStatement, Steps
 
 T = TypeVar("T")
 
@@ -94,7 +94,7 @@ def _connect(path: Path, *, read_only: bool, busy_timeout_s: float) -> sqlite3.C
 def _drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     """Run a generator to its end on this connection."""
     try:
-        statement: Statement = next(steps)
+        statement: SqlStatement = next(steps)
         while True:
             rows: Rows = connection.execute(_translate(statement.sql, statement.lock), statement.params).fetchall()
             statement = steps.send(rows)
@@ -197,13 +197,13 @@ class _Writer:
             return
         self._loop.call_soon_threadsafe(self._report_opened, None)
         try:
-            while group := self._next_group():
+            while group := self._take_group():
                 _commit_group(connection, group)
                 self._loop.call_soon_threadsafe(self._publish_outcomes, group)
         finally:
             connection.close()
 
-    def _next_group(self) -> list[_QueuedTransaction]:
+    def _take_group(self) -> list[_QueuedTransaction]:
         """Wait for a transaction and take all others that are queued; empty at the end."""
         first = self._queue.get()
         if first is None:

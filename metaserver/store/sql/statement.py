@@ -22,7 +22,7 @@ Row = Sequence[Any]
 Rows = Sequence[Row]
 
 
-class Statement(NamedTuple):
+class SqlStatement(NamedTuple):
     """`lock` is a PostgreSQL row lock (the words after FOR).
 
     SQLite needs none: its writers are serialised.
@@ -33,7 +33,7 @@ class Statement(NamedTuple):
     lock: str = ""
 
 
-Steps = Generator[Statement, Rows, T]
+Steps = Generator[SqlStatement, Rows, T]
 """A transaction or a read: yields statements, receives the rows of each, returns its result or raises."""
 
 

@@ -15,7 +15,7 @@ from seamark.commands.serving.query_notes import find_unknown_columns
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans.joins import JoinSpec
-from seamark.metaserver.api.plans.unpruned import unpruned_reasons
+from seamark.metaserver.api.plans.unpruned import find_unpruned_reasons
 from seamark.metaserver.planner.joins.joins import JoinOutcome
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
@@ -213,7 +213,7 @@ async def test_a_table_that_is_read_whole_has_its_reasons(star: Star) -> None:
     ],
 )
 def test_plans_of_nearly_all_files_have_a_reason_too(files: tuple[int, int], reasons: list[str]) -> None:
-    found = unpruned_reasons(files, [], [], has_condition=False, complete=False, kept_max=0.95)
+    found = find_unpruned_reasons(files, [], [], has_condition=False, complete=False, max_kept_fraction=0.95)
     assert len(found) == len(reasons), found
     assert all(map(str.startswith, found, reasons)), found
 
@@ -227,7 +227,7 @@ def test_a_join_that_is_not_used_has_the_reason_of_its_outcome() -> None:
         JoinSpec(["db", "c"], {"x": "k"}),
     ]
     outcomes = [outcome("a", None, "it has 9 rows"), outcome("b", 3), outcome("c", 1)]
-    assert unpruned_reasons((2, 2), joins, outcomes, has_condition=False, complete=True) == (
+    assert find_unpruned_reasons((2, 2), joins, outcomes, has_condition=False, complete=True) == (
         "the join with db.a is not used: it has 9 rows",
         "each file may have rows that join with db.c (1 key of x), by its bounds and the indexes",
     )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seamark.connector.write.curves import curve_keys
+from seamark.connector.write.curves import compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import HILBERT
 from tests.api.client import Api
 from tests.api.plans.planned import append
@@ -94,7 +94,7 @@ async def test_the_estimate_of_a_clustering_is_about_what_the_hilbert_curve_give
     await api.table(properties=TARGET)
     await append(api, "t", [file_of(n, ids[n], letters[n]) for n in range(FILES)], snapshot_id=1)
     ranks = np.stack([np.argsort(np.argsort(values.ravel())) for values in (ids, letters)], axis=1).astype(np.uint64)
-    curve = [bytes(key) for key in curve_keys(ranks, 16, HILBERT)]
+    curve = [bytes(key) for key in compute_curve_keys(ranks, 16, HILBERT)]
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
         low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))

@@ -331,7 +331,7 @@ async def test_files_go_some_time_after_the_lease_and_the_plan_can_be_made_again
     assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(plans(tmp_path)) == 3
     assert await late.held(other["name"]) == [1]
-    assert await late.server.components.store.plan_tables_retired(None, 10) == []
+    assert await late.server.components.store.list_retired_plan_tables(None, 10) == []
     again = await late.plan(predicate="id = 5")
     assert again["name"] == made["name"]
     assert await late.held(again["name"]) == [0]

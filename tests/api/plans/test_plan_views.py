@@ -337,8 +337,20 @@ async def test_nobody_writes_a_text_that_runs_with_the_rights_of_another_user(tm
             # Without an owner the text runs with the rights of its reader.
             answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": subquery})
             assert answer.status == (200 if owner is None else 400), answer.raw
-            for function, status in (("lower", 200), ("evil.lower", 400), ("evil", 400)):
-                predicate = f"{function}(data) = 'a'"
+            for predicate, status in (
+                ("lower(data) = 'a' AND (NOT (id IN (1, 2)))", 200),
+                ("id = CAST('1' AS DECIMAL(3, 0)) OR data = 'evil.f('", 200),
+                ("evil.lower(data) = 'a'", 400),
+                ("evil(data) = 'a'", 400),
+                # The filter has these as transforms of Iceberg.
+                ("evil.bucket(4, id) = 1", 400),
+                ("id = 1 AND NOT evil . truncate(data, 4) = 'a'", 400),
+                ("bucket(id, 4) = 1", 400),
+                ('evil."bucket" (4, id) = 1', 400),
+                # The filter has no row for these.
+                ("evil.f(id) = NULL", 400),
+                ("(SELECT id FROM theirs.secret) = NULL", 400),
+            ):
                 answer = await root("POST", f"{OWN}/v/plan-views", {**body, "predicate": predicate})
                 assert answer.status == (200 if owner is None else status), (predicate, answer.raw)
             assert (await root("DELETE", f"{VIEWS}/v")).status == 204

@@ -143,7 +143,7 @@ async def test_a_drop_with_purge_is_remembered_as_such(api: Api) -> None:
     for name, flag in (("a", "purgeRequested=true"), ("b", "purgeRequested=True"), ("c", "purgeRequested=false")):
         await api.table(name)
         assert (await api("DELETE", f"{TABLES}/{name}?{flag}")).status == 204
-    dropped = await api.server.components.store.dropped(("db",), None, 10)
+    dropped = await api.server.components.store.list_dropped(("db",), None, 10)
     assert {one.entry.name: one.purge for one in dropped} == {"a": True, "b": True, "c": False}
     assert (await api("DELETE", f"{TABLES}/x?purgeRequested=perhaps")).error[0] == 400
 

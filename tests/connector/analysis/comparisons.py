@@ -211,7 +211,7 @@ class Comparisons:
         return found
 
     def across(self, scope: Scope) -> str:
-        """Return columns of two tables are equal."""
+        """Return a condition that columns of two tables are equal."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
         return self.equality(*sides, scope)

@@ -186,6 +186,15 @@ def test_scans_that_are_joined_have_each_other() -> None:
             "SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM (SELECT i_key FROM items LIMIT 9))",
             ["s_item=items.i_key"],
         ),
+        # DuckDB returns no row for an empty list.
+        (
+            "SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM (SELECT i_key, unnest([]) FROM items))",
+            ["s_item=items.i_key"],
+        ),
+        (
+            "SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM (SELECT DISTINCT i_key, color FROM items))",
+            ["s_item=items.i_key", "s_item=max(items.i_key)"],
+        ),
         ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) FROM items, days)", ["s_item=items.i_key"]),
         ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key + 1) FROM items)", []),
         ("SELECT * FROM sales WHERE s_item = (SELECT max(i_key) OVER () FROM items)", []),

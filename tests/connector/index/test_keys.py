@@ -16,7 +16,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append, overwrite, overwrite_partitions
 from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.equality_upserts import EQUALITY
-from seamark.connector.write.locations import partition_path
+from seamark.connector.write.locations import format_partition_path
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.served import Served
 from tests.connector.write.test_upserts import FIELDS, create, held, rows
@@ -147,9 +147,9 @@ def test_partition_values_may_hold_whatever_a_path_may_not(
 
 
 def test_a_folder_keeps_a_plain_value_as_it_is_and_no_value_makes_a_path_of_it() -> None:
-    assert partition_path(["p"], ["identity"], ["string"], ["x/y ü%"]) == "p=x%2Fy+%C3%BC%25"
+    assert format_partition_path(["p"], ["identity"], ["string"], ["x/y ü%"]) == "p=x%2Fy+%C3%BC%25"
     for value in NULS:
-        path = partition_path(["p"], ["identity"], ["string"], [value])
+        path = format_partition_path(["p"], ["identity"], ["string"], [value])
         assert "%00" not in path.replace("%25", "%")
         assert path.count("/") == 0
 

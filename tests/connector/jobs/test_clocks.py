@@ -166,7 +166,7 @@ def _drop_and_restore(
     if rng.random() < 0.5:
         clock.jump(rng.choice([10, 400]) * DAY_MS)
         look(machine)
-    (row,) = machine.run(machine.server.components.store.dropped(("db",), None, 10))
+    (row,) = machine.run(machine.server.components.store.list_dropped(("db",), None, 10))
     status, _ = machine.run(_undrop(machine, row.id))
     assert status == 200
 

@@ -62,7 +62,7 @@ def test_rows_are_those_that_the_tasks_have_written(
             table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in given
         ]
     into, parts = written_by(client, mode, given, where)
-    small = WrittenFiles.joined(parts)
+    small = WrittenFiles.join(parts)
     merged = merge_written(client, "db.t", into.target, parts, slots=rng.randint(1, 3))
     assert merged.rows == small.rows
     assert len(merged.files) < len(small.files), seed
@@ -120,7 +120,7 @@ def test_a_merge_that_fails_leaves_the_files_as_they_were_written(
         yield from ((batch, failing) for batch, _ in batches)
 
     found = merge_written(client, "db.t", into.target, parts, runner=runner)
-    assert found == WrittenFiles.joined(parts)
+    assert found == WrittenFiles.join(parts)
     into.commit(client, found)
     assert sorted(read(client)) == list(range(27))
 
@@ -146,4 +146,4 @@ def test_a_table_whose_columns_changed_meanwhile_is_not_merged(client: IndexClie
     with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_schema() as update:
         update.rename_column("payload", "other")
     assert open_table(client, "db.t", At()).schema != into.target.schema
-    assert merge_written(client, "db.t", into.target, parts) == WrittenFiles.joined(parts)
+    assert merge_written(client, "db.t", into.target, parts) == WrittenFiles.join(parts)

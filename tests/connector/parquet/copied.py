@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.assembly import FileAssembler, Pick
-from seamark.connector.parquet.copy.leaves import match
+from seamark.connector.parquet.copy.leaves import match_leaves
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKeys
@@ -61,7 +61,7 @@ def merge(
         try:
             for path in paths:
                 source = opened.enter_context(SourceFile(str(path), storage or Storage(), keys=keys))
-                found = match(target.leaves, source.leaves)
+                found = match_leaves(target.leaves, source.leaves)
                 if found.reason or min(found.columns) < 0:
                     raise ValueError(found.reason or "a column is missing")
                 for number, group in enumerate(source.footer.groups):

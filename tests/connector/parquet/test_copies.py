@@ -343,7 +343,7 @@ def test_nan_in_the_statistics_of_a_copied_chunk_makes_no_bound() -> None:
         metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
         metrics.add_copied({})
         metrics.add_copied({})
-        found = metrics.of(pq.read_metadata(encoded))
+        found = metrics.collect(pq.read_metadata(encoded))
         return [found[name]["values"] for name in ("lower-bounds", "upper-bounds")]
 
     assert bounds(100.0) == [[struct.pack("<d", 1.0).hex().upper()], [struct.pack("<d", 100.0).hex().upper()]]
@@ -356,5 +356,5 @@ def test_a_statistic_of_text_that_is_no_utf8_makes_no_bound() -> None:
     pq.write_table(pa.table({"s": [b"a", b"\xff"]}), sink)
     metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
     metrics.add_copied({})
-    found = metrics.of(pq.read_metadata(pa.BufferReader(sink.getvalue())))
+    found = metrics.collect(pq.read_metadata(pa.BufferReader(sink.getvalue())))
     assert found["lower-bounds"]["values"] == found["upper-bounds"]["values"] == []

@@ -109,7 +109,7 @@ def test_a_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, numbe
     out = tmp_path / "out.parquet"
     chosen = rng.choice([*schemes, None])
     keys = encrypted.keys({"kf": "other"} if rng.random() < 0.5 else None)
-    merge(paths, out, target, keys=keys, encryption=None if chosen is None else keys.new_encryption(chosen))
+    merge(paths, out, target, keys=keys, encryption=None if chosen is None else keys.create_encryption(chosen))
     expected = pa.concat_tables(parts).select(kept)
     got = pq.read_table(out) if chosen is None else encrypted.read(out)
     assert got.cast(expected.schema).equals(expected), seed
@@ -270,7 +270,7 @@ def _change_bytes(folder: Path, algorithm: str, *, signed: bool, module_bytes: i
         changed[place] ^= 1 << rng.randrange(8)
         broken.write_bytes(changed)
         try:
-            merge([broken], out, SIMPLE, keys=keys, encryption=keys.new_encryption(encryption))
+            merge([broken], out, SIMPLE, keys=keys, encryption=keys.create_encryption(encryption))
         except (Unreadable, ValueError):
             refused += 1
             assert not out.exists(), place
@@ -377,7 +377,7 @@ def test_no_key_is_in_an_error_or_a_repr(tmp_path: Path) -> None:
         merge([path], out, SIMPLE, keys=leaking)
     texts += [str(e.value), repr(e.value)]
     with pytest.raises(KeyUnavailable) as f:
-        leaking.new_encryption(encryption)
+        leaking.create_encryption(encryption)
     texts += [str(f.value), repr(f.value), repr(f.value.__cause__), repr(f.value.__context__)]
     with pytest.raises(Unreadable, match="this process has no key") as e:
         merge([path], out, SIMPLE)
@@ -406,7 +406,7 @@ def test_the_environment_names_the_keys(tmp_path: Path) -> None:
     assert found is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
-    merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=found.new_encryption(scheme(path, SIMPLE)))
+    merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=found.create_encryption(scheme(path, SIMPLE)))
     with SourceFile(str(out), Storage(), keys=found) as source:
         assert source.encryption is not None
         assert [json.loads(metadata)["masterKeyID"] for metadata in source.encryption.keys.values()] == ["kf"]

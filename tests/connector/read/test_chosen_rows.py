@@ -62,7 +62,7 @@ def test_chosen_rows_are_those_of_a_scan(client: IndexClient, monkeypatch: pytes
         append(client, "db.t", given(number * ROWS, source))
     delete(client, "db.t", keys=pa.table({"id": source.sample(range(FILES * ROWS), 500)}), mode=MERGE_ON_READ)
     if all_coded:
-        monkeypatch.setattr(coded_strings, "_PLAIN_BYTES", 1 << 20)
+        monkeypatch.setattr(coded_strings, "_PLAIN_VALUE_MIN_BYTES", 1 << 20)
     coded = _counted(monkeypatch)
     opened = open_table(client, "db.t", At())
     tasks = list(plan(client, opened, TRUE))
@@ -87,12 +87,12 @@ def test_chosen_rows_are_those_of_a_scan(client: IndexClient, monkeypatch: pytes
 
 def _counted(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return the columns that are read as codes, once for each row group."""
-    real: Callable[..., list[str]] = coded_strings.coded_columns
+    real: Callable[..., list[str]] = coded_strings.select_coded_columns
     found: list[list[str]] = []
 
     def counting(*given: object) -> list[str]:
         found.append(real(*given))
         return found[-1]
 
-    monkeypatch.setattr("seamark.connector.read.file_rows.coded_columns", counting)
+    monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", counting)
     return found

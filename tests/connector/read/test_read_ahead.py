@@ -56,7 +56,12 @@ def _task(path: Path, values: list[int], deleted: list[int] | None = None) -> Sc
 @pytest.fixture(autouse=True)
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that files of a few kilobytes are above and below each of them."""
-    for name, value in (("_FILE_BYTES", 2000), ("_BYTES", 5000), ("_FILES", 3), ("_ROWS", 150)):
+    for name, value in (
+        ("_SMALL_FILE_BYTES_MAX", 2000),
+        ("_READ_BYTES_MAX", 5000),
+        ("_READ_FILES_MAX", 3),
+        ("_READ_ROWS_MAX", 150),
+    ):
         monkeypatch.setattr(read_ahead, name, value)
 
 

@@ -23,7 +23,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
-from seamark.connector.read.scans import TaskReader, bound_filter, scan
+from seamark.connector.read.scans import TaskReader, bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.arrow import arrow_array
 from seamark.formats.iceberg.expressions.binding import bind
@@ -433,7 +433,7 @@ def test_a_scan_stays_with_its_snapshot_and_branches_are_read(served: Served, cl
     assert ids(At(ref="v2")) == [0, 1]
     opened = open_table(client, "db.t", At())
     assert opened.snapshot_id == 3
-    bound = bound_filter("id = 1", opened)
+    bound = bind_filter("id = 1", opened)
     tasks = list(restrict_to_rows(client, opened, bound, plan(client, opened, bound)))
     counts = ReadCounts()
     reader = TaskReader(plan_read(opened, None, bound), opened.storage, counts=counts)

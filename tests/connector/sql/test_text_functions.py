@@ -47,7 +47,7 @@ def create_index(url: str, column: str, kind: str = "bloom") -> None:
 
 
 def emails(number: int) -> list[str | None]:
-    """Return the bounds of each file contain all addresses."""
+    """Return the addresses of a file. The bounds of each file contain all addresses."""
     return ["0@example.com", f"Person.Number{number}@Example.COM", None, "~@example.com"]
 
 

@@ -35,7 +35,7 @@ ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
 def playing(*pages: Page) -> Any:
-    """Return the rewritten statement has these pages; any other has rows."""
+    """Return a script: the rewritten statement has these pages; any other has rows."""
     return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
 

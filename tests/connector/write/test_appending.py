@@ -79,7 +79,7 @@ def test_more_index_files_than_a_commit_may_bring_fail_no_append(
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEXED))
-    written = WrittenFiles.joined(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
+    written = WrittenFiles.join(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
     assert len(written.index_files) > limit
     into.commit(client, written)
     assert seen(client) == {"de": list(range(tasks))}

@@ -18,18 +18,18 @@ import pytest
 from seamark.connector.arrow.arrays import single_array
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.write.clustering import (
-    BITS,
-    SPREAD,
+    FILE_SIZE_SPREAD_FRACTION,
+    RANK_BITS,
     Attributes,
     Clustering,
     JoinedRows,
     KeyMatcher,
     Ranks,
-    cell_bounds,
-    range_bounds,
-    sortable_keys,
+    choose_cell_bounds,
+    choose_range_bounds,
+    to_sortable_keys,
 )
-from seamark.connector.write.curves import curve_keys
+from seamark.connector.write.curves import compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
 from tests.seeds import first_seed, quick
 
@@ -42,7 +42,7 @@ def grid(axes: int, bits: int) -> Any:
 
 def along(points: Any, bits: int, curve: str) -> Any:
     """Points in the order of their keys."""
-    keys = [bytes(one) for one in curve_keys(points, bits, curve)]
+    keys = [bytes(one) for one in compute_curve_keys(points, bits, curve)]
     assert len(set(keys)) == len(points)
     return points[sorted(range(len(keys)), key=keys.__getitem__)].astype(int)
 
@@ -76,14 +76,14 @@ def test_many_wide_attributes_have_keys_that_compare_as_bytes() -> None:
     draw = np.random.default_rng(7)
     points = draw.integers(0, 1 << 31, (500, 20), dtype=np.uint64)
     for curve in CURVES:
-        keys = curve_keys(points, 31, curve)
+        keys = compute_curve_keys(points, 31, curve)
         assert keys.shape == (500, -(-20 * 31 // 8))
-        assert np.array_equal(np.sort(sortable_keys(keys)), np.array(sorted(bytes(one) for one in keys)))
+        assert np.array_equal(np.sort(to_sortable_keys(keys)), np.array(sorted(bytes(one) for one in keys)))
 
 
 def test_an_unknown_curve_is_refused() -> None:
     with pytest.raises(ValueError, match="hilbert, zorder"):
-        curve_keys(grid(2, 2), 2, "peano")
+        compute_curve_keys(grid(2, 2), 2, "peano")
 
 
 # Ranks
@@ -111,9 +111,9 @@ def test_a_values_place_is_its_rank_nulls_first(kind: str) -> None:
         below = sum(one is None if row is not None else 0 for one in rows)
         below += sum(one is not None and row is not None and one < row for one in rows)
         equal = sum(one == row for one in rows)
-        assert place == ((2 * below + equal) << BITS) // (2 * len(rows)) or row is None
+        assert place == ((2 * below + equal) << RANK_BITS) // (2 * len(rows)) or row is None
         assert row is not None or place < min(p for r, p in zip(rows, places, strict=True) if r is not None)
-    assert max(places) < 1 << BITS
+    assert max(places) < 1 << RANK_BITS
 
 
 def test_values_that_the_sample_lacks_are_between_their_neighbours_and_nan_above_all() -> None:
@@ -138,12 +138,12 @@ def test_values_of_other_rows_get_the_ranks_that_they_would_have_in_the_sample(k
         below = nulls + sum(one is not None and row is not None and one < row for one in sample)
         equal = sum(one is not None and one == row for one in sample)
         doubled = nulls if row is None else 2 * below + equal
-        assert place == min((doubled << BITS) // max(1, 2 * len(sample)), (1 << BITS) - 1)
+        assert place == min((doubled << RANK_BITS) // max(1, 2 * len(sample)), (1 << RANK_BITS) - 1)
 
 
 def test_a_skewed_attribute_is_cut_where_its_rows_are() -> None:
     values = pa.array([0] * 10 + [2**i for i in range(1, 31)] * 3)
-    quarters = Ranks.of(values).places(values) >> np.uint64(BITS - 2)
+    quarters = Ranks.of(values).places(values) >> np.uint64(RANK_BITS - 2)
     assert np.bincount(quarters.astype(int)).tolist() == pytest.approx([25, 25, 25, 25], abs=4)
 
 
@@ -209,7 +209,7 @@ def test_keys_are_those_of_the_tuple_of_ranks_whichever_batch_rows_come_in(curve
         pa.array([one[0] for one in reached], pa.string()),
     ]
     points = np.stack([Ranks.of(one).places(one) for one in columns], axis=1)
-    expected = curve_keys(points, BITS, curve)
+    expected = compute_curve_keys(points, RANK_BITS, curve)
     batches = facts.to_batches(max_chunksize=37)
     assert np.array_equal(np.concatenate([clustering.keys(batch) for batch in batches]), expected)
 
@@ -235,13 +235,13 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
 
 def test_cuts_make_parts_of_about_equal_numbers() -> None:
     keys = np.array([bytes([one]) for one in random.Random(1).sample(range(200), 200)], dtype="S1")
-    at = range_bounds(keys, 7)
+    at = choose_range_bounds(keys, 7)
     counts = np.bincount(np.searchsorted(at, keys, "right"), minlength=7)
     assert counts.sum() == 200
     assert counts.min() >= 28
     assert counts.max() <= 30
-    assert len(range_bounds(keys, 1)) == 0
-    assert len(range_bounds(keys[:0], 5)) == 0
+    assert len(choose_range_bounds(keys, 1)) == 0
+    assert len(choose_range_bounds(keys[:0], 5)) == 0
 
 
 @pytest.mark.parametrize("files", [1, 2, 3, 7, 60])
@@ -250,15 +250,15 @@ def test_files_end_between_cells_of_the_curve(files: int, distinct: int) -> None
     """The files have about the same size, and where keys allow it the first key of a file begins a large cell."""
     rng = np.random.default_rng(first_seed())
     points = rng.integers(0, distinct, (6000, 2)).astype(np.uint64)
-    keys = np.sort(sortable_keys(curve_keys(points, 16, "zorder")))
-    bounds = cell_bounds(keys, files)
+    keys = np.sort(to_sortable_keys(compute_curve_keys(points, 16, "zorder")))
+    bounds = choose_cell_bounds(keys, files)
     assert np.array_equal(bounds, np.sort(bounds))
     assert len(bounds) <= 2 * files
     if distinct < 1 << 16:  # few keys, each of many rows
         return
     sizes = np.diff([0, *np.searchsorted(keys, bounds), len(keys)]) * files / len(keys)
-    assert sizes.min() >= 1 - SPREAD - 0.1
-    assert sizes.max() <= 1 + SPREAD + 0.1
+    assert sizes.min() >= 1 - FILE_SIZE_SPREAD_FRACTION - 0.1
+    assert sizes.max() <= 1 + FILE_SIZE_SPREAD_FRACTION + 0.1
     used = [np.flatnonzero(np.unpackbits(np.frombuffer(bound.ljust(4, b"\0"), np.uint8))).max() for bound in bounds]
     assert max(used, default=0) < np.log2(files) + 4  # the bits that tell cells of about a file apart
 
@@ -268,9 +268,9 @@ def test_queries_open_fewer_rows_than_of_as_many_files_of_equal_size(curve: str)
     rng = np.random.default_rng(first_seed())
     rows = pa.table({"a": rng.integers(0, 1000, 40_000), "b": rng.integers(0, 1000, 40_000)})
     clustering = Clustering.of(Attributes(["a", "b"], {}, rows.schema), rows, curve)
-    keys = sortable_keys(clustering.keys(rows))
+    keys = to_sortable_keys(clustering.keys(rows))
     order = np.argsort(keys, kind="stable")
-    bounds = np.searchsorted(keys[order], cell_bounds(keys, 100))
+    bounds = np.searchsorted(keys[order], choose_cell_bounds(keys, 100))
     equal = np.arange(1, len(bounds) + 1) * len(keys) // (len(bounds) + 1)
 
     def opened(cuts: npt.NDArray[np.intp]) -> float:
@@ -295,7 +295,7 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
 
     def opened(chosen: Clustering) -> float:
         """Mean number of 100 files that ranges of a hundredth of the values open."""
-        order = np.argsort(sortable_keys(chosen.keys(table)), kind="stable")
+        order = np.argsort(to_sortable_keys(chosen.keys(table)), kind="stable")
         counts = []
         for values in columns.values():
             files = values[order].reshape(100, -1)

@@ -428,7 +428,7 @@ def test_a_compaction_that_would_not_make_fewer_files_is_given_up(
             upsert(client, "db.t", rows([number]), keys=["id"])
         before = set(client.files("db.t")["file_path"].to_pylist())
         disk = set(served.home.rglob("*.parquet"))
-        monkeypatch.setattr(compaction, "WORTH", 0.1)
+        monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
         report = compact(client, "db.t")
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == before

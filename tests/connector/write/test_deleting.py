@@ -33,7 +33,7 @@ from seamark.formats.iceberg.manifests.content_file import decode_content_file
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import UNPARTITIONED
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.delete_files import DeleteFile, Positions, decode_delete_file
+from seamark.formats.index.keys.delete_files import DeleteFile, Positions, decode_delete_content
 from tests.connector.write.written import by_column, spec, table, target
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))
@@ -56,7 +56,7 @@ def rows_of(file: dict[str, Any], path: str) -> list[int]:
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
-    found = decode_delete_file(
+    found = decode_delete_content(
         data[offset : offset + length],
         DeleteFile(file["file-path"], *named, offset, length, ()),
         (),
@@ -136,7 +136,7 @@ def test_positions_that_a_delete_file_names_twice_hide_no_new_ones(tmp_path: Pat
     ).files
     rows = pq.read_table(path_of(file))
     pq.write_table(pa.concat_tables([rows.slice(0, 1), rows]), path_of(file))  # 1, 1, 3
-    assert reader.of(path, [file]).positions.tolist() == [1, 3]
+    assert reader.load(path, [file]).positions.tolist() == [1, 3]
     written = write_deletes(target(metadata), [DeletedRows(path, 0, [], longs(2), [file])], reader)
     (vector,) = written.files
     assert rows_of(vector, path) == [1, 2, 3]
@@ -275,7 +275,7 @@ def test_our_own_reader_leaves_out_what_was_deleted(tmp_path: Path) -> None:
     deletes: tuple[dict[str, Any], ...] = ()
     for gone in ((3, 4), (4, 9), (0,)):
         deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*gone), deletes)], reader).files
-    mask = reader.of(path, deletes).by_position(0, 10)
+    mask = reader.load(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
 

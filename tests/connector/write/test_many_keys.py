@@ -13,7 +13,7 @@ from seamark.connector.client.row_answers import Lookup
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.tables import ScanTask, open_table
 from seamark.connector.write.appends import append, open_destination
-from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, key_fields, locate
+from seamark.connector.write.row_locations import RANGES_MAX, BatchKeys, find_key_fields, locate
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from tests.connector.write.test_upserts import BY_ID, create, rows
@@ -31,7 +31,7 @@ def test_more_keys_than_ranges_are_named_as_long_as_they_are_not_too_long(
     into = open_destination(client, "db.t")
     parts = [range(ROWS * number, ROWS * (number + 1)) for number in range(FILES)]
     written = [write_batches(into.target, rows(*((one, "de", 1, "n") for one in part)).to_batches()) for part in parts]
-    into.commit(client, WrittenFiles.joined(written))
+    into.commit(client, WrittenFiles.join(written))
     chosen = [ROWS * number + number % ROWS for number in range(0, FILES, 2)]
     assert len(chosen) > RANGES_MAX
     report = delete(client, "db.t", keys=pa.table({"id": chosen}), mode=MERGE_ON_READ)
@@ -64,12 +64,12 @@ def test_answers_with_more_text_of_paths_than_an_array_of_strings_holds_are_take
         }
         return Lookup(1, "ids", pa.table(found), 0, True, 0, (), 0, ())
 
-    monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS", 700)
+    monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
     task = ScanTask({"file-path": path, "record-count": count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened = open_table(client, "db.t", CURRENT)
-    found = locate(client, opened, BatchKeys(key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
+    found = locate(client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
     (file,) = found.files  # and nothing of the path that no row has
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))
     assert asked == [700] * 3

@@ -25,8 +25,8 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.schema import sanitize_column_names
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform, file_name_of
-from seamark.connector.parquet.metrics import lower_bound, modes_of, upper_bound
-from seamark.connector.write.data_files import data_file, data_file_writer
+from seamark.connector.parquet.metrics import compute_lower_bound, compute_upper_bound, modes_of
+from seamark.connector.write.data_files import finish_data_file, open_data_file_writer
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.manifests.content_file import decode_content_file
 from seamark.formats.iceberg.metadata.sort_order import UNSORTED
@@ -62,13 +62,13 @@ def write_data_file(
     """Return one data file, of no partition; its ContentFile."""
     made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
     if to.ordering is not None:
-        made = to.ordering.sorted(made)
-    writer = data_file_writer(to, location)
+        made = to.ordering.sort(made)
+    writer = open_data_file_writer(to, location)
     try:
         step = row_group_rows or max(1, made.num_rows)
         for start in range(0, made.num_rows, step):
             writer.write(made.slice(start, step))
-        return data_file(writer, to, ())
+        return finish_data_file(writer, to, ())
     except BaseException:
         writer.abort()
         raise
@@ -77,7 +77,7 @@ def write_data_file(
 def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **given: Any) -> tuple[dict[str, Any], Any]:
     metadata = table(folder, schema, **given)
     to = target(metadata)
-    return write_data_file(rows, to, to.new_location(()), row_group_rows=7), metadata
+    return write_data_file(rows, to, to.generate_location(()), row_group_rows=7), metadata
 
 
 @pytest.mark.parametrize(("seed", "count"), [(0, 0), (1, 1), (2, 7), (3, 100)])
@@ -236,8 +236,8 @@ def decode_full(folder: Path, rows: pa.Table, schema: Schema) -> tuple[Any, ...]
 
 @given(st.text(max_size=6) | st.text("\ud7ff\ue000\U0010ffff\uffffa", max_size=5), st.integers(1, 4))
 def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
-    assert lower_bound("string", text, length) <= text
-    above = upper_bound("string", text, length)
+    assert compute_lower_bound("string", text, length) <= text
+    above = compute_upper_bound("string", text, length)
     if above is None:
         assert set(text[:length]) == {"\U0010ffff"}
         assert len(text) > length
@@ -250,8 +250,8 @@ def test_a_text_cut_short_is_a_bound(text: str, length: int) -> None:
     st.binary(max_size=6) | st.text("\xff\xfe", max_size=5).map(lambda text: text.encode("latin1")), st.integers(1, 4)
 )
 def test_bytes_cut_short_are_a_bound(data: bytes, length: int) -> None:
-    assert lower_bound("binary", data, length) <= data
-    above = upper_bound("binary", data, length)
+    assert compute_lower_bound("binary", data, length) <= data
+    above = compute_upper_bound("binary", data, length)
     if above is None:
         assert set(data[:length]) == {0xFF}
     else:
@@ -318,7 +318,7 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
         }
         metadata = table(tmp_path, schema, properties=properties)
         to = target(metadata)
-        file = write_data_file(rows, to, to.new_location(()))
+        file = write_data_file(rows, to, to.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
             chunks = [opened.metadata.row_group(0).column(place) for place in (0, 1)]
             assert {chunk.compression for chunk in chunks} == {
@@ -492,7 +492,7 @@ def test_a_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     )
     metadata = table(tmp_path, schema)
     to = target(metadata)
-    file = write_data_file(pa.table({"given": [1, 2]}), to, to.new_location(()))
+    file = write_data_file(pa.table({"given": [1, 2]}), to, to.generate_location(()))
     with pq.ParquetFile(file["file-path"].removeprefix("file://"), arrow_extensions_enabled=False) as opened:
         read = opened.read()
     expected = [True, 7, 123456789012345678900000000001, 18_321, 36_001_000_000, 1_577_836_800_000_000]
@@ -555,7 +555,7 @@ def test_written_rows_are_those_that_were_given(tmp_path: Path) -> None:
     rows = random_rows(8, 50)
     metadata = table(tmp_path, EVERY_TYPE)
     to = target(metadata)
-    file = write_data_file(rows, to, to.new_location(()))
+    file = write_data_file(rows, to, to.generate_location(()))
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
         assert opened.schema_arrow.names == to.arrow.names
         read = opened.read()
@@ -580,7 +580,7 @@ def test_a_column_that_repeats_nothing_has_no_dictionary(tmp_path: Path) -> None
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
     to = target(table(tmp_path, schema))
     for count, without in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
-        file = write_data_file(given.slice(0, count), to, to.new_location(()))
+        file = write_data_file(given.slice(0, count), to, to.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
             chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]
             assert {one.path_in_schema for one in chunks if not one.has_dictionary_page} == without

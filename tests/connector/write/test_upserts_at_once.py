@@ -28,7 +28,7 @@ from tests.seeds import quick
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
-    """Return each of the works is done just before one commit, in turn; how many commits were tried."""
+    """Do each of the works just before one commit, in turn; return how many commits were tried."""
     real, left, tried = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from seamark.connector.client.storage import Storage
 from seamark.connector.index.files import DataFile, index_data_files
 from seamark.connector.write.appends import to_batches
 from seamark.connector.write.data_files import FileWriter
-from seamark.connector.write.locations import data_location, partition_path
+from seamark.connector.write.locations import data_location, format_partition_path
 from seamark.connector.write.table_writer import TableWriter, WriteLimits, WrittenFiles, write_batches
 from seamark.connector.write.target import WriteTarget, target_of
 from seamark.formats.iceberg.manifests.content_file import decode_content_file
@@ -386,7 +386,7 @@ def test_folders_are_named_as_iceberg_names_them(name: str) -> None:
         "before": "y=1969/m=1969-12/h=1969-12-31-23/d=1969-12-31",
         "bytes": "b=%2FwA%3D/f=true",
     }
-    assert partition_path(*PARTITIONED[name]) == expected[name]
+    assert format_partition_path(*PARTITIONED[name]) == expected[name]
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ def test_entropy_goes_before_the_tables_name_in_a_folder_of_many_tables() -> Non
 
 def test_names_of_files_of_a_bucket_begin_with_its_number(tmp_path: Path) -> None:
     to = target(table(tmp_path, SCHEMA, spec=spec(("day", 3), ("bucket[16]", 1))))
-    names = {to.new_location((0, 7)).rpartition("/")[2] for _ in range(100)}
+    names = {to.generate_location((0, 7)).rpartition("/")[2] for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("00000007-") for name in names)
-    assert not to.new_location((0, None)).rpartition("/")[2].startswith("0000000")
+    assert not to.generate_location((0, None)).rpartition("/")[2].startswith("0000000")

@@ -71,7 +71,7 @@ def test_spark_reads_what_is_made_of_its_encrypted_files(tmp_path: Path) -> None
                 made.append(plain)
             assert scheme is not None
             out = tmp_path / f"ours-{name}.parquet"
-            merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.new_encryption(scheme))
+            merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
             made.append(out)
             if name != "version2":  # Arrow cannot read such pages of parquet-java
                 with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:

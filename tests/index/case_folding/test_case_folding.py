@@ -16,8 +16,11 @@ from seamark.formats.index.keys.functions import CASE_KEYS
 from tests.index.case_folding.mappings import Mappings, duckdb_mappings, java_mappings, python_mappings
 from tests.index.case_folding.texts import random_texts
 from tests.seeds import examples, first_seed
+from tests.services.java import java_17
 
 ALL_POINTS = [point for point in range(0x110000) if not 0xD800 <= point <= 0xDFFF]
+FRAME_ROWS = 100_000
+"""Rows of one data frame: the JVM of the tests has 1.5 GB."""
 
 
 @pytest.mark.parametrize(
@@ -95,8 +98,9 @@ def test_all_characters_keep_their_folded_form_in_python_and_duckdb() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.spark  # starts Java
 def test_all_characters_keep_their_folded_form_in_java_and_icu_in_all_locales() -> None:
-    check_all(java_mappings("java")[0])
+    check_all(java_mappings(java_17())[0])
 
 
 @pytest.mark.slow
@@ -104,8 +108,10 @@ def test_spark_keeps_the_folded_form_of_all_characters_and_of_random_texts(spark
     texts = [*map(chr, ALL_POINTS), *random_texts(random.Random(first_seed()), 100_000)]
     for icu in ("true", "false"):
         spark.conf.set("spark.sql.icu.caseMappings.enabled", icu)
-        frame = spark.createDataFrame(pa.table({"text": texts})).selectExpr("text", "lower(text)", "upper(text)")
-        for row in frame.toArrow().to_pylist():
-            text, *others = row.values()
-            check(text, others)
+        for first in range(0, len(texts), FRAME_ROWS):
+            rows = pa.table({"text": texts[first : first + FRAME_ROWS]})
+            frame = spark.createDataFrame(rows).selectExpr("text", "lower(text)", "upper(text)")
+            for row in frame.toArrow().to_pylist():
+                text, *others = row.values()
+                check(text, others)
     spark.conf.unset("spark.sql.icu.caseMappings.enabled")

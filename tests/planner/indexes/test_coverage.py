@@ -58,7 +58,7 @@ async def test_every_file_of_a_random_table_is_found_by_its_identity_and_no_othe
                 assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], told
                 assert (rows[len(picked) :] == -1).all(), told
                 there = {files[row].path for row in picked}
-                assert ids.described(asked).tolist() == [file.path in there for file in files], told
+                assert ids.are_described_by(asked).tolist() == [file.path in there for file in files], told
                 searched += len(files)
         assert searched > 500
 
@@ -68,7 +68,7 @@ async def test_files_that_are_listed_twice_are_described_twice(tmp_path: Path, p
     table.commit(1, [table.manifest("a", [1, 2]), table.manifest("b", [2, 3])])
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
     asked = ids_of([table.file(2, 0), table.file(9, 0)])
-    assert ids.described(asked).tolist() == [False, True, True, False]
+    assert ids.are_described_by(asked).tolist() == [False, True, True, False]
     assert ids.find(asked).tolist() in ([1, -1], [2, -1])
 
 
@@ -82,13 +82,13 @@ async def test_a_file_whose_records_nobody_counted_has_no_identity(
     ids = file_ids_of(await planner.view(table.metadata, ScanRequest()))
     assert ids.identified.tolist() == [False, True]
     wrapped = file_ids([uncounted.path], [uncounted.size], np.array([2**64 - 1], dtype=np.uint64))
-    assert not ids.described(wrapped).any()
+    assert not ids.are_described_by(wrapped).any()
 
 
 async def test_a_view_of_nothing_has_no_files(planner: Planner) -> None:
     ids = FileIds(TableView((), ()))
     asked = np.array([[1, 2]], dtype=np.uint64)
-    assert (ids.count, ids.find(asked).tolist(), ids.described(asked).tolist()) == (0, [-1], [])
+    assert (ids.count, ids.find(asked).tolist(), ids.are_described_by(asked).tolist()) == (0, [-1], [])
     assert FileIds(TableView((), ())).find(np.empty((0, 2), dtype=np.uint64)).tolist() == []
 
 

@@ -317,7 +317,7 @@ async def test_a_plan_tells_what_each_index_did_for_it(rig: Rig, kind: str) -> N
     (use,) = scan.indexes
     assert (use.name, use.kind) == ("i", kind)
     assert use.files_removed >= 1
-    used = planning.usage.of(table.metadata.table_uuid, table.definitions["i"].id)
+    used = planning.usage.find_usage(table.metadata.table_uuid, table.definitions["i"].id)
     assert used is not None
     assert used.plans == 2
 

@@ -135,7 +135,7 @@ async def _planned(
         indexed.append(await our_plan(planning.planner, case, await lakes[case.lake.seed].entry()))
     for one in lakes.values():
         for definition in one.definitions:
-            used = planning.usage.of(one.metadata.table_uuid, definition.id)
+            used = planning.usage.find_usage(one.metadata.table_uuid, definition.id)
             if used is not None:
                 seen[f"asked {definition.kind}"] += used.plans
                 seen[f"removed by {definition.kind}"] += used.files_removed

@@ -133,7 +133,7 @@ async def _race(seed: int, folder: Path, turns: int) -> None:
         counts = [task.result() for task in planning]
         assert min(counts) > PLANS_MIN
         ids = [definition.id for definition in table.definitions.values()]
-        used = [worker.usage.of(table.metadata.table_uuid, one) for worker in workers for one in ids]
+        used = [worker.usage.find_usage(table.metadata.table_uuid, one) for worker in workers for one in ids]
         assert sum(one.files_removed for one in used if one is not None) > 0
         # And at rest, whatever is left of the indexes:
         for _ in range(50):

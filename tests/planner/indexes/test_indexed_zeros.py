@@ -110,7 +110,7 @@ async def test_the_rows_of_a_filter_that_names_both_zeros_are_those_of_both(
                 schema = table.metadata.current_schema
                 bound = bind(parse_expression(filter), schema, [schema], case_sensitive=True)
                 for place, values in PRICES.items():
-                    bits, exact = marks.of(bound, place, len(values))
+                    bits, exact = marks.match_rows(bound, place, len(values))
                     assert exact, filter
                     assert bits is not None
                     assert bool(bits.any()) == holds(filter, values[0], semantics), (filter, values)

@@ -48,7 +48,7 @@ class Claims:
     async def claims(self, uuid: str) -> list[Claim]:
         return [claim for claim in self.all if claim.uuid == uuid]
 
-    async def claims_overlapping(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
+    async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         (key,) = keys
         others = [claim for claim in self.all if claim.uuid != uuid]
         below = [claim for claim in others if claim.location.startswith(key + "/")]

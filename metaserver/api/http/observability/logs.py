@@ -111,5 +111,5 @@ class _Bridge(logging.Handler):
 
 
 def _read_first_line(record: logging.LogRecord) -> str:
-    """Return the other lines may contain a task or a protocol with the exception in it."""
+    """Return the first line; the other lines may contain a task or a protocol with the exception in it."""
     return record.getMessage().partition("\n")[0]

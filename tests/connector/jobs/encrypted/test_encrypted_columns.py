@@ -264,7 +264,7 @@ def test_a_file_that_is_replaced_while_a_job_runs_is_not_decrypted_to_a_file_wit
     create(served, 2)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
-    chosen, kept = CopyWriter._by_scheme, paths(client)
+    chosen, kept = CopyWriter._group_by_scheme, paths(client)
 
     def replaced(writer: CopyWriter, tasks: Any) -> Any:
         groups = list(chosen(writer, tasks))
@@ -272,7 +272,7 @@ def test_a_file_that_is_replaced_while_a_job_runs_is_not_decrypted_to_a_file_wit
             encrypt(kept.pop(), CONFIGURATIONS[2])
         return groups
 
-    monkeypatch.setattr(CopyWriter, "_by_scheme", replaced)
+    monkeypatch.setattr(CopyWriter, "_group_by_scheme", replaced)
     monkeypatch.setattr(CopyWriter, "_is_encrypted", lambda *_: True)
     report = merge_files(client, "db.t")
     assert report.commits == 0
