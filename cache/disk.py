@@ -22,7 +22,7 @@ from typing import Any
 
 from seamark.cache.buffers import Buffers
 from seamark.cache.envelope import HEADER_BYTES, Damaged, key_digest, seal, unseal
-from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, Unavailable, charge, file_name
+from seamark.cache.ledger import BUDGET_BYTES_MIN, Ledger, LedgerUnavailable, charge, file_name
 from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, parts_of
 
@@ -117,7 +117,7 @@ class DiskTier:
         if payload is not None:
             with self._lock:
                 self._hits += 1
-            self._used(key)
+            self._note_use(key)
         return payload
 
     def is_mapped(self, payload: memoryview) -> bool:
@@ -153,7 +153,7 @@ class DiskTier:
         stored = [_is_stored(file.path, file.header, file.size) for file in files]
         for file, is_stored in zip(files, stored, strict=True):
             if is_stored:
-                self._used(file.key)
+                self._note_use(file.key)
         missing = [file for file, is_stored in zip(files, stored, strict=True) if not is_stored]
         if not missing:
             return stored
@@ -184,8 +184,8 @@ class DiskTier:
 
         try:
             outcomes = self._ledger.run(store)
-        except Unavailable as error:
-            self._failed(error)
+        except LedgerUnavailable as error:
+            self._note_failure(error)
             return [bool(result) for result in stored]
         with self._lock:
             for file, is_kept in zip(missing, outcomes, strict=True):
@@ -235,8 +235,8 @@ class DiskTier:
             # Before the lock is taken: a busy or full folder must not keep a discarded file.
             (self._folder / file_name(name)).unlink(missing_ok=True)
             self._ledger.run(lambda cache: cache.delete(name))
-        except (OSError, Unavailable) as error:
-            self._failed(error)
+        except (OSError, LedgerUnavailable) as error:
+            self._note_failure(error)
 
     def stats(self) -> TierStats:
         with self._lock:
@@ -282,7 +282,7 @@ class DiskTier:
         except Damaged:
             broken = True
         except OSError as error:
-            self._failed(error)
+            self._note_failure(error)
         if payload is None:
             with self._lock:
                 self._misses += 1
@@ -297,10 +297,10 @@ class DiskTier:
                 payload = self._mapped.setdefault(key, payload)
                 while len(self._mapped) > self._mapped_max:
                     self._mapped.popitem(last=False)
-        self._used(key)
+        self._note_use(key)
         return payload
 
-    def _used(self, key: str) -> None:
+    def _note_use(self, key: str) -> None:
         with self._lock:
             self._touched[key] = None
             due = len(self._touched) >= _TOUCHES_MAX
@@ -322,11 +322,11 @@ class DiskTier:
 
         try:
             self._ledger.run(update, wait_s)
-        except Unavailable as error:
+        except LedgerUnavailable as error:
             if wait_s:
-                self._failed(error)
+                self._note_failure(error)
 
-    def _failed(self, error: Exception) -> None:
+    def _note_failure(self, error: Exception) -> None:
         with self._lock:
             self._errors += 1
             self._last_error = str(error)
@@ -360,7 +360,11 @@ def identity(key: str) -> bytes:
 
 
 def _read(path: Path, map_bytes_min: int) -> memoryview:
-    """The bytes of the file, read-only: mapped and shared when large, without an open descriptor. OSError."""
+    """Return the bytes of the file, read-only: mapped and shared when large, without an open descriptor.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     with path.open("rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size < map_bytes_min:
             return memoryview(file.readall())
@@ -368,7 +372,11 @@ def _read(path: Path, map_bytes_min: int) -> memoryview:
 
 
 def _read_resident(path: str, flags: int, buffers: Buffers) -> memoryview | None:
-    """The bytes of the file; None if some of them are not in the kernel's memory. OSError."""
+    """Return the bytes of the file; None if some of them are not in the kernel's memory.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         data = buffers.take(os.fstat(handle).st_size)
@@ -387,7 +395,11 @@ def _is_stored(path: Path, header: bytes, file_bytes: int) -> bool:
 
 
 def _write(path: Path, parts: Sequence[memoryview]) -> None:
-    """Writes the file atomically. OSError."""
+    """Write the file atomically.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, scratch = tempfile.mkstemp(dir=path.parent)
     try:

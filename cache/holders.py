@@ -28,7 +28,7 @@ class Holders(Generic[K]):
             del self._keys[holder], self._bytes[holder]
 
     def use(self, holder: str, key: K) -> None:
-        """The key becomes the most recently used."""
+        """Make the key the most recently used."""
         self._keys[holder].move_to_end(key)
 
     def used_bytes(self, holder: str) -> int:

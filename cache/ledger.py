@@ -83,7 +83,7 @@ _PASSING = {
 """Errors of SQLite that do not indicate a corrupt file."""
 
 
-class Unavailable(Exception):
+class LedgerUnavailable(Exception):
     """The account cannot be used now; the message names the reason."""
 
 
@@ -169,19 +169,19 @@ class Ledger:
         A corrupt account is replaced by an empty one, and the action is tried again.
 
         Raises:
-            Unavailable: When the lock is held for longer than `wait_s`, or when the disk is full, read-only or missing.
+            LedgerUnavailable: When the lock is held for longer than `wait_s`, or the disk is full, read-only or gone.
         """
-        with self._locked(wait_s):
+        with self._lock(wait_s):
             try:
                 return self._attempt(action)
             except (*_FAILURES, _Corrupt) as error:
                 if not _is_corruption(error):
-                    raise Unavailable(_words(error)) from error
+                    raise LedgerUnavailable(_words(error)) from error
             try:
                 self._rebuild()
                 return self._attempt(action)
             except (*_FAILURES, _Corrupt) as error:
-                raise Unavailable(_words(error)) from error
+                raise LedgerUnavailable(_words(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
         """Evict until `need_bytes` more fit, and return whether they do.
@@ -328,15 +328,15 @@ class Ledger:
             (self._folder / name).unlink(missing_ok=True)
 
     @contextmanager
-    def _locked(self, wait_s: float) -> Iterator[None]:
+    def _lock(self, wait_s: float) -> Iterator[None]:
         if not self._mutex.acquire(timeout=wait_s):
-            raise Unavailable("another thread holds the lock of the cache folder for too long")
+            raise LedgerUnavailable("another thread holds the lock of the cache folder for too long")
         try:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 lock = os.open(self._folder / "write.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise Unavailable(_words(error)) from error
+                raise LedgerUnavailable(_words(error)) from error
             try:
                 for _ in range(int(wait_s / _LOCK_POLL_S) + 1):
                     try:
@@ -345,7 +345,7 @@ class Ledger:
                     except OSError:
                         time.sleep(_LOCK_POLL_S)
                 else:
-                    raise Unavailable("another process holds the lock of the cache folder for too long")
+                    raise LedgerUnavailable("another process holds the lock of the cache folder for too long")
                 yield
             finally:
                 # Unlocked explicitly: a forked child may have a copy of this descriptor.
@@ -368,9 +368,9 @@ class Ledger:
             assert cache.size == sum(sizes.values()), f"{cache.size} on the account, {sum(sizes.values())} on the disk"
             assert pages + cache.size + RESERVE_BYTES <= self._budget_bytes, "over the budget"
             if self._holders:
-                held = "SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag ORDER BY tag"
+                query = "SELECT tag, SUM(size) FROM Cache WHERE tag IS NOT NULL GROUP BY tag ORDER BY tag"
                 sums = cache._sql("SELECT tag, size FROM Holders ORDER BY tag").fetchall()
-                assert sums == cache._sql(held).fetchall(), "the bytes of the holders do not add up"
+                assert sums == cache._sql(query).fetchall(), "the bytes of the holders do not add up"
 
         self.run(check)
 
@@ -384,18 +384,18 @@ def _inode(path: Path) -> int:
 
 def _is_corruption(error: BaseException) -> bool:
     """Return whether SQLite's first error indicates corruption: on a full disk diskcache's ROLLBACK fails, too."""
-    first = _first(error)
+    first = _find_cause(error)
     if isinstance(first, sqlite3.Error):
         return getattr(first, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF not in _PASSING
     return not isinstance(first, OSError | Timeout)
 
 
-def _first(error: BaseException) -> BaseException:
+def _find_cause(error: BaseException) -> BaseException:
     while isinstance(error.__context__, sqlite3.Error):
         error = error.__context__
     return error
 
 
 def _words(error: BaseException) -> str:
-    first = _first(error)
+    first = _find_cause(error)
     return f"{type(first).__name__}: {first}"

@@ -46,14 +46,18 @@ class Region:
         """Keeps the memory alive."""
 
     def map_over(self, descriptor: int) -> None:
-        """Maps a file with the same payload. OSError."""
+        """Map a file with the same payload.
+
+        Raises:
+            OSError: The file cannot be opened or mapped.
+        """
         if os.fstat(descriptor).st_size != self.size_bytes:
             raise OSError("the file has another size")
         _map_over(self._pages, descriptor)
 
 
 def map_file(descriptor: int) -> memoryview:
-    """The bytes of a file that is not empty, read-only, as long as the view lives. The descriptor may be closed.
+    """Return the bytes of a file that is not empty, read-only, as long as the view lives. The descriptor may be closed.
     OSError."""
     pages = mmap.mmap(-1, os.fstat(descriptor).st_size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     _map_over(pages, descriptor)

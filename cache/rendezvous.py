@@ -32,7 +32,7 @@ class Rendezvous:
             if weight > 0
         ]
 
-    def ranked(self, key: str, count: int = 2) -> list[str]:
+    def rank(self, key: str, count: int = 2) -> list[str]:
         """Return the `count` nodes with the highest scores for the key, the owner first."""
         data = b"\x00" + key.encode("utf-8", "surrogatepass")
         scores = []

@@ -83,5 +83,5 @@ def _of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
         return sum(map(size_of, values))
     # The first element also counts what all elements share.
     first, step = size_of(values[0]), len(values) / _SAMPLE
-    others = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLE))
-    return first + others * (len(values) - 1) // (_SAMPLE - 1)
+    sampled = sum(size_of(values[int(number * step)]) for number in range(1, _SAMPLE))
+    return first + sampled * (len(values) - 1) // (_SAMPLE - 1)

@@ -102,7 +102,7 @@ class Stack(Generic[V]):
         self._pending_bytes = 0
         self._fetches = self._waits = self._overtaken = self._dropped = self._unreadable = 0
 
-    def cached(self, key: str) -> V | None:
+    def get_cached(self, key: str) -> V | None:
         """Return the value if it is in memory; for callers with many keys that should not await each."""
         return self._memory.get(key)
 
@@ -117,7 +117,7 @@ class Stack(Generic[V]):
             return value
         return await self._flights.run(key, lambda: self._load(key, fetch, open))
 
-    async def stored(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
+    async def get_stored(self, keys: Sequence[str], open: Callable[[memoryview], V]) -> list[V | None]:
         """Return the values that memory or the disk has; None for the others, and nothing is fetched.
 
         One job of a thread opens many files, while a `get` of each key has its own job.
@@ -168,7 +168,7 @@ class Stack(Generic[V]):
                 if value is not None:
                     return value
             self._fetches += 1
-            payload, region = _whole(await fetch()), None
+            payload, region = _to_flat_view(await fetch()), None
             if self._on_mapped is not None and self._disk is not None and self._disk.is_mapped(payload):
                 region = Region([payload])
                 payload = region.payload
@@ -300,7 +300,7 @@ class Stack(Generic[V]):
         assert self._queue.empty() == (self._pending_bytes == 0), f"{self._pending_bytes} bytes wait to be put"
 
 
-def _whole(payload: Payload) -> memoryview:
+def _to_flat_view(payload: Payload) -> memoryview:
     """Return a flat read-only view; several parts are joined, which copies them."""
     parts = parts_of(payload)
     view = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))

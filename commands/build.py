@@ -153,8 +153,8 @@ def build_command(client: IndexClient, table: str, name: str | None, engine: str
         print_json([report.json for report in reports])
     if broken:
         problems = "; ".join(f"{index.name}: {index.problem}" for index in broken)
-        which = "1 index is broken and was" if len(broken) == 1 else f"{len(broken)} indexes are broken and were"
-        raise click.ClickException(f"{which} not built: {problems}")
+        subject = "1 index is broken and was" if len(broken) == 1 else f"{len(broken)} indexes are broken and were"
+        raise click.ClickException(f"{subject} not built: {problems}")
 
 
 def _build(client: IndexClient, table: str, name: str, workers: Workers, *, as_json: bool) -> BuildReport:

@@ -35,7 +35,7 @@ _REFUSED = re.compile(r"No answer from [^ ]+: Connection refused")
 Client = TypeVar("Client", bound=SeamarkClient)
 
 
-def served_at(config: Path | None, flags: dict[str, Any]) -> str:
+def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
     """Return the URL of the server with this home.
 
     Misconfigured when none is running.
@@ -51,7 +51,7 @@ def served_at(config: Path | None, flags: dict[str, Any]) -> str:
         ) from None
 
 
-def failed(error: ClientError, *, has_token: bool) -> click.ClickException:
+def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickException:
     """Return the error of the command for an error of its client, with what to do as far as that is known."""
     hint = ""
     if isinstance(error, Unauthenticated) and not has_token:
@@ -62,8 +62,8 @@ def failed(error: ClientError, *, has_token: bool) -> click.ClickException:
 
 
 @contextmanager
-def connected(make: Callable[[], Client]) -> Iterator[Client]:
-    """The client, closed with the block.
+def open_client(make: Callable[[], Client]) -> Iterator[Client]:
+    """Yield the client, and close it at the end of the block.
 
     Errors within the block become error messages of the command.
     """
@@ -78,7 +78,7 @@ def connected(make: Callable[[], Client]) -> Iterator[Client]:
     except BadRequest as error:
         raise Misconfigured(printable(error.message)) from None
     except ClientError as error:
-        raise failed(error, has_token=client.has_token) from None
+        raise to_command_error(error, has_token=client.has_token) from None
     finally:
         client.close()
 
@@ -91,9 +91,9 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
         def make() -> IndexClient:
-            return IndexClient(url or served_at(config, {"home": home}), token=token)
+            return IndexClient(url or find_server_url(config, {"home": home}), token=token)
 
-        with connected(make) as client, suggesting(client, given.get("table")):
+        with open_client(make) as client, suggesting(client, given.get("table")):
             command(client=client, **given)
 
     return run
@@ -112,18 +112,18 @@ def suggesting(client: SeamarkClient, table: Any = None) -> Iterator[None]:
     try:
         yield
     except NotFound as error:
-        what, _, missing = error.message.partition(" does not exist: ")
-        if _is_other(client, what, missing):
-            other = "view" if what == "Table" else "table"
+        kind, _, missing = error.message.partition(" does not exist: ")
+        if _is_other(client, kind, missing):
+            other = "view" if kind == "Table" else "table"
             message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
             raise NotFound(message, status=error.status) from None
-        if what in ("Table", "View") and _was_dropped(client, missing):
+        if kind in ("Table", "View") and _was_dropped(client, missing):
             todo = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
             raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         similar = similar_name(client, missing if table is None else table)
-        if similar is None and what in ("Namespace", "View"):
-            similar = _similar(missing, _named(client, view=what == "View"))
-        if similar is None and what == "Namespace":
+        if similar is None and kind in ("Namespace", "View"):
+            similar = _similar(missing, _list_names(client, view=kind == "View"))
+        if similar is None and kind == "Namespace":
             todo = f"seamark namespace create {shlex.quote(missing)} creates it"
             raise NotFound(f"{error.message}; {todo}", status=error.status) from None
         if similar is None:
@@ -159,7 +159,7 @@ def _was_dropped(client: SeamarkClient, name: str) -> bool:
         return False
 
 
-def _named(client: SeamarkClient, *, view: bool) -> Iterator[str]:
+def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
     for levels in client.namespaces():
         yield from map(join_name, list_views(client, levels) if view else [levels])
 

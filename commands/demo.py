@@ -99,7 +99,7 @@ def _run(folder: Path, files: int, console: Console, *, keep: bool) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[str]:
-    """The URL of a server with its defaults; it ends with the block.
+    """Yield the URL of a server with its defaults, which ends with the block.
 
     ClickException if it does not start.
     """
@@ -140,7 +140,7 @@ def measure(url: str, files: int, progress: Progress) -> DemoResult:
     """
     events = make_events(files)
     user = int(events["user_id"][len(events) // 2].as_py())
-    expected = _sorted(events.filter(pc.equal(events["user_id"], user)))
+    expected = _sort_rows(events.filter(pc.equal(events["user_id"], user)))
     with contextlib.closing(RestCatalog("demo", uri=url)) as catalog, contextlib.closing(IndexClient(url)) as client:
         with _step(progress, f"PyIceberg writes {show_count(files, 'file')}"):
             write(catalog, events)
@@ -179,7 +179,7 @@ def make_events(files: int) -> pa.Table:
 
 
 def write(catalog: RestCatalog, events: pa.Table) -> None:
-    """A file for each batch, in one append."""
+    """Write a file for each batch, in one append."""
     catalog.create_namespace(NAMESPACE)
     table = catalog.create_table(TABLE, schema=events.schema)
     with table.update_spec() as spec:
@@ -190,7 +190,7 @@ def write(catalog: RestCatalog, events: pa.Table) -> None:
 def look_up(catalog: RestCatalog, user: int) -> Lookup:
     started_s = _CLOCK.monotonic()
     scan = catalog.load_table(TABLE).scan(row_filter=f"user_id = {user}")
-    rows = _sorted(scan.to_arrow())
+    rows = _sort_rows(scan.to_arrow())
     seconds = _CLOCK.monotonic() - started_s
     return Lookup(len(list(scan.plan_files())), seconds, rows)
 
@@ -213,14 +213,14 @@ def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: T
     raise click.ClickException(f"The index was not built within {BUILD_S:g} s")
 
 
-def _sorted(rows: pa.Table) -> pa.Table:
+def _sort_rows(rows: pa.Table) -> pa.Table:
     columns = ["batch", "user_id", "amount", "page"]
     types = pa.schema([("batch", pa.int32()), ("user_id", pa.int64()), ("amount", pa.float64()), ("page", pa.string())])
     return rows.select(columns).cast(types).sort_by([(name, "ascending") for name in columns]).combine_chunks()
 
 
 def show(result: DemoResult, console: Console) -> None:
-    """The result as bars and one sentence."""
+    """Print the result as bars and one sentence."""
     before, after = result.before, result.after
     rows = (
         ("stock Iceberg", before.files, before.seconds),

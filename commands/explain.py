@@ -132,17 +132,19 @@ def explain(
 def _show_query(explained: ExplainedQuery) -> None:
     """Each reference separately, and then one line for all."""
     console = open_console()
-    for one in explained.tables:
-        console.rule(printable(one.reference), align="left", characters="─")
-        condition = "none on its own columns that could leave files out" if one.predicate is None else one.predicate
+    for table in explained.tables:
+        console.rule(printable(table.reference), align="left", characters="─")
+        condition = "none on its own columns that could leave files out" if table.predicate is None else table.predicate
         console.print(f"Condition: {condition}", highlight=False, markup=False)
-        _show(join_name(one.table), one.plan, is_whole=False)
+        _show(join_name(table.table), table.plan, is_whole=False)
         console.print()
-    parts = (f"{one.reference} {one.plan.files:,} of {_considered(one.plan):,}" for one in explained.tables)
+    parts = (
+        f"{table.reference} {table.plan.files:,} of {_count_considered(table.plan):,}" for table in explained.tables
+    )
     console.print(f"Files to read: {', '.join(parts)}.", highlight=False, markup=False)
 
 
-def _considered(explanation: Explanation) -> int:
+def _count_considered(explanation: Explanation) -> int:
     return explanation.stages[0].files_in if explanation.stages else explanation.files
 
 
@@ -247,10 +249,10 @@ def advice(table: str, explanation: Explanation) -> Iterator[str]:
         yield f"What a layout by {unknown['column']} would give is not known: {unknown['reason']}."
     for layout in explanation.layouts[:_LAYOUTS_SHOWN]:
         columns = ", ".join(layout["columns"])
-        what = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
+        layout_text = f"Sorted by {columns}" if len(layout["columns"]) == 1 else f"Clustered by {columns}"
         setting = shlex.quote(f"{CLUSTERING}={','.join(layout['columns'])}")
         files = f"{layout['files']:,} of {show_count(layout['files-in'], 'file')}"
-        yield f"{what}, the table would be read from about {files}: seamark table set {table} {setting}"
+        yield f"{layout_text}, the table would be read from about {files}: seamark table set {table} {setting}"
 
 
 def _title(explanation: Explanation) -> str:

@@ -113,7 +113,7 @@ def list_indexes(client: IndexClient, table: str, as_json: bool) -> None:
     elif not indexes:
         say(f"{table} has no indexes; create one with: seamark index create {table} --kind … --columns …")
     else:
-        open_console().print(_listed(indexes))
+        open_console().print(_render_indexes(indexes))
         if any(index.lag_files for index in indexes):
             say(_BUILT_NEXT.format(table=table))
 
@@ -129,7 +129,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
         print_json(shown.json)
         return
     console = open_console()
-    console.print(_listed([shown]))
+    console.print(_render_indexes([shown]))
     if used := shown.json.get("used"):
         console.print(
             f"Used by {show_count(used['plans'], 'plan')} of this worker: {used['files-removed']:,} of "
@@ -184,7 +184,7 @@ def _name_of(kind: str, columns: tuple[str, ...]) -> str:
     return "_".join([*(word for part in words for word in part if word.isascii()), kind])[:128]
 
 
-def _listed(indexes: list[Index]) -> Table:
+def _render_indexes(indexes: list[Index]) -> Table:
     return make_table(
         ("name", "definition", "health", "files", "to index", "size"),
         (

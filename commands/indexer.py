@@ -14,7 +14,7 @@ import click
 import structlog
 
 from seamark.commands.build import engine_options, interruptible, open_workers
-from seamark.commands.connecting import served_at
+from seamark.commands.connecting import find_server_url
 from seamark.commands.options import address_options, load_settings, settings_flags
 from seamark.connector.client.errors import ClientError
 from seamark.connector.client.indexes import IndexClient
@@ -86,7 +86,7 @@ def indexer(
     """
     configure_logging(load_settings(flags, config))
     try:
-        client = IndexClient(url or served_at(config, {"home": flags["home"]}), token=token)
+        client = IndexClient(url or find_server_url(config, {"home": flags["home"]}), token=token)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     limits = AuditLimits(audit_bytes, audit_seconds, 3600 * audit_hours)

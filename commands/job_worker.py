@@ -98,12 +98,12 @@ def _run_in_child(request: JobRequest, answers: BinaryIO) -> None:
             _end_with_parent(parent)
             _leave_input()
             _answer(request, answers, scratch)
-        code = _ended(child)
+        code = _await_end(child)
     if code:
         sys.exit(code if code > 0 else 128 - code)
 
 
-def _ended(child: int) -> int:
+def _await_end(child: int) -> int:
     """Return the exit code of the child, negative for a signal.
 
     It is killed if the input of this process ends before.
@@ -121,7 +121,7 @@ def _ended(child: int) -> int:
 
 
 def _end_with_parent(parent: int) -> None:
-    """The kernel kills this process when the parent ends, also if that is killed."""
+    """Have the kernel kill this process when the parent ends, also if that is killed."""
     ctypes.CDLL(None).prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
@@ -149,7 +149,7 @@ def _answer(request: JobRequest, answers: BinaryIO, scratch: str) -> NoReturn:
 
 
 def yield_to_requests() -> None:
-    """Lowers the priority of this process for CPU and disk, and its number of threads: requests come first.
+    """Lower the priority of this process for CPU and disk, and its number of threads: requests come first.
 
     SCHED_BATCH: the process interrupts no other that runs when it wakes up. What the system refuses is left out.
 

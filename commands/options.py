@@ -61,7 +61,7 @@ def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) 
 
 
 def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
-    """Settings for a command.
+    """Return the settings for a command.
 
     Exits with code 2 and a message when they are invalid.
     """
@@ -127,10 +127,10 @@ def parse_size(text: str, option: str) -> int:
 
 def parse_properties(texts: Sequence[str], option: str) -> dict[str, str]:
     """UsageError for a text that is not NAME=VALUE."""
-    found: dict[str, str] = {}
+    parsed: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise click.UsageError(f"{option} {text!r} has no value; write NAME=VALUE")
-        found[name] = value
-    return found
+        parsed[name] = value
+    return parsed

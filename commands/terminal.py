@@ -34,14 +34,14 @@ def printable(text: str) -> str:
     """Return the text with escapes instead of characters that a terminal interprets."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(_escaped(character) if _is_control(character) else character for character in text)
+    return "".join(_escape_character(character) if _is_control(character) else character for character in text)
 
 
 def _is_control(character: str) -> bool:
     return character not in _KEPT and (unicodedata.category(character) in ("Cc", "Cs") or character in _BIDI_CONTROLS)
 
 
-def _escaped(character: str) -> str:
+def _escape_character(character: str) -> str:
     return (
         character.encode("ascii", "backslashreplace").decode() if ord(character) > 0x7F else f"\\x{ord(character):02x}"
     )
@@ -60,7 +60,7 @@ class _PrintableConsole(Console):
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """As wide as the terminal; otherwise a fixed width."""
+    """Return a console as wide as the terminal, otherwise of a fixed width."""
     terminal = _PrintableConsole(stderr=stderr)
     return terminal if terminal.is_terminal else _PrintableConsole(width=WIDTH, stderr=stderr)
 
@@ -92,7 +92,7 @@ def print_rows(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right_a
 
 
 def print_bars(rows: Sequence[tuple[str, float, str]], console: Console) -> None:
-    """A bar for each row (name, length, text after the bar), as long as fits into a line of the console."""
+    """Print a bar for each row (name, length, text after the bar), as long as fits into a line of the console."""
     names, texts = max(len(name) for name, _, _ in rows), max(len(text) for _, _, text in rows)
     most = max(length for _, length, _ in rows) or 1
     width = max(_BAR_MIN, min(_BAR_MAX, console.width - names - texts - len("    ")))
@@ -106,7 +106,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(result: Any, text: str, *, as_json: bool) -> None:
-    """What a command has done: as a sentence, or as JSON.
+    """Print what a command has done, as a sentence, or as JSON.
 
     The fields of a dataclass get hyphens, as in the answers of the server.
     """

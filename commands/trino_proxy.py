@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 import urllib3
 
-from seamark.commands.connecting import served_at
+from seamark.commands.connecting import find_server_url
 from seamark.commands.options import (
     Misconfigured,
     address_options,
@@ -195,7 +195,7 @@ def trino_proxy(
         settings = ProxySettings(
             trino=coordinators,
             catalogs=frozenset(catalogs),
-            seamark=url or served_at(config, {"home": flags["home"]}),
+            seamark=url or find_server_url(config, {"home": flags["home"]}),
             limits=Limits(budget_ms / 1000, kept_max, trust_time_zone),
             authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
@@ -242,14 +242,14 @@ def _faults(settings: ProxySettings) -> list[str]:
         threading.Thread(target=ask, args=(server, *request), daemon=True).start()
     with came:
         came.wait_for(lambda: len(answers) == len(servers), _ANSWER_S)
-        found = {server: answers.get(server) for server in servers}
-    silent = [f"{name} at {url}" for (name, url), answer in found.items() if answer is None]
-    others = [
+        answer_of = {server: answers.get(server) for server in servers}
+    silent = [f"{name} at {url}" for (name, url), answer in answer_of.items() if answer is None]
+    other_servers = [
         f"what answers at {url} is no {name}"
-        for (name, url), answer in found.items()
+        for (name, url), answer in answer_of.items()
         if answer is not None and not answer.is_of(name)
     ]
-    return [*([f"there is no answer from {' and '.join(silent)}"] if silent else ()), *others]
+    return [*([f"there is no answer from {' and '.join(silent)}"] if silent else ()), *other_servers]
 
 
 class _Answer(NamedTuple):

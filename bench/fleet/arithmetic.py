@@ -66,9 +66,9 @@ def shares(fleet: Fleet, keys: int) -> Shares:
     folder = "s3://lake/w/t{}/metadata/{:032x}-m0.avro"
     located = [folder.format(rng.randrange(fleet.tables), rng.getrandbits(128)) for _ in range(keys)]
     before, after = Rendezvous(dict.fromkeys(names[:-1], 1.0)), Rendezvous(dict.fromkeys(names, 1.0))
-    owners = [before.ranked(key, 1)[0] for key in located]
+    owners = [before.rank(key, 1)[0] for key in located]
     owned = Counter(owners)
-    joined = sum(after.ranked(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
+    joined = sum(after.rank(key, 1)[0] != owner for key, owner in zip(located, owners, strict=True))
     mean = keys / fleet.replicas
     return Shares(
         least=min(owned.values()) / mean,
@@ -84,7 +84,7 @@ class Lru:
     def __init__(self, budget_bytes: float) -> None:
         self._budget = budget_bytes
         self._sizes: OrderedDict[int, int] = OrderedDict()
-        self._used = 0
+        self._note_use = 0
 
     def has(self, key: int, size_bytes: int) -> bool:
         """Return whether it is there; afterwards it is, if it fits at all."""
@@ -93,9 +93,9 @@ class Lru:
             return True
         if size_bytes <= self._budget:
             self._sizes[key] = size_bytes
-            self._used += size_bytes
-            while self._used > self._budget:
-                self._used -= self._sizes.popitem(last=False)[1]
+            self._note_use += size_bytes
+            while self._note_use > self._budget:
+                self._note_use -= self._sizes.popitem(last=False)[1]
         return False
 
 

@@ -26,7 +26,7 @@ from seamark.connector.parquet.copy.leaves import match_leaves
 from seamark.connector.parquet.copy.sinks import open_sink
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.write.data_files import writer_options_of
-from seamark.formats.iceberg.files.footer import PATCH, encode_group, patched, read_footer
+from seamark.formats.iceberg.files.footer import PATCH, encode_group, patch_chunks, read_footer
 
 FILES, ROWS, GROUP_ROWS = 8, 1_200_000, 300_000
 QUICK_FILES, QUICK_ROWS = 2, 20_000
@@ -146,7 +146,7 @@ def _footer_row(rounds: int) -> Row:
         for group in footer.groups:
             values = np.stack([group.values(name) for name in PATCH], axis=1)
             values[:, PATCH["data_page"]] += 1 << 30
-            encode_group(patched(footer, group.chunks, values, [None] * CHUNKS_WIDE), group.fields)
+            encode_group(patch_chunks(footer, group.chunks, values, [None] * CHUNKS_WIDE), group.fields)
         milliseconds.append((time.process_time() - started) * 1e3)
     started = time.process_time()
     pq.read_metadata(pa.BufferReader(data))

@@ -26,7 +26,7 @@ from seamark.cache.admission import AdmittingCache
 from seamark.cache.frequency import FrequencySketch
 from seamark.cache.memory import ENTRY_OVERHEAD_BYTES
 from seamark.formats.iceberg.files.footer import read_footer
-from seamark.metaserver.gateway.sigv4 import SignatureClaim, Target, is_signed
+from seamark.metaserver.gateway.sigv4 import RequestTarget, SignatureClaim, is_signed
 
 REQUESTS, ACCESSES, KEYS, KEPT = 5_000, 400_000, 100_000, 2_000
 COLUMNS, GROUPS = 50, 40
@@ -49,13 +49,13 @@ def _signatures() -> None:
         "x-amz-security-token": token,
     }
     targets = [
-        Target("GET", f"/lake/db/t/data/part-{n:06}.parquet", "", {**headers, "range": f"bytes={n}-{n + 9}"})
+        RequestTarget("GET", f"/lake/db/t/data/part-{n:06}.parquet", "", {**headers, "range": f"bytes={n}-{n + 9}"})
         for n in range(REQUESTS)
     ]
     claim = SignatureClaim("AK", token, STAMP, REGION, tuple(headers), "0" * 64, "UNSIGNED-PAYLOAD")
     signer = S3SigV4Auth(Credentials("AK", SECRET, token), "s3", REGION)
 
-    def verify_by_botocore(target: Target) -> bool:
+    def verify_by_botocore(target: RequestTarget) -> bool:
         request = AWSRequest(target.method, f"http://127.0.0.1:8182{target.path}")
         for name in claim.signed_headers:
             request.headers[name] = target.headers[name]

@@ -86,7 +86,7 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
 
 
 def print_changed(client: IndexClient, kind: NamedEntries, name: str, text: str, *, as_json: bool) -> None:
-    """As JSON the metadata, like `show`."""
+    """Print the metadata as JSON, like `show`."""
     print_result(kind.load(client, name) if as_json else None, text, as_json=as_json)
 
 

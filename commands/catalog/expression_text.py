@@ -11,43 +11,43 @@ _TESTS = {"is-null": "IS NULL", "not-null": "IS NOT NULL", "is-nan": "IS NaN", "
 _PREFIXES = {"starts-with": "LIKE", "not-starts-with": "NOT LIKE"}
 
 
-def expression_text(given: Any) -> str:
+def expression_text(expression: Any) -> str:
     """Of lists of values the first few."""
-    if not isinstance(given, Mapping):
-        return str(given).lower()
-    kind = str(given.get("type"))
+    if not isinstance(expression, Mapping):
+        return str(expression).lower()
+    kind = str(expression.get("type"))
     if kind in ("and", "or"):
-        return f" {kind.upper()} ".join(_operand(given[side], within=kind) for side in ("left", "right"))
+        return f" {kind.upper()} ".join(_operand(expression[side], within=kind) for side in ("left", "right"))
     if kind == "not":
-        return f"NOT ({expression_text(given['child'])})"
+        return f"NOT ({expression_text(expression['child'])})"
     if kind in ("true", "false"):
         return kind
-    term = _term(given.get("term"))
+    term = _term(expression.get("term"))
     if kind in _TESTS:
         return f"{term} {_TESTS[kind]}"
     if kind in ("in", "not-in"):
-        values = given["values"]
+        values = expression["values"]
         shown = ", ".join(map(_value, values[:VALUES_SHOWN]))
         more = f", … {len(values):,} values" if len(values) > VALUES_SHOWN else ""
         return f"{term} {kind.replace('-', ' ').upper()} ({shown}{more})"
     if kind in _PREFIXES:
-        return f"{term} {_PREFIXES[kind]} {_value(str(given['value']) + '%')}"
-    return f"{term} {_OPERATORS.get(kind, kind)} {_value(given.get('value'))}"
+        return f"{term} {_PREFIXES[kind]} {_value(str(expression['value']) + '%')}"
+    return f"{term} {_OPERATORS.get(kind, kind)} {_value(expression.get('value'))}"
 
 
-def _operand(given: Any, *, within: str) -> str:
-    text = expression_text(given)
-    kind = given.get("type") if isinstance(given, Mapping) else None
+def _operand(operand: Any, *, within: str) -> str:
+    text = expression_text(operand)
+    kind = operand.get("type") if isinstance(operand, Mapping) else None
     return f"({text})" if kind in ("and", "or") and kind != within else text
 
 
-def _term(given: Any) -> str:
-    if isinstance(given, Mapping):
-        return f"{given.get('transform')}({_term(given.get('term', given.get('reference')))})"
-    return str(given)
+def _term(term: Any) -> str:
+    if isinstance(term, Mapping):
+        return f"{term.get('transform')}({_term(term.get('term', term.get('reference')))})"
+    return str(term)
 
 
-def _value(given: Any) -> str:
-    if isinstance(given, str):
-        return "'" + given.replace("'", "''") + "'"
-    return str(given).lower() if isinstance(given, bool) else str(given)
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value).lower() if isinstance(value, bool) else str(value)

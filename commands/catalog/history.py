@@ -139,8 +139,8 @@ def timeline(
 
 def _show(instants: list[TimelineInstant], *, as_json: bool) -> None:
     if as_json:
-        for one in instants:
-            click.echo(json.dumps(msgspec.structs.asdict(one)))
+        for instant in instants:
+            click.echo(json.dumps(msgspec.structs.asdict(instant)))
     elif instants:
         print_rows(("time", "action", "state", "what", "who", "details"), map(_row, instants))
 
@@ -158,7 +158,7 @@ def _details(summary: Mapping[str, Any]) -> str:
     updates = summary.get("updates")
     if "operation" not in summary and isinstance(updates, list):
         return ", ".join(dict.fromkeys(map(str, updates)))[:200]
-    kept = [
+    visible = [
         f"{name} {value}" for name, value in summary.items() if isinstance(value, str | int) and name not in _HIDDEN
     ]
-    return ", ".join(kept[:6])[:200]
+    return ", ".join(visible[:6])[:200]

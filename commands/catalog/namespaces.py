@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from seamark.commands.catalog.properties import checked_properties
+from seamark.commands.catalog.properties import check_properties
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_result, print_rows, say, show_count
@@ -64,7 +64,7 @@ def create(client: IndexClient, name: str, properties: tuple[str, ...], as_json:
 
     The namespace above it must exist.
     """
-    create_namespace(client, name, checked_properties(parse_properties(properties, "--property")))
+    create_namespace(client, name, check_properties(parse_properties(properties, "--property")))
     _print_changed(client, name, f"Namespace {name} is created", as_json=as_json)
 
 
@@ -77,7 +77,7 @@ def set_properties(
     client: IndexClient, name: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
     """Change properties of the namespace NAME."""
-    changes = checked_properties(parse_properties(properties, "property"))
+    changes = check_properties(parse_properties(properties, "property"))
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
     change_namespace_properties(client, name, changes, removals)

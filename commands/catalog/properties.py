@@ -10,7 +10,7 @@ import click
 from seamark.metaserver.services.policy import check_policy, is_policy_property
 
 
-def checked_properties(properties: dict[str, str]) -> dict[str, str]:
+def check_properties(properties: dict[str, str]) -> dict[str, str]:
     """Return the properties.
 
     UsageError if one of the table services is unknown, or has a value of another type.

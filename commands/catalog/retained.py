@@ -63,7 +63,7 @@ def release(client: IndexClient, table: str, entry_id: str | None, yes: bool, as
 
     Its files stay.
     """
-    entry = _retained_entry(client, table, entry_id)
+    entry = _find_entry(client, table, entry_id)
     if not yes:
         click.confirm(f"Let others use the location of {table} and its files?", abort=True, err=as_json)
     release_retained(client, entry["id"])
@@ -80,7 +80,7 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
 
     The files of a view stay, and its location is released.
     """
-    entry = _retained_entry(client, table, entry_id)
+    entry = _find_entry(client, table, entry_id)
     if not yes:
         click.confirm(f"Delete the files of {table}?", abort=True, err=as_json)
     purge_dropped(client, entry["id"])
@@ -91,7 +91,7 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
     print_result({"purged": entry, "retained": left}, text, as_json=as_json)
 
 
-def _retained_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
+def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[str, Any]:
     """Return the entry of this name, and of this id if one is given.
 
     Raises:
@@ -101,9 +101,9 @@ def _retained_entry(client: IndexClient, table: str, entry_id: str | None) -> di
     entries = [one for one in retained_entries(client, levels[:-1]) if one["name"] == levels[-1]]
     matches = [one for one in entries if entry_id in (None, one["id"])]
     if not matches:
-        what = f"{table} with the id {entry_id}" if entry_id is not None else table
+        subject = f"{table} with the id {entry_id}" if entry_id is not None else table
         raise click.ClickException(
-            f"No dropped table or view {what} keeps its location; seamark retained list lists them"
+            f"No dropped table or view {subject} keeps its location; seamark retained list lists them"
         )
     if len(matches) > 1:
         ids = ", ".join(str(one["id"]) for one in matches)

@@ -18,7 +18,7 @@ from seamark.commands.catalog.entries import (
     print_changed,
     print_properties,
 )
-from seamark.commands.catalog.properties import checked_properties
+from seamark.commands.catalog.properties import check_properties
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_rows, say, time_text
@@ -152,9 +152,9 @@ def create(
     """
     fields = [_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
-    given = checked_properties(parse_properties(properties, "--property"))
+    table_properties = check_properties(parse_properties(properties, "--property"))
     spec = _spec(partition, fields) if partition else None
-    create_table(client, table, schema, partition_spec=spec, location=location, properties=given)
+    create_table(client, table, schema, partition_spec=spec, location=location, properties=table_properties)
     print_changed(client, _TABLES, table, f"Table {table} is created", as_json=as_json)
 
 
@@ -167,8 +167,8 @@ def _field(number: int, text: str) -> dict[str, Any]:
         canonical = canonical_primitive(kind.rstrip("!").strip())
     except errors.BadRequest as error:
         name_of_type = kind.rstrip("!").strip().lower()
-        known = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, most=1)), None)
-        hint = f"write {known}" if known else f"the types are {', '.join(_TYPES)}"
+        iceberg_type = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, most=1)), None)
+        hint = f"write {iceberg_type}" if iceberg_type else f"the types are {', '.join(_TYPES)}"
         raise click.UsageError(f"--column {text!r}: {error.message}; {hint}") from None
     return {"id": number, "name": name, "type": canonical, "required": required}
 
@@ -197,7 +197,7 @@ def set_properties(
     client: IndexClient, table: str, properties: tuple[str, ...], removals: tuple[str, ...], as_json: bool
 ) -> None:
     """Change properties of TABLE."""
-    changes = checked_properties(parse_properties(properties, "property"))
+    changes = check_properties(parse_properties(properties, "property"))
     if not changes and not removals:
         raise click.UsageError("Give PROPERTY=VALUE or --unset PROPERTY")
     change_table_properties(client, table, changes, removals)

@@ -60,10 +60,10 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
     """
     tempfile.tempdir = scratch
     if request.service == ACCESS_CHECK:  # it has no table
-        loaded, own, others = _checked_storage(request.arguments), list[str](), list[str]()
+        loaded, own, other_folders = _load_checked_storage(request.arguments), list[str](), list[str]()
     else:
         loaded = client.load_table((*request.namespace, request.table))
-        own, others = _folders_of(client, request, loaded)
+        own, other_folders = _folders_of(client, request, loaded)
     for folder in own:
         path = Storage().local_path(f"{folder}/x")
         if path is not None:
@@ -71,16 +71,16 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
     give_up_privileges()
     confine(own, request.folders)
     with confined_folders() as writable:
-        confine([*own, *others], request.folders)
+        confine([*own, *other_folders], request.folders)
         with confined_folders() as readable:
             landlock.confine_files(
-                readable=[*readable, *_named_files(loaded)],
+                readable=[*readable, *_list_named_files(loaded)],
                 writable=[*writable, scratch],
                 connectable=None if os.environ.get(KMS_CLASS) else set(_ports(request.url, loaded)),
             )
 
 
-def _checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
+def _load_checked_storage(arguments: Mapping[str, Any]) -> EngineTable:
     """Return the storage that a check of access uses, as that of a table."""
     endpoint = arguments.get("endpoint", "")
     location = arguments.get("location", "") or ("s3://" if endpoint else "")
@@ -91,15 +91,15 @@ def _folders_of(client: SeamarkClient, request: JobRequest, loaded: EngineTable)
     """Return the local folders of the table, and those that its jobs only read."""
     metadata = decode_table(loaded.metadata, loaded.location)
     own = list(local_folders([metadata.location, *(metadata.properties.get(name, "") for name in PATHS)]))
-    others = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
-    for joined in _joined_tables(client, request, metadata):
+    other_folders = list(local_folders(metadata.properties.get(_ALLOWED, "").split(",")))
+    for joined in _list_joined_tables(client, request, metadata):
         of_joined = client.load_table(joined)
         properties = decode_table(of_joined.metadata, of_joined.location).properties
-        others += local_folders([of_joined.location, *(properties.get(name, "") for name in PATHS)])
-    return own, others
+        other_folders += local_folders([of_joined.location, *(properties.get(name, "") for name in PATHS)])
+    return own, other_folders
 
 
-def _joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
+def _list_joined_tables(client: SeamarkClient, request: JobRequest, metadata: TableMetadata) -> Iterable[str]:
     """Return the other tables that a job reads, such as a clustering by columns of joined tables."""
     if request.service not in SERVICES or not SERVICES[request.service].reads_joined_tables:
         return ()
@@ -115,7 +115,7 @@ def local_folders(locations: Iterable[str]) -> Iterator[str]:
             yield path.rstrip("/") or "/"
 
 
-def _named_files(loaded: EngineTable) -> Iterator[str]:
+def _list_named_files(loaded: EngineTable) -> Iterator[str]:
     """Yield the files that variables name: those of the keys of encrypted files, and those of the storage's library."""
     for name, value in os.environ.items():
         if name.startswith("SEAMARK_PARQUET_") and os.path.exists(value):

@@ -51,9 +51,9 @@ def forbid_changes() -> bool:
 
 
 def forbid_reads_except(folders: Iterable[str]) -> bool:
-    """Of files only those below these folders are opened from now on, and those that Python and the system need.
+    """Forbid the process to open files outside these folders, except those that Python and the system need.
 
-    False if the kernel has no Landlock.
+    Return False if the kernel has no Landlock.
     """
     if _abi() < 1:
         return False
@@ -64,10 +64,12 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
 def confine_files(
     *, readable: Iterable[str], writable: Iterable[str], connectable: Iterable[int] | None = None
 ) -> bool:
-    """From now on, only files below these folders are read, and those that Python and the system need; only files
-    below `writable` are written, made or removed; no program is started.
+    """Confine the files that the process reads and writes from now on.
 
-    False if the kernel has no Landlock.
+    It reads only files below these folders, and those that Python and the system need; it writes, makes and removes
+    only files below `writable`; it starts no program.
+
+    Return False if the kernel has no Landlock.
 
     Ports need Linux 6.7; since 6.12, the process signals no other process either.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import urllib3
 
-from seamark.commands.connecting import served_at
+from seamark.commands.connecting import find_server_url
 from seamark.commands.installation.engine_files import (
     Finding,
     SparkSetup,
@@ -38,7 +38,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.formats.runtime.tls import trusted_by_clients
+from seamark.formats.runtime.tls import build_client_context
 
 if TYPE_CHECKING:
     from seamark.commands.installation import services, warehouse
@@ -89,7 +89,7 @@ def doctor(
         if not any(finding.is_fault for finding in checked):
             findings += services.check_worker(settings)
     try:
-        url = url or served_at(config, {"home": flags["home"]})
+        url = url or find_server_url(config, {"home": flags["home"]})
     except Misconfigured as error:
         findings.append(
             Finding("server", error.message, "Start it: seamark serve --home ./seamark-home", is_fault=True)
@@ -97,9 +97,9 @@ def doctor(
     else:
         findings += check_server(url, token)
     if spark is not None:
-        findings += _checked(spark, lambda: check_spark(spark, _spark_setup(spark), url))
+        findings += _run_check(spark, lambda: check_spark(spark, _spark_setup(spark), url))
     if trino_file is not None:
-        findings += _checked(str(trino_file), lambda: check_trino(trino_file, url))
+        findings += _run_check(str(trino_file), lambda: check_trino(trino_file, url))
     if as_json:
         print_json([dataclasses.asdict(finding) for finding in findings])
     else:
@@ -122,7 +122,7 @@ def _show(findings: list[Finding]) -> None:
     say(f"\n{len(findings)} checks, {faults} at fault" if faults else f"\n{len(findings)} checks, nothing at fault")
 
 
-def _checked(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _run_check(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
     try:
         return list(check())
     except (OSError, ValueError) as error:
@@ -135,7 +135,7 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
     """Reachable, ready, of the same time, and open to this token."""
     clock = SystemClock()
     try:
-        pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=trusted_by_clients())
+        pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=build_client_context())
     except ValueError as error:
         yield Finding("server", str(error), "Name a file of certificates (PEM) in SEAMARK_CA, or unset it", True)
         return

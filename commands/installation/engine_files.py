@@ -53,12 +53,12 @@ def read_properties(path: Path) -> dict[str, str]:
         text = file.read(SIZE_MAX + 1)
     if len(text) > SIZE_MAX:
         raise ValueError(f"it is larger than {SIZE_MAX:,} characters")
-    found = {}
+    settings = {}
     for line in text.splitlines():
         if (stripped := line.strip()) and stripped[0] not in "#!":
             key, _, value = re.sub(r"\s*[=:\s]\s*", "\0", stripped, count=1).partition("\0")
-            found[key] = value
-    return found
+            settings[key] = value
+    return settings
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def read_running_spark(url: str) -> SparkSetup:
         applications = _ui_answer(pool, base)
         try:
             application = applications[0]
-            found = _ui_answer(pool, f"{base}/{quote(application['id'], safe='')}/environment")
+            environment = _ui_answer(pool, f"{base}/{quote(application['id'], safe='')}/environment")
             return SparkSetup(
-                {str(name): str(value) for name, value in found["sparkProperties"]},
+                {str(name): str(value) for name, value in environment["sparkProperties"]},
                 str(application["attempts"][-1].get("appSparkVersion", "")),
-                tuple(str(entry) for entry, _ in found["classpathEntries"]),
+                tuple(str(entry) for entry, _ in environment["classpathEntries"]),
             )
         except (LookupError, TypeError, ValueError):
             raise ValueError(f"{base} does not answer as Spark's web interface does") from None

@@ -23,18 +23,18 @@ def check_java() -> Iterator[Finding]:
     """
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
-    found = None if java is None else java_version(java)
+    version = None if java is None else java_version(java)
     if home and java is None:
         fix = "Set JAVA_HOME to the folder that contains bin/java, or unset it"
         yield Finding("Java for Spark", f"JAVA_HOME is {home}, which has no bin/java", fix, is_fault=True)
-    elif found is None:
+    elif version is None:
         fix = f"To use Spark, install a JDK {JAVA_SPARK} or newer: apt-get install openjdk-17-jdk-headless"
         yield Finding("Java for Spark", "java is not on the PATH" if java is None else f"{java} does not start", fix)
-    elif found < JAVA_SPARK:
+    elif version < JAVA_SPARK:
         fix = f"Spark 4 needs {JAVA_SPARK} or newer: set JAVA_HOME to its home"
-        yield Finding("Java for Spark", f"{java} is version {found}", fix)
+        yield Finding("Java for Spark", f"{java} is version {version}", fix)
     else:
-        yield Finding("Java for Spark", f"{java} is version {found}")
+        yield Finding("Java for Spark", f"{java} is version {version}")
     named, home_25 = os.environ.get("JAVA25"), java_25_home()
     if home_25 is not None:
         yield Finding("Java for Trino", f"{home_25} is version {_release_version(home_25)}")

@@ -47,7 +47,7 @@ def check_installation() -> Iterator[Finding]:
 
 
 def lacking_modules(extra: str) -> list[str]:
-    """Modules of an extra that are not installed."""
+    """Return the modules of an extra that are not installed."""
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 
 
@@ -74,10 +74,10 @@ def _check_iceberg_jar() -> Iterator[Finding]:
 
 
 def _jar_folders() -> Iterator[Path]:
-    """Of Spark, of a checkout, and of Ivy, which keeps what --packages downloads."""
-    found = importlib.util.find_spec("pyspark")
-    if found is not None and found.origin is not None:
-        yield Path(found.origin).parent / "jars"
+    """Yield the folders with jars of Spark, of a checkout, and of Ivy, which keeps what --packages downloads."""
+    spec = importlib.util.find_spec("pyspark")
+    if spec is not None and spec.origin is not None:
+        yield Path(spec.origin).parent / "jars"
     if home := os.environ.get("SPARK_HOME"):
         yield Path(home) / "jars"
     yield Path(".cache", "jars")

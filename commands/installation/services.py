@@ -55,7 +55,7 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
     else:
         fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
         yield Finding("table services", f"they do not run: {state['problem']}", fix)
-    failed = [run for run in _failed(runs) if _still_fails(client, run)]
+    failed = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
     for run in failed[:_SHOWN]:
         name = ".".join((*run.namespace, run.name))
         text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
@@ -68,7 +68,7 @@ def check_services(client: SeamarkClient) -> Iterator[Finding]:
         )
 
 
-def _failed(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
+def _find_failed_runs(runs: list[TimelineInstant]) -> Iterator[TimelineInstant]:
     """Yield the last run of each service on each table that failed.
 
     Args:

@@ -20,7 +20,7 @@ from seamark.formats.iceberg.metadata.column_ttl import COLUMNS
 
 @click.group()
 def advise() -> None:
-    """Advises by how a table is used."""
+    """Advise by how a table is used."""
 
 
 @advise.command("ttl")
@@ -35,38 +35,38 @@ def advise() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the server's answer as JSON.")
 @server_options
 def ttl_command(client: IndexClient, table: str, unread_days: int, as_json: bool) -> None:
-    """Lists columns of TABLE that no query reads in old partitions, and how to drop them there."""
-    found = advise_ttl(client, table, unread_days)
+    """List columns of TABLE that no query reads in old partitions, and how to drop them there."""
+    advice_report = advise_ttl(client, table, unread_days)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(advice_report, indent=2))
         return
     say(
-        f"{table}: {show_count(found['reads'], 'read')} in {show_count(found['days'], 'day')}; "
-        f"{found['confidence']:.0%} of them name their columns"
+        f"{table}: {show_count(advice_report['reads'], 'read')} in {show_count(advice_report['days'], 'day')}; "
+        f"{advice_report['confidence']:.0%} of them name their columns"
     )
-    if found["reason"]:
-        say(f"No advice: {found['reason']}.")
-    elif not found["advice"]:
+    if advice_report["reason"]:
+        say(f"No advice: {advice_report['reason']}.")
+    elif not advice_report["advice"]:
         say("Every column is read in all partitions that are old, or cannot be dropped.")
     else:
-        open_console().print(_listed(found["advice"]))
-        for one in found["advice"]:
-            say(f"{one['statement']};")
-        policy = ", ".join(one["policy"] for one in found["advice"])
+        open_console().print(_render_advice(advice_report["advice"]))
+        for entry in advice_report["advice"]:
+            say(f"{entry['statement']};")
+        policy = ", ".join(entry["policy"] for entry in advice_report["advice"])
         say(f"Or as a policy: seamark policy set {table} '{COLUMNS}={policy}'")
 
 
-def _listed(advice: list[dict[str, Any]]) -> Table:
+def _render_advice(advice: list[dict[str, Any]]) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("column", "partitions", "older than", "unread", "files", "size"):
         shown.add_column(head, justify="left" if head == "column" else "right", overflow="fold")
-    for one in advice:
+    for entry in advice:
         shown.add_row(
-            one["column"],
-            f"{one['partitions']:,}",
-            show_count(one["older-than-days"], "day"),
-            show_count(one["days-unread"], "day"),
-            f"{one['files']:,}",
-            show_size(one["size-in-bytes"]),
+            entry["column"],
+            f"{entry['partitions']:,}",
+            show_count(entry["older-than-days"], "day"),
+            show_count(entry["days-unread"], "day"),
+            f"{entry['files']:,}",
+            show_size(entry["size-in-bytes"]),
         )
     return shown

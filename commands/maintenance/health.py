@@ -21,22 +21,22 @@ from seamark.formats.services.services import INDEXING, SERVICES
 @click.argument("table")
 @server_command
 def health(client: IndexClient, table: str, as_json: bool) -> None:
-    """Shows what is wrong with TABLE, what it costs queries, and which table service corrects it."""
-    found = client.health(table)
-    problems = [*found["problems"], *(_of_index(index) for index in client.indexes(table) if _lags(index))]
+    """Show what is wrong with TABLE, what it costs queries, and which table service corrects it."""
+    health_report = client.health(table)
+    problems = [*health_report["problems"], *(_of_index(index) for index in client.indexes(table) if _lags(index))]
     if as_json:
-        print_json({**found, "problems": problems})
+        print_json({**health_report, "problems": problems})
         return
     say(
-        f"{table}: {show_count(found['files'], 'data file')} ({show_size(found['size-in-bytes'])}), "
-        f"{show_count(found['records'], 'row')}, {show_count(found['delete-files'], 'delete file')}, "
-        f"{show_count(found['manifests'], 'manifest')}, {show_count(found['snapshots'], 'snapshot')}, "
-        f"format version {found['format-version']}"
+        f"{table}: {show_count(health_report['files'], 'data file')} ({show_size(health_report['size-in-bytes'])}), "
+        f"{show_count(health_report['records'], 'row')}, {show_count(health_report['delete-files'], 'delete file')}, "
+        f"{show_count(health_report['manifests'], 'manifest')}, {show_count(health_report['snapshots'], 'snapshot')}, "
+        f"format version {health_report['format-version']}"
     )
     if problems:
         print_rows(
             ("problem", "detail", "cost", "remedy"),
-            ((found["problem"], found["detail"], found["cost"], _remedy(table, found)) for found in problems),
+            ((problem["problem"], problem["detail"], problem["cost"], _remedy(table, problem)) for problem in problems),
         )
     else:
         say("No problems found.")

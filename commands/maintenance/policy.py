@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from seamark.commands.catalog.properties import checked_properties
+from seamark.commands.catalog.properties import check_properties
 from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_result, print_rows, say
@@ -50,24 +50,24 @@ def policy() -> None:
 @click.argument("namespace", required=False)
 @server_command
 def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """Lists what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
+    """List what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
 
     Tables that follow the server's defaults alone are left out. The command makes one request for each table.
     """
     namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
-    found = []
+    policies = []
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
         with contextlib.suppress(NotFound):  # dropped meanwhile
             listed = load_policy(client, name)["properties"]
             if changed := [entry for entry in listed if entry["source"] in ("table", "namespace")]:
-                found.append((name, changed))
+                policies.append((name, changed))
     if as_json:
-        print_json([{"table": list(name), "properties": entries} for name, entries in found])
-    elif not found:
+        print_json([{"table": list(name), "properties": entries} for name, entries in policies])
+    elif not policies:
         tables = "No table" if namespace is None else f"No table of {namespace}"
         say(f"{tables} has a policy of its own or inherits one.")
     else:
-        rows = [(join_name(name), *_row(entry)) for name, entries in found for entry in entries]
+        rows = [(join_name(name), *_row(entry)) for name, entries in policies for entry in entries]
         print_rows(("table", "property", "value", "set by"), rows)
 
 
@@ -75,7 +75,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
 @click.argument("table")
 @server_command
 def show(client: IndexClient, table: str, as_json: bool) -> None:
-    """Shows the policy that TABLE follows, and where each value is set."""
+    """Show the policy that TABLE follows, and where each value is set."""
     _show(client, table, as_json)
 
 
@@ -85,8 +85,8 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
 @_SET_BY_NAMESPACE
 @server_command
 def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_namespace: bool, as_json: bool) -> None:
-    """Sets properties of the policy of the table NAME, or with --namespace of a namespace."""
-    _apply(client, name, _checked(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
+    """Set properties of the policy of the table NAME, or with --namespace of a namespace."""
+    _apply(client, name, _check_changes(updates, (), "PROPERTY=VALUE"), (), of_namespace, as_json)
 
 
 @policy.command("drop")
@@ -95,11 +95,11 @@ def set_properties(client: IndexClient, name: str, updates: Sequence[str], of_na
 @_SET_BY_NAMESPACE
 @server_command
 def drop_properties(client: IndexClient, name: str, removals: Sequence[str], of_namespace: bool, as_json: bool) -> None:
-    """Drops properties of the policy of the table NAME, or with --namespace of a namespace; without PROPERTY all.
+    """Drop properties of the policy of the table NAME, or with --namespace of a namespace; without PROPERTY all.
 
     The table then inherits these properties, or follows the server's defaults.
     """
-    _checked((), removals, "PROPERTY=VALUE")
+    _check_changes((), removals, "PROPERTY=VALUE")
     _apply(client, name, {}, removals or _own_properties(client, name, of_namespace), of_namespace, as_json)
 
 
@@ -117,8 +117,8 @@ def _change(
     of_namespace: bool,
     as_json: bool,
 ) -> None:
-    """Shows the policy of the table NAME; with --set or --unset changes it first."""
-    changes = _checked(updates, removals, "--set")
+    """Show the policy of the table NAME; with --set or --unset, change it first."""
+    changes = _check_changes(updates, removals, "--set")
     if updates or removals:
         _apply(client, name, changes, removals, of_namespace, as_json)
     elif of_namespace:
@@ -135,7 +135,7 @@ def _apply(
     of_namespace: bool,
     as_json: bool,
 ) -> None:
-    """Changes a table and shows its policy, or changes a namespace."""
+    """Change a table and show its policy, or change a namespace."""
     if not of_namespace:
         if updates or removals:
             change_table_properties(client, name, updates, removals)
@@ -155,16 +155,16 @@ def _own_properties(client: IndexClient, name: str, of_namespace: bool) -> list[
 
 
 def _show(client: IndexClient, table: str, as_json: bool) -> None:
-    found = load_policy(client, table)
+    current = load_policy(client, table)
     if as_json:
-        print_json(found)
+        print_json(current)
         return
-    print_rows(("property", "value", "set by"), map(_row, found["properties"]))
-    if not found["runs"]:
+    print_rows(("property", "value", "set by"), map(_row, current["properties"]))
+    if not current["runs"]:
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
 
-def _checked(updates: Sequence[str], removals: Sequence[str], where: str) -> dict[str, str]:
+def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) -> dict[str, str]:
     changes = parse_properties(updates, where)
     for name in (*changes, *removals):
         if not is_policy_property(name):
@@ -173,14 +173,14 @@ def _checked(updates: Sequence[str], removals: Sequence[str], where: str) -> dic
             raise click.UsageError(f"{name!r} is no property of a policy; {f'did you mean {near}?' if near else other}")
         if name in changes and name in removals:
             raise click.UsageError(f"{name!r} is both set and removed; choose one")
-    return checked_properties(changes)
+    return check_properties(changes)
 
 
 def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"
-    value = entry["value"] or _empty_text(entry["name"])
+    value = entry["value"] or _describe_empty(entry["name"])
     if entry.get("ignored"):
         value += f" (ignored: {entry['ignored']})"
     elif (
@@ -191,7 +191,7 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     return entry["name"], value, source
 
 
-def _empty_text(name: str) -> str:
+def _describe_empty(name: str) -> str:
     """Return what an empty value of a property means.
 
     A newer server may have properties that this client does not know.

@@ -16,14 +16,14 @@ from seamark.connector.client.indexes import IndexClient
 @click.command()
 @server_command
 def replicas(client: IndexClient, as_json: bool) -> None:
-    """Lists the replicas with live leases: servers with --peer-address on one database.
+    """List the replicas with live leases: servers with --peer-address on one database.
 
     Needs an admin of the whole catalog.
     """
-    found = listed_replicas(client)
+    live_replicas = listed_replicas(client)
     if as_json:
-        print_json(found)
-    elif not found:
+        print_json(live_replicas)
+    elif not live_replicas:
         say("No server has a peer address; start servers with --peer-address.")
     else:
         print_rows(
@@ -37,7 +37,7 @@ def replicas(client: IndexClient, as_json: bool) -> None:
                     time_text(one["started-ms"]),
                     f"{one['expires-in-ms'] / 1000:.0f} s",
                 )
-                for one in found
+                for one in live_replicas
             ),
             right_aligned=("weight", "protocol", "lease"),
         )

@@ -21,7 +21,7 @@ from seamark.formats.runtime.errors import SeamarkError
 @click.option("--branch", default=MAIN, show_default=True, help="Branch that the job changed.")
 @server_command
 def rollback_job(client: IndexClient, table: str, snapshot_id: int | None, branch: str, as_json: bool) -> None:
-    """Restores the files that a compaction, a clustering or a split of buckets of TABLE replaced, or the manifests
+    """Restore the files that a compaction, a clustering or a split of buckets of TABLE replaced, or the manifests
     that a job rewrote, in a new snapshot.
 
     Rows and deletes that writers have committed since stay. If they changed the files of the job, or if the snapshot

@@ -66,12 +66,12 @@ _FULL = click.option("--full", is_flag=True, help="Also rewrite files that were 
 
 @click.group()
 def run() -> None:
-    """Runs a maintenance job on a table."""
+    """Run a maintenance job on a table."""
 
 
 @rewriting_command(run, COMPACTION, refusal="{table} is not compacted", verb="compact")
 def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
-    """Merges small data files of TABLE and applies its delete files.
+    """Merge small data files of TABLE and apply its delete files.
 
     Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
     """
@@ -84,7 +84,7 @@ def compact_command(client: IndexClient, table: str, *, dry_run: bool) -> Rewrit
 def merge_files_command(
     client: IndexClient, table: str, *, dry_run: bool, where: str | None, target_bytes: int | None
 ) -> RewriteReport:
-    """Merges data files of TABLE, and applies their delete files.
+    """Merge data files of TABLE, and apply their delete files.
 
     Large row groups are copied without decoding them, small row groups are encoded together. Rows stay the same.
     """
@@ -95,7 +95,7 @@ def merge_files_command(
 def drop_columns_command(
     client: IndexClient, table: str, *, dry_run: bool, columns: list[str], where: str | None
 ) -> RewriteReport:
-    """Removes the values of columns from data files of TABLE.
+    """Remove the values of columns from data files of TABLE.
 
     The schema stays; readers see null. The other columns are copied without decoding them. Snapshots that are older
     keep their files until they expire.
@@ -111,7 +111,7 @@ def drop_columns_command(
     dry_run_help="Show how many bytes would be freed; commit nothing.",
 )
 def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
-    """Removes the values of expired columns from old partitions of TABLE.
+    """Remove the values of expired columns from old partitions of TABLE.
 
     The ages are those of the table property seamark.column-ttl.columns. The schema stays; readers see null. The other
     columns are copied without decoding them.
@@ -124,7 +124,7 @@ def column_ttl_command(client: IndexClient, table: str, *, dry_run: bool) -> Rew
 @wait_option
 @server_command
 def statement_command(client: IndexClient, statement: str, wait_s: float, as_json: bool) -> None:
-    """Runs STATEMENT: ALTER TABLE … MERGE FILES, or ALTER TABLE … PARTITION (…) DROP COLUMNS (…).
+    """Run STATEMENT: ALTER TABLE … MERGE FILES, or ALTER TABLE … PARTITION (…) DROP COLUMNS (…).
 
     \b
     For instance:
@@ -147,7 +147,7 @@ def statement_command(client: IndexClient, statement: str, wait_s: float, as_jso
 
 @rewriting_command(run, CLUSTERING, _FULL, refusal="{table} is not clustered", verb="cluster")
 def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: bool) -> RewriteReport:
-    """Sorts new rows of TABLE into files by its clustering columns.
+    """Sort new rows of TABLE into files by its clustering columns.
 
     The columns are those of the table property seamark.clustering.columns. Rows stay the same. Writers do not wait;
     files that they change meanwhile are left to the next run.
@@ -157,7 +157,7 @@ def cluster_command(client: IndexClient, table: str, *, dry_run: bool, full: boo
 
 @rewriting_command(run, BUCKET_SPLITTING, refusal="The buckets of {table} are not split", verb="split")
 def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> RewriteReport:
-    """Splits data files of TABLE that were written before its number of buckets grew.
+    """Split data files of TABLE that were written before its number of buckets grew.
 
     Rows stay the same. Writers do not wait; files that they change meanwhile are left to the next run.
     """
@@ -170,7 +170,7 @@ def split_buckets_command(client: IndexClient, table: str, *, dry_run: bool) -> 
 @click.option("--dry-run", is_flag=True, help="Show how much would be read; compute nothing.")
 @server_command
 def statistics_command(client: IndexClient, table: str, full: bool, dry_run: bool, as_json: bool) -> None:
-    """Computes the statistics of TABLE: distinct values of its columns, and totals of its partitions.
+    """Compute the statistics of TABLE: distinct values of its columns, and totals of its partitions.
 
     Only files that earlier statistics do not count are read. Engines use the statistics to order joins.
     """
@@ -201,7 +201,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
 @click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
 @server_command
 def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
-    """Lists the files of TABLE in fewer manifests, sorted by partition.
+    """List the files of TABLE in fewer manifests, sorted by partition.
 
     Files stay the same. If other commits replace the manifests meanwhile, nothing is changed.
     """
@@ -249,7 +249,7 @@ def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> 
 def expire_command(
     client: IndexClient, table: str, older_than: str | None, retain_last: int | None, dry_run: bool, as_json: bool
 ) -> None:
-    """Removes expired snapshots of TABLE, and the files that no other snapshot needs.
+    """Remove expired snapshots of TABLE, and the files that no other snapshot needs.
 
     Snapshots of branches and tags stay, and those that running plans read. The age of a snapshot counts from the commit
     that replaced it.
@@ -260,7 +260,7 @@ def expire_command(
     print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
 
 
-def _removed(count: int, *, dry_run: bool) -> str:
+def _describe_removal(count: int, *, dry_run: bool) -> str:
     if dry_run:
         return "would be removed"
     return "was removed" if count == 1 else "were removed"
@@ -272,7 +272,7 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
     refs = f" and {totals.refs:,} branches and tags" if totals.refs else ""
     files = totals.content_files + totals.manifests + totals.other_files
     snapshots = show_count(totals.snapshots, "snapshot")
-    verb = _removed(totals.snapshots + totals.refs, dry_run=dry_run)
+    verb = _describe_removal(totals.snapshots + totals.refs, dry_run=dry_run)
     text = (
         f"{snapshots}{refs} of {table} {verb}, with {show_count(files, 'file')} "
         f"({show_size(totals.size_bytes)}), {totals.content_files:,} of them data and delete files."
@@ -294,21 +294,21 @@ def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> 
 @click.option("--dry-run", is_flag=True, help="List the files that would be removed; remove nothing.")
 @server_command
 def orphan_files_command(client: IndexClient, table: str, older_than: str | None, dry_run: bool, as_json: bool) -> None:
-    """Removes files in the folders of TABLE that no snapshot names.
+    """Remove files in the folders of TABLE that no snapshot names.
 
     Failed and killed writers leave such files, and unfinished uploads to S3, which are aborted. Files in hidden
     folders, and files that are not Iceberg's, stay.
     """
     with running(f"The orphan files of {table} are not removed"):
         totals = remove_orphan_files(client, table, older_than_ms=_time_before(older_than), dry_run=dry_run)
-    verb = _removed(totals.files, dry_run=dry_run)
+    verb = _describe_removal(totals.files, dry_run=dry_run)
     more = "" if totals.is_complete else "; there are more"
     text = (
         f"{show_count(totals.files, 'orphan file')} ({show_size(totals.size_bytes)}) of {table} {verb}, of "
         f"{show_count(totals.listed, 'file')} in its folders{more}."
     )
     if totals.uploads:
-        aborted = _removed(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
+        aborted = _describe_removal(totals.uploads, dry_run=dry_run).replace("removed", "aborted")
         text += f" {show_count(totals.uploads, 'unfinished upload')} {aborted}."
     if totals.files_unconfirmed:
         text += (
@@ -323,7 +323,7 @@ def orphan_files_command(client: IndexClient, table: str, older_than: str | None
 
 
 def _time_before(duration: str | None) -> int | None:
-    """In milliseconds since the epoch."""
+    """Return the time in milliseconds since the epoch."""
     if duration is None:
         return None
     return max(0, SystemClock().now_ms() - 1000 * parse_duration(duration, "--older-than"))

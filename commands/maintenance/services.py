@@ -25,14 +25,14 @@ _DEFAULT_LIMIT = 20
 @click.option("--limit", type=click.IntRange(min=1), default=_DEFAULT_LIMIT, show_default=True, help="Number of runs.")
 @server_command
 def services(client: IndexClient, table: str | None, limit: int, as_json: bool) -> None:
-    """Lists the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
+    """List the waiting jobs, the running jobs and the latest runs of table services on TABLE, or on all tables.
 
     If no server runs table services, the first line says why. Of the waiting jobs the first 50 are listed, the next job
     last. A job that found nothing to do is not listed after its end, unless it failed before. What waits and the
     progress of a running job are some seconds old.
     """
-    found = service_jobs(client, table)
-    jobs, waiting = found["jobs"], found.get("waiting", [])
+    listing = service_jobs(client, table)
+    jobs, waiting = listing["jobs"], listing.get("waiting", [])
     runs = list(client.timeline(table, action=MAINTENANCE, newest_first=True, limit=limit))
     if as_json:
         listed = [
@@ -53,7 +53,7 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
         ]
         print_json(listed)
         return
-    state = found.get("services", {})
+    state = listing.get("services", {})
     if state.get("problem"):
         say(f"Table services do not run: {state['problem']}.")
     if not runs and not jobs and not waiting:
@@ -74,7 +74,7 @@ def _waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
 
 def _running_row(job: dict[str, Any]) -> tuple[str, ...]:
     name = ".".join((*job["namespace"], job["table"]))
-    return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _done(job["progress"])
+    return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _describe_progress(job["progress"])
 
 
 def _row(run: TimelineInstant) -> tuple[str, ...]:
@@ -91,7 +91,7 @@ def _row(run: TimelineInstant) -> tuple[str, ...]:
     )
 
 
-def _done(progress: Mapping[str, int]) -> str:
+def _describe_progress(progress: Mapping[str, int]) -> str:
     if not progress["files-total"]:
         return "running"
     percent = 100 * progress["bytes-done"] // max(1, progress["bytes-total"])
@@ -101,10 +101,10 @@ def _done(progress: Mapping[str, int]) -> str:
 
 def _result(totals: Mapping[str, Any]) -> str:
     """Return a rewrite says what it read, wrote and saved; other jobs list their totals."""
-    rest = dict(totals)
+    remaining = dict(totals)
     text = ""
-    if "files_before" in rest:
-        before, after = rest.pop("files_before"), rest.pop("files_after", 0)
-        text = f"{show_count(before, 'file')} ({show_size(rest.pop('bytes_before', 0))}) became {after:,} "
-        text += f"({show_size(rest.pop('bytes_after', 0))}): a scan opens {before - after:,} fewer; "
-    return text + ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in rest.items())
+    if "files_before" in remaining:
+        before, after = remaining.pop("files_before"), remaining.pop("files_after", 0)
+        text = f"{show_count(before, 'file')} ({show_size(remaining.pop('bytes_before', 0))}) became {after:,} "
+        text += f"({show_size(remaining.pop('bytes_after', 0))}): a scan opens {before - after:,} fewer; "
+    return text + ", ".join(f"{str(name).replace('_', ' ')} {count:,}" for name, count in remaining.items())

@@ -46,7 +46,7 @@ TABLES_MAX = 32
 """References to tables: each is planned without the cache."""
 
 
-class ExplainedTable(msgspec.Struct, rename="kebab"):
+class TableExplanation(msgspec.Struct, rename="kebab"):
     table: Annotated[list[str], doc("The levels of the namespace and the name.")]
     reference: Annotated[str, doc("The reference in the query.")]
     predicate: Annotated[
@@ -64,7 +64,7 @@ class ExplainedTable(msgspec.Struct, rename="kebab"):
 
 class ExplainQueryResponse(msgspec.Struct, rename="kebab"):
     tables: Annotated[
-        list[ExplainedTable], doc("Each reference of the query to a table of the catalog, in the order of the text.")
+        list[TableExplanation], doc("Each reference of the query to a table of the catalog, in the order of the text.")
     ]
 
 
@@ -112,13 +112,17 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
     wanted, beside = _joins(references, paths, loaded)
-    known = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
-    find_unknown = partial(query_notes.unknown_columns, body.query, body.dialect, list(query.names.values()), known)
+    column_names = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
+    find_unknown = partial(
+        query_notes.find_unknown_columns, body.query, body.dialect, list(query.names.values()), column_names
+    )
     notes = await read_in_turn(call, len(body.query), find_unknown)
     explained = []
-    for number, one in sorted(references.items(), key=lambda item: item[1].start):
+    for number, reference in sorted(references.items(), key=lambda item: item[1].start):
         asked = wanted.get(number, []), beside[number]
-        plan = await _explained(call, body.query, paths[one.key], loaded[one.key], one, asked, notes)
+        plan = await _explain_table(
+            call, body.query, paths[reference.key], loaded[reference.key], reference, asked, notes
+        )
         explained.append(plan)
         notes = {}  # a column that no table has is reported once
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
@@ -151,24 +155,26 @@ def _joins(
     """
     planned_scans = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
-    known = {(scan.catalog, scan.schema, scan.table): _known(table) for scan, table in scans}
-    limits = joins.find_dimensions(planned_scans, known)
+    known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
+    limits = joins.find_dimensions(planned_scans, known_tables)
     wanted = {
         number: decode_as(encode_json([one.request().body() for one in limits[planned]]), list[JoinSpec], "A join")
         for number, planned in planned_scans.items()
         if planned in limits
     }
-    return wanted, {number: joins.why_not_requested(number, planned_scans, known, limits) for number in planned_scans}
+    return wanted, {
+        number: joins.why_not_requested(number, planned_scans, known_tables, limits) for number in planned_scans
+    }
 
 
-def _known(table: LoadedTable) -> async_client.KnownTable:
+def _to_known_table(table: LoadedTable) -> async_client.KnownTable:
     snapshot = table.metadata.current_snapshot
     summary = {} if snapshot is None else snapshot.summary_map()
     sizes = (count_of(summary, name, 0) for name in ("total-files-size", "total-data-files"))
     return async_client.KnownTable("", None, None if snapshot is None else snapshot.snapshot_id, *sizes)
 
 
-async def _explained(
+async def _explain_table(
     call: Call,
     query: str,
     path: tuple[str, ...],
@@ -176,7 +182,7 @@ async def _explained(
     reference: query_tables.TableReference,
     asked: tuple[list[JoinSpec], list[str]],
     notes: dict[str, str],
-) -> ExplainedTable:
+) -> TableExplanation:
     """`asked`: joins, and why others are not requested.
 
     Args:
@@ -188,7 +194,7 @@ async def _explained(
         schemas = metadata.current_schema, metadata.schemas
         try:
             expression = resolve_literals(scan.filter, *schemas)
-            find_unused = partial(query_notes.unused_conditions, scan.condition, *schemas)
+            find_unused = partial(query_notes.find_unused_conditions, scan.condition, *schemas)
             notes = notes | await read_in_turn(call, len(query), find_unused)
         except BadRequest as error:
             notes = notes | {str(scan.predicate): error.message}
@@ -211,4 +217,4 @@ async def _explained(
         )
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None
-    return ExplainedTable(list(path), query[reference.start : reference.end], scan.predicate, msgspec.Raw(plan))
+    return TableExplanation(list(path), query[reference.start : reference.end], scan.predicate, msgspec.Raw(plan))

@@ -51,21 +51,21 @@ _ENGINES_OWN = frozenset(
 """Words that the parser takes for columns: hidden columns of DuckDB, functions without parentheses, units of time."""
 
 
-def unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
+def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterable[Schema]) -> dict[str, str]:
     """Return the parts of a conjunction whose literals fit no column, and why; at most NOTES_MAX.
 
     Raises:
         BadRequest: For an unknown column.
     """
-    known = list(schemas)
-    found: dict[str, str] = {}
+    known_schemas = list(schemas)
+    notes: dict[str, str] = {}
     for part in condition.parts if isinstance(condition, AllOf) else (condition,):
-        if len(found) == NOTES_MAX:
+        if len(notes) == NOTES_MAX:
             break
-        if resolve_literals(expression_of(part), schema, known) == TRUE:
+        if resolve_literals(expression_of(part), schema, known_schemas) == TRUE:
             text = sql_of(part)
-            found[_shown(text)] = _reason(text, schema, known)
-    return found
+            notes[_shorten(text)] = _reason(text, schema, known_schemas)
+    return notes
 
 
 def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
@@ -77,7 +77,7 @@ def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
         return _MISFIT
 
 
-def unknown_columns(
+def find_unknown_columns(
     text: str, dialect: str, tables: Collection[tuple[str, ...]], columns: Collection[str]
 ) -> dict[str, str]:
     """Return names of columns that neither the tables of a query nor the query itself have, and what may be meant.
@@ -94,14 +94,14 @@ def unknown_columns(
     if tree is None or not _reads_only(tree, {names[-1].lower() for names in tables}):
         return {}
     # Names that the query gives, and those in places that are not looked at, such as fields of structs.
-    known = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
-    known.update(columns)
+    known_names = {one.name.lower() for one in tree.find_all(exp.Identifier) if not isinstance(one.parent, exp.Column)}
+    known_names.update(columns)
     ordered = sorted(columns)
     compared: dict[str, list[str]] = {}
-    found: dict[str, str] = {}
+    notes: dict[str, str] = {}
     for column in _single_names(tree):
         lower = column.name.lower()
-        if lower in known or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
+        if lower in known_names or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
             continue
         if lower not in compared:
             if len(compared) == _NAMES_MAX:
@@ -109,17 +109,17 @@ def unknown_columns(
             compared[lower] = near_names(lower, ordered, most=1)
         near = compared[lower]
         if near:
-            hint = f"; did you mean {_shown(near[0])}"
+            hint = f"; did you mean {_shorten(near[0])}"
         elif column.this.quoted:
             hint = "; write a text in single quotes"
         elif isinstance(column.parent, exp.Predicate):
             hint = ""
         else:  # it may be a word of the dialect
             continue
-        found[_shown(column.name)] = f"no table of the query has such a column{hint}"
-        if len(found) == NOTES_MAX:
+        notes[_shorten(column.name)] = f"no table of the query has such a column{hint}"
+        if len(notes) == NOTES_MAX:
             break
-    return found
+    return notes
 
 
 def _reads_only(tree: exp.Expr, tables: Collection[str]) -> bool:
@@ -140,5 +140,5 @@ def _single_names(tree: exp.Expr) -> Iterator[exp.Column]:
             yield column
 
 
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"

@@ -80,12 +80,12 @@ class _TrinoQuery:
             raise UnsupportedStatement
 
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
-        found = scans_of(self._query, columns_of=columns.get, utc=True, today=today_for(self._text))
-        if not found:
+        scans = scans_of(self._query, columns_of=columns.get, utc=True, today=today_for(self._text))
+        if not scans:
             raise _not_read(self._text, "trino", "")
         return {
             number: TableReference((scan.catalog, scan.schema, scan.table), scan, scan.start, scan.end)
-            for number, scan in enumerate(found)
+            for number, scan in enumerate(scans)
         }
 
 
@@ -98,24 +98,26 @@ class _DuckDBQuery:
             raise UnsupportedStatement
 
     def references(self, columns: Mapping[Hashable, Columns]) -> dict[int, TableReference]:
-        known = {number: columns[number] for number in self._references if number in columns}
-        marks = {mark_name(number): number for number in known}
+        known_columns = {number: columns[number] for number in self._references if number in columns}
+        marks = {mark_name(number): number for number in known_columns}
         try:
-            marked = self._statement.marked(known, utc=True)
+            marked = self._statement.marked(known_columns, utc=True)
         except UnsupportedStatement as why:
             raise _not_read(self._statement.text, "duckdb", str(why)) from None
-        found = find_scans(
-            marked, columns_of=lambda names: known.get(marks.get(names[2], -1)), today=today_for(self._statement.text)
+        scans = find_scans(
+            marked,
+            columns_of=lambda names: known_columns.get(marks.get(names[2], -1)),
+            today=today_for(self._statement.text),
         )
-        if not found:
+        if not scans:
             raise _not_read(self._statement.text, "duckdb", "")
         references = {}
-        for at, scan in enumerate(found):
+        for at, scan in enumerate(scans):
             number = marks.get(scan.table)
             if number is not None:
-                one = self._references[number]
-                then = replace(scan, snapshot_id=one.snapshot_id)
-                references[at] = TableReference(number, then, one.start, one.end)
+                reference = self._references[number]
+                then = replace(scan, snapshot_id=reference.snapshot_id)
+                references[at] = TableReference(number, then, reference.start, reference.end)
         return references
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.csv
 from rich.table import Table
 
-from seamark.commands.connecting import failed, served_at, suggesting
+from seamark.commands.connecting import find_server_url, suggesting, to_command_error
 from seamark.commands.options import Misconfigured, parse_size, settings_flags
 from seamark.commands.terminal import open_console, printable, show_count, show_size
 from seamark.connector.client.client import SeamarkClient
@@ -112,7 +112,7 @@ def sql(
     )
     write = _WRITERS[output or ("table" if sys.stdout.isatty() else "csv")]
     try:
-        server = url or served_at(config, flags)
+        server = url or find_server_url(config, flags)
         with (
             closing(SeamarkClient(server, token=token)) as client,
             suggesting(client),
@@ -131,7 +131,7 @@ def sql(
     except BadRequest as error:
         raise Misconfigured(printable(error.message)) from None
     except ClientError as error:
-        raise failed(error, has_token=token is not None) from None
+        raise to_command_error(error, has_token=token is not None) from None
 
 
 def _explain(found: ChosenPlan) -> None:
@@ -142,10 +142,10 @@ def _explain(found: ChosenPlan) -> None:
     for name in ("files", "of", "bytes", "columns"):
         tables.add_column(name, justify="right")
     tables.add_column("left out by joins on")
-    for one in found.tables:
-        joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in one.joins)
-        counts = (f"{one.files:,}", f"{one.considered_files:,}", show_size(one.bytes), str(one.columns))
-        tables.add_row(one.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
+    for table in found.tables:
+        joins = ", ".join(f"{columns} ({show_count(keys, 'key')})" for columns, keys in table.joins)
+        counts = (f"{table.files:,}", f"{table.considered_files:,}", show_size(table.bytes), str(table.columns))
+        tables.add_row(table.shown_name.replace("[", "\\["), *counts, joins.replace("[", "\\["))
     if found.tables:
         console.print(tables)
 
@@ -182,7 +182,7 @@ def _write_json(result: SqlResult) -> None:
 def _write_csv(result: SqlResult) -> None:
     with pyarrow.csv.CSVWriter(sys.stdout.buffer, _flat(result.schema)) as writer:
         for batch in result.batches:
-            writer.write_batch(_flattened(batch))
+            writer.write_batch(_flatten_batch(batch))
 
 
 def _write_arrow(result: SqlResult) -> None:
@@ -200,7 +200,7 @@ def _flat(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_type(pa.string()) if _is_nested(field.type) else field for field in schema])
 
 
-def _flattened(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _flatten_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     schema = _flat(batch.schema)
     texts = {
         number: [None if row[number] is None else _cell(row[number]) for row in json_rows(batch)]

@@ -176,20 +176,20 @@ def _run_child(given: int, taken: int, *, memory_bytes: int, time_s: float) -> N
 
 
 def restrict(*, memory_bytes: int, time_s: float) -> None:
-    """Limits this process permanently."""
+    """Limit this process permanently."""
     os.nice(_NICE)
     os.umask(0o077)
     cpu_s = int(time_s * (os.cpu_count() or 1)) + 1
-    for what, limit in (
-        (resource.RLIMIT_DATA, _mapped_bytes() + memory_bytes),
+    for resource_kind, limit in (
+        (resource.RLIMIT_DATA, _count_mapped_bytes() + memory_bytes),
         (resource.RLIMIT_CPU, cpu_s),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, _FILES_MAX),
     ):
-        hard = resource.getrlimit(what)[1]
-        if limit or what == resource.RLIMIT_FSIZE:
+        hard = resource.getrlimit(resource_kind)[1]
+        if limit or resource_kind == resource.RLIMIT_FSIZE:
             least = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
-            resource.setrlimit(what, (least, least))
+            resource.setrlimit(resource_kind, (least, least))
     give_up_privileges()
     landlock.forbid_changes()
 
@@ -230,9 +230,9 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
         certificates=request.certificates,
     ) as session:
         if request.format == "explain":
-            found = session.explain(request.statement)
-            answers.send(HEAD, msgspec.json.encode(_head(request, found)))
-            answers.write(msgspec.json.encode(_head(request, found).plan))
+            explanation = session.explain(request.statement)
+            answers.send(HEAD, msgspec.json.encode(_head(request, explanation)))
+            answers.write(msgspec.json.encode(_head(request, explanation).plan))
         else:
             with closing(session.sql(request.statement)) as result:
                 head = _head(request, result.explanation)
@@ -241,7 +241,7 @@ def _run(request: StatementRequest, answers: StatementAnswers) -> None:
         answers.send(END, b"")
 
 
-def _mapped_bytes() -> int:
+def _count_mapped_bytes() -> int:
     """Return what of this process counts for RLIMIT_DATA: the libraries, and address space that allocators reserve."""
     with open("/proc/self/statm", encoding="ascii") as file:
         return int(file.read().split()[5]) * resource.getpagesize()

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Mask
-from seamark.formats.iceberg.expressions.arrow import arrow_array, plain_type
+from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
 from seamark.formats.iceberg.files.parquet import FIELD_ID
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, Schema, StructType, Type, type_name
 from seamark.formats.iceberg.types.types import base_name
@@ -30,7 +30,7 @@ from seamark.formats.iceberg.types.values import decode_json
 
 UNKNOWN = "unknown"
 _FILE_TYPES = {"string": pa.large_string(), "binary": pa.large_binary(), "uuid": pa.uuid()}
-"""Types in files that differ from `plain_type`: a column may exceed 2 GiB of text, and Parquet has a type for UUIDs."""
+"""Types in files that differ from `to_row_type`: a column may exceed 2 GiB of text; Parquet has a type for UUIDs."""
 _OFFSET_MAX = 2**31 - 1
 
 
@@ -65,7 +65,7 @@ def arrow_type(kind: Type, path: str = "") -> pa.DataType:
         return pa.map_(key, _to_arrow_field("value", kind.value_id, kind.value, kind.value_required, path))
     try:
         if kind != UNKNOWN:
-            return _FILE_TYPES.get(kind) or plain_type(kind)
+            return _FILE_TYPES.get(kind) or to_row_type(kind)
     except ValueError:
         pass
     raise Unwritable(f"column {path} is {kind}; Seamark cannot write values of this type")

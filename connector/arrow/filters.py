@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.types.transforms import IDENTITY, function
 from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, unscaled_floor
+from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, floor_unscaled
 
 _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.LT: pc.less,
@@ -40,7 +40,7 @@ def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], row
     """Return bool[rows]: the rows for which the expression is true.
 
     Args:
-        columns: By id, with the Arrow types of `plain_type`; a column inside a struct is null where the struct is null.
+        columns: By id, with the types of `to_row_type`; a column inside a struct is null where the struct is null.
 
     Raises:
         ValueError: For a predicate that cannot be evaluated exactly.
@@ -124,7 +124,7 @@ def to_literals(column: pa.Array, kind: str) -> Iterable[Value | None]:
     name = base_name(kind)
     if name == "decimal":
         scale = decimal_scale(kind)
-        return [None if value is None else unscaled_floor(value, scale)[0] for value in column.to_pylist()]
+        return [None if value is None else floor_unscaled(value, scale)[0] for value in column.to_pylist()]
     if name == "date":
         column = column.cast(pa.int32())
     elif name == "time" or name.startswith("timestamp"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import urllib3
 
-from seamark.formats.runtime.tls import only_these, trusted_by_clients
+from seamark.formats.runtime.tls import build_client_context, only_these
 
 _CONNECTIONS = 8
 _BACKOFF_S = 0.2
@@ -24,7 +24,7 @@ def open_pool(timeout: urllib3.Timeout, certificates: str) -> urllib3.PoolManage
         certificates: A server has to present one of these (PEM); empty: any certificate of the authorities that clients
             trust.
     """
-    tls: dict[str, Any] = {"ssl_context": trusted_by_clients()}
+    tls: dict[str, Any] = {"ssl_context": build_client_context()}
     if certificates:
         tls = {"ssl_context": only_these(certificates), "assert_hostname": False}
     return urllib3.PoolManager(maxsize=_CONNECTIONS, timeout=timeout, **tls)

@@ -53,7 +53,7 @@ def confine(folders: Iterable[str], roots: Iterable[str] | None = None) -> None:
     confined = []
     for folder in plain:
         for root in operators:
-            below = root.below(folder)
+            below = root.path_below(folder)
             if below is not None:
                 confined.append(_ConfinedFolder(root, below))
                 break
@@ -183,12 +183,12 @@ def _local_path(path: str, local_root: str) -> LocalPath:
             raise _outside(path)
     elif _confined_to is not None:
         for folder in _confined_to:
-            below = folder.root.below(plain)
+            below = folder.root.path_below(plain)
             if below is not None and (not folder.below or below.startswith(f"{folder.below}/")):
                 return LocalPath(path, folder.root, below)
     elif local_root:
         root = _root(local_root)
-        below = root.below(plain)
+        below = root.path_below(plain)
         if below is not None:
             return LocalPath(path, root, below)
     if _confined_to is not None:

@@ -86,7 +86,7 @@ def merge_index_files(
         return WrittenIndex(None, 0, 0, 0, ())
     header = opened[0].header
     kind = KINDS[header.kind]
-    files = FilesTable.merged(zip((index_file.files for index_file in opened), masks, strict=True))
+    files = FilesTable.merge(zip((index_file.files for index_file in opened), masks, strict=True))
     parts = assemble(
         header.definition,
         header.kind,

@@ -42,7 +42,7 @@ from seamark.formats.iceberg.metadata.statistics import (
     THETA,
     KnownStatistics,
     StatisticsPolicy,
-    known_statistics,
+    find_known_statistics,
 )
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.index.keys.theta import SketchBuilder, ThetaSketch
@@ -86,7 +86,7 @@ def compute_statistics(
     snapshot = metadata.current_snapshot
     if snapshot is None:
         return StatisticsReport()
-    newest = known_statistics(metadata, snapshot)
+    newest = find_known_statistics(metadata, snapshot)
     if if_stale and not newest.is_stale(metadata, policy):
         return StatisticsReport()
     opened = open_table(client, table, At(snapshot.snapshot_id))

@@ -22,7 +22,7 @@ from pyarrow import fs
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.footers import SIGNATURE_BYTES, FileKeys, is_signed
-from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.footer import ENCRYPTED_MAGIC, END_BYTES, MAGIC
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns, with_mapped_ids
 from seamark.formats.iceberg.files.parquet_reading import FOOTER_LIMIT_BYTES, BoundedParquet
@@ -95,10 +95,10 @@ def _read(
     source: pa.NativeFile, path: str, column_ids: list[int], projection: Projection, rows: int
 ) -> dict[int, pa.ChunkedArray]:
     """Return those of the columns that the file has."""
-    file = BoundedParquet(source, path, decoded_budget(DECODED_BYTES_MAX))
+    file = BoundedParquet(source, path, create_decoding_budget(DECODED_BYTES_MAX))
     if file.rows != rows:
         raise Unreadable(path, f"it has {file.rows} rows; its manifest says {rows}")
-    return file.plain_columns(find_columns(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
+    return file.read_plain_columns(find_columns(with_mapped_ids(list(file.schema), projection.mapping), column_ids))
 
 
 def _is_encrypted(source: pa.NativeFile) -> bool:

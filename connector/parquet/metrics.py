@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from seamark.connector.arrow.casting import UNKNOWN, file_name_of
 from seamark.connector.arrow.partitions import column_at
-from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.metadata.properties import as_int
 from seamark.formats.iceberg.metadata.sort_order import SortOrder
 from seamark.formats.iceberg.types.reserved import LAST_UPDATED_SEQUENCE_NUMBER, ROW_ID
@@ -302,7 +302,7 @@ def compute_upper_bound(kind: str, value: Any, length: int | None) -> Any:
         return 0.0
     if name not in _TRUNCATABLE or length is None or len(value) <= length:
         return value
-    return after_prefix(value[:length])
+    return end_of_prefix(value[:length])
 
 
 def _to_counts_map(by_id: Mapping[int, int]) -> dict[str, list[int]]:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.formats.iceberg.expressions.arrow import arrow_array, plain_type
+from seamark.formats.iceberg.expressions.arrow import arrow_array, to_row_type
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, id_of
 from seamark.formats.iceberg.types.schema import Field, ListType, MapType, StructType, Type
 from seamark.formats.iceberg.types.values import Value, decode_json
@@ -25,7 +25,7 @@ Convert = Callable[[pa.Array], pa.Array]
 class FileProjection:
     """Projects batches of one file to the given fields.
 
-    The resulting types are those of `plain_type`.
+    The resulting types are those of `to_row_type`.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def _read_default(field: Field, partition: Mapping[int, Value | None]) -> pa.Sca
         return arrow_array(field.type, [partition[field.id]])[0]
     if isinstance(field.type, str) and field.initial_default is not None:
         return arrow_array(field.type, [decode_json(field.type, field.initial_default)])[0]
-    return pa.scalar(None, plain_type(field.type))
+    return pa.scalar(None, to_row_type(field.type))
 
 
 def _repeat(value: pa.Scalar, rows: int) -> pa.Array:
@@ -93,7 +93,7 @@ def _repeat(value: pa.Scalar, rows: int) -> pa.Array:
 
 
 def _make_converter(kind: pa.DataType, target: Type, name: str, partition: Mapping[int, Value | None]) -> Convert:
-    arrow_type = plain_type(target)
+    arrow_type = to_row_type(target)
     match target:
         case StructType() if pa.types.is_struct(kind):
             return _make_struct_converter(kind, target, name, partition)
@@ -126,7 +126,7 @@ def _make_struct_converter(
             sources.append(
                 (position, _make_converter(kind.field(position).type, field.type, f"{name}.{field.name}", partition))
             )
-    fields = list(plain_type(target))
+    fields = list(to_row_type(target))
 
     def convert(array: pa.Array) -> pa.Array:
         children = [

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or, predicates_of
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, find_columns
@@ -83,7 +83,7 @@ def _find_type(fields: list[pa.Field], column_path: tuple[str, ...]) -> pa.DataT
 
 
 def _is_comparable(kind: pa.DataType, target: str) -> bool:
-    target_type = plain_type(target)
+    target_type = to_row_type(target)
     if target in ("long", "double"):
         return kind in (pa.int32(), pa.int64()) if target == "long" else kind in (pa.float32(), pa.float64())
     if pa.types.is_timestamp(kind):

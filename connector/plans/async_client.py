@@ -30,7 +30,7 @@ from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import PROXY_ENGINE
 from seamark.formats.runtime.decoding import from_json
-from seamark.formats.runtime.tls import only_these, trusted_by_clients
+from seamark.formats.runtime.tls import build_client_context, only_these
 
 _ANSWER_BYTES_MAX = 16 << 20
 _COLUMNS_BYTES = 8 << 20
@@ -518,7 +518,7 @@ async def open_seamark(
         ValueError: For an invalid URL.
     """
     check_url(url)
-    tls = only_these(certificates) if certificates else trusted_by_clients(authorities) or True
+    tls = only_these(certificates) if certificates else build_client_context(authorities) or True
     headers = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "seamark-plans"}
     headers |= {"Authorization": f"Bearer {token}"} if token else {}
     session = aiohttp.ClientSession(

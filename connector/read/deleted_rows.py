@@ -29,7 +29,7 @@ from seamark.formats.index.keys.delete_files import (
     DeletedKeys,
     DeleteFile,
     Positions,
-    decoded,
+    decode_delete_content,
 )
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.index.keys.terms import resolve_id
@@ -146,7 +146,7 @@ class Deletes:
         key = (file.path, file.offset, columns)
         content = self._cache.get(key)
         if content is None:
-            content = decoded(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES_MAX)
+            content = decode_delete_content(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES_MAX)
             self._cache.put(key, content, object_bytes(content))
         return content
 

@@ -13,7 +13,7 @@ from seamark.connector.arrow.filters import check_filter
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.read.lineage import LINEAGE, NAMES
 from seamark.connector.read.tables import OpenTable
-from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.expressions.expression import TRUE, Expression
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field, Schema
@@ -88,7 +88,7 @@ class ReadPlan:
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        kinds = METADATA_COLUMNS | {field.name: plain_type(field.type) for field in self.fields}
+        kinds = METADATA_COLUMNS | {field.name: to_row_type(field.type) for field in self.fields}
         fields = [pa.field(name, kinds[name]) for name in self.names]
         return pa.schema([*fields, *([pa.field(POSITION, pa.int64())] if self.positions else [])])
 

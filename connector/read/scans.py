@@ -44,7 +44,7 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expressi
 from seamark.formats.iceberg.expressions.residuals import Residuals
 from seamark.formats.iceberg.files.footer import END_BYTES
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable
-from seamark.formats.iceberg.files.parquet_reading import check_plain, plain_metadata
+from seamark.formats.iceberg.files.parquet_reading import check_plain, read_plain_metadata
 from seamark.formats.iceberg.metadata.name_mapping import NAME_MAPPING, parse_name_mapping
 
 _HOLE_BYTES_MAX, _HOLE_BYTES_MAX_REMOTE = 16 << 10, 1 << 20
@@ -302,7 +302,7 @@ def _read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | 
     if isinstance(source, pa.BufferReader):
         check_plain(source, path)
         return None
-    return plain_metadata(source, path)
+    return read_plain_metadata(source, path)
 
 
 @contextmanager

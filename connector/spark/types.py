@@ -58,7 +58,7 @@ def spark_type(kind: Type) -> spark.DataType:
 
 
 def for_spark(kind: Type) -> Convert | None:
-    """Return the conversion of an array of `plain_type(kind)` to the form for Spark; None if no conversion is
+    """Return the conversion of an array of `to_row_type(kind)` to the form for Spark; None if no conversion is
     needed.
     """
     match kind:

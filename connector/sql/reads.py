@@ -36,7 +36,7 @@ from seamark.formats.iceberg.expressions.expression import (
     Expression,
     all_of,
     predicates_of,
-    replaced,
+    replace_predicates,
 )
 from seamark.formats.iceberg.metadata.properties import count_of
 from seamark.formats.iceberg.types.functions import is_function
@@ -176,7 +176,7 @@ def plan_reads(
 
 def without_functions(where: Expression) -> Expression:
     """Return the parts of a condition with which rows can be compared: functions of columns only select files."""
-    return replaced(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
+    return replace_predicates(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
 
 def row_filter(where: Expression) -> Expression:

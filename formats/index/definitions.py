@@ -218,7 +218,7 @@ def define(
     if len(columns) > COLUMNS_MAX:
         raise BadRequest(f"An index is on at most {COLUMNS_MAX} columns, not on {len(columns)}")
     terms = [column if isinstance(column, Term) else resolve(column, schema) for column in columns]
-    return _defined(name, kind, terms, parameters or {}, state)
+    return _build_definition(name, kind, terms, parameters or {}, state)
 
 
 def check_name(name: str) -> str:
@@ -245,7 +245,7 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     if not isinstance(terms, list) or not all(_is_term(item) for item in terms):
         raise BadRequest("The definition has no terms, each of a field-id, a transform and keys")
     resolved = [resolve_id(item["transform"], item["field-id"], schema, older) for item in terms]
-    definition = _defined(name, kind, resolved, content, ENABLED)
+    definition = _build_definition(name, kind, resolved, content, ENABLED)
     if mapping is not None:
         try:
             definition = replace(definition, mapping=parse_name_mapping(msgspec.json.encode(mapping).decode()))
@@ -266,15 +266,17 @@ def _is_term(item: Any) -> bool:
     )
 
 
-def _defined(name: str, kind: Any, terms: list[Term], parameters: Mapping[str, Any], state: Any) -> IndexDefinition:
-    known = KINDS.get(kind) if isinstance(kind, str) else None
-    if known is None:
+def _build_definition(
+    name: str, kind: Any, terms: list[Term], parameters: Mapping[str, Any], state: Any
+) -> IndexDefinition:
+    index_kind = KINDS.get(kind) if isinstance(kind, str) else None
+    if index_kind is None:
         hint = "; the table's partition spec makes those" if kind == BUCKET else ""
-        raise BadRequest(f"There is no index of kind {_shown(kind)}: it is {', '.join(KINDS)}{hint}")
-    _check_terms(known, terms)
+        raise BadRequest(f"There is no index of kind {_show_value(kind)}: it is {', '.join(KINDS)}{hint}")
+    _check_terms(index_kind, terms)
     if state not in STATES:
-        raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_shown(state)}")
-    return IndexDefinition(name, known.name, tuple(terms), _parameters(known, parameters), state)
+        raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_show_value(state)}")
+    return IndexDefinition(name, index_kind.name, tuple(terms), _parameters(index_kind, parameters), state)
 
 
 def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
@@ -289,14 +291,14 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
 
 
-def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str, float]:
-    known = [parameter.name for parameter in kind.parameters]
-    unknown = sorted(str(name) for name in given if name not in known)
+def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
+    parameter_names = [parameter.name for parameter in kind.parameters]
+    unknown = sorted(str(name) for name in values if name not in parameter_names)
     if unknown:
-        accepted = ", ".join(known) or "no parameters"
-        raise BadRequest(f"A {kind.name} index accepts {accepted} besides its columns, not {_shown(unknown[0])}")
+        accepted = ", ".join(parameter_names) or "no parameters"
+        raise BadRequest(f"A {kind.name} index accepts {accepted} besides its columns, not {_show_value(unknown[0])}")
     return {
-        parameter.name: _number(parameter, given.get(parameter.name, parameter.default))
+        parameter.name: _number(parameter, values.get(parameter.name, parameter.default))
         for parameter in kind.parameters
     }
 
@@ -304,7 +306,9 @@ def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str
 def _number(parameter: IndexParameter, value: Any) -> float:
     least, most = parameter.least, parameter.most
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise BadRequest(f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_shown(value)}")
+        raise BadRequest(
+            f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_show_value(value)}"
+        )
     return float(value)
 
 
@@ -328,7 +332,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
         ]
     else:
         raise BadRequest(f"field-ids is to be a list of {len(columns)} numbers, one for each of columns")
-    return _defined(name, kind, terms, content, state)
+    return _build_definition(name, kind, terms, content, state)
 
 
 def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> IndexDefinition:
@@ -346,7 +350,7 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
         else:
             options[option[1].lower()] = _option(option[2])
     state = options.pop("state", ENABLED)
-    return _defined(name, call[1].lower(), terms, options, state)
+    return _build_definition(name, call[1].lower(), terms, options, state)
 
 
 def _option(text: str) -> Any:
@@ -366,5 +370,5 @@ def _object(text: str) -> dict[str, Any]:
     return content
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     return repr(value)[:100]

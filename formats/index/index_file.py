@@ -123,15 +123,15 @@ class FilesTable:
             raise Corrupt(f"{self.location}: the paths of the files table cannot be read: {error}") from None
 
     @staticmethod
-    def merged(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
+    def merge(parts: Iterable[tuple[FilesTable, Mask]]) -> FilesTable:
         """Return the kept files of each table, in order; `keep` is bool[n]."""
-        kept = [(table, np.flatnonzero(keep)) for table, keep in parts]
+        rows_of_tables = [(table, np.flatnonzero(keep)) for table, keep in parts]
         none = np.empty(0, dtype="<u8")
         return FilesTable.of(
-            np.concatenate([none.reshape(0, 2), *(table.ids[rows] for table, rows in kept)]),
-            np.concatenate([none, *(table.records[rows] for table, rows in kept)]),
-            np.concatenate([none, *(table.sizes[rows] for table, rows in kept)]),
-            [table.paths[number] for table, rows in kept for number in rows.tolist()],
+            np.concatenate([none.reshape(0, 2), *(table.ids[rows] for table, rows in rows_of_tables)]),
+            np.concatenate([none, *(table.records[rows] for table, rows in rows_of_tables)]),
+            np.concatenate([none, *(table.sizes[rows] for table, rows in rows_of_tables)]),
+            [table.paths[number] for table, rows in rows_of_tables for number in rows.tolist()],
         )
 
     def encode(self, alignment: int) -> list[Part]:
@@ -151,7 +151,7 @@ class FilesTable:
 
     @staticmethod
     def decode(blob: Part, location: str) -> FilesTable:
-        """From the bytes of blob 0, which the table keeps alive.
+        """Decode the bytes of blob 0, which the table keeps alive.
 
         Raises:
             Corrupt: For a wrong length or checksum.
@@ -254,7 +254,12 @@ def _checksum(properties: dict[str, str], kind_type: str, fields: tuple[int, ...
 
 
 def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
-    """From the last `puffin.footer_size_bytes` of a file, or more. Corrupt; UnknownVersion."""
+    """Read the header from the last `puffin.footer_size_bytes` of a file, or more.
+
+    Raises:
+        Corrupt: The bytes are no footer of an index file.
+        UnknownVersion: A later version wrote the file.
+    """
     footer = read_footer(tail, file_size, location)
     if len(footer.blobs) != 2:
         raise Corrupt(f"{location}: an index file has two blobs, not {len(footer.blobs)}")
@@ -291,12 +296,14 @@ def _kind_of(table: PuffinBlobMetadata, blob: PuffinBlobMetadata, location: str)
     for candidate in (table, blob):
         match = _TYPE.fullmatch(candidate.type)
         kind, version = (match[1], int(match[2])) if match else ("", 0)
-        known = 1 if candidate is table and kind == "files" else _version_of(kind) if candidate is blob else None
-        if known is None:
+        supported_version = (
+            1 if candidate is table and kind == "files" else _version_of(kind) if candidate is blob else None
+        )
+        if supported_version is None:
             raise Corrupt(f"{location}: a blob of type {candidate.type!r} has no place in an index file")
-        if version != known:
+        if version != supported_version:
             raise UnknownVersion(
-                f"{location}: {candidate.type!r} is of version {version}; this server reads version {known}"
+                f"{location}: {candidate.type!r} is of version {version}; this server reads version {supported_version}"
             )
     return kind
 

@@ -161,7 +161,7 @@ class PackedColumn:
         self.rows = rows
 
     def array(self, offset: int, dtype: str, count: int) -> npt.NDArray[Any]:
-        """`count` values of the column's memory, from one of `packed`'s offsets on."""
+        """Return `count` values of the column's memory, from one of `packed`'s offsets on."""
         return np.frombuffer(self._memory, dtype=dtype, count=count, offset=offset)
 
     def present(self) -> npt.NDArray[np.bool_]:
@@ -172,7 +172,7 @@ class PackedColumn:
         return np.unpackbits(bits, count=self.rows, bitorder="little").view(np.bool_)
 
     def longs(self) -> Longs:
-        """Integers widened to int64[rows]; MISSING if absent."""
+        """Return integers widened to int64[rows]; MISSING if absent."""
         packed = self.packed
         if packed.width == 0:
             return np.full(self.rows, packed.base, dtype=np.int64)

@@ -60,28 +60,28 @@ T = TypeVar("T")
 encode_json = msgspec.json.encode
 
 
-def decode_json(body: bytes, what: str) -> Any:
+def decode_json(body: bytes, subject: str) -> Any:
     """Any JSON value.
 
     Raises:
-        BadRequest: With `what` and the position of the error.
+        BadRequest: With `subject` and the position of the error.
     """
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{what} is not valid JSON: {error}") from None
+        raise BadRequest(f"{subject} is not valid JSON: {error}") from None
 
 
-def decode_as(body: bytes, shape: type[T], what: str) -> T:
+def decode_as(body: bytes, shape: type[T], subject: str) -> T:
     """JSON of the msgspec type `shape`.
 
     Raises:
-        BadRequest: With `what` and the invalid field.
+        BadRequest: With `subject` and the invalid field.
     """
     try:
         return from_json(body, shape)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise BadRequest(f"{what} is malformed: {error}") from None
+        raise BadRequest(f"{subject} is malformed: {error}") from None
 
 
 def fold_name(name: str) -> str:
@@ -110,7 +110,7 @@ def fold_path(path: str) -> str:
 
 
 def to_base64url(data: bytes) -> str:
-    """Without padding (RFC 4648, 5)."""
+    """Encode without padding (RFC 4648, 5)."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 
@@ -145,26 +145,26 @@ def check_namespace(path: tuple[str, ...]) -> tuple[str, ...]:
     return path
 
 
-def check_name(name: str, what: str) -> str:
+def check_name(name: str, subject: str) -> str:
     """Return a name of a table, view, function or namespace level: 1 to 255 characters, no control characters, no
     dot segment.
     """
     if not name:
-        raise BadRequest(f"Empty {what}: give it a name")
+        raise BadRequest(f"Empty {subject}: give it a name")
     if len(name) > NAME_MAX:
-        raise BadRequest(f"The {what} {name[:40]!r}… has {len(name)} characters; the limit is {NAME_MAX} characters")
+        raise BadRequest(f"The {subject} {name[:40]!r}… has {len(name)} characters; the limit is {NAME_MAX} characters")
     if any(ch < " " or ch == "\x7f" or "\ud800" <= ch <= "\udfff" for ch in name):
-        raise BadRequest(f"The {what} {name!r} holds a control character; remove it")
+        raise BadRequest(f"The {subject} {name!r} holds a control character; remove it")
     if name in (".", ".."):
-        raise BadRequest(f"Invalid {what} {name!r}: HTTP clients remove it from URLs")
+        raise BadRequest(f"Invalid {subject} {name!r}: HTTP clients remove it from URLs")
     return name
 
 
-def check_new_name(name: str, what: str) -> str:
+def check_new_name(name: str, subject: str) -> str:
     """Return the same as `check_name`, for new names, which must not have the form of a plan table's name."""
-    check_name(name, what)
+    check_name(name, subject)
     if PLAN_MARK in name.lower():
-        raise BadRequest(f"The {what} {name!r} holds {PLAN_MARK}, which marks names of plan tables; choose another")
+        raise BadRequest(f"The {subject} {name!r} holds {PLAN_MARK}, which marks names of plan tables; choose another")
     return name
 
 

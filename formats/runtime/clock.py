@@ -23,10 +23,10 @@ class Clock(Protocol):
 
     @property
     def machine(self) -> str:
-        """Names the machine and its start: readings of `monotonic` are comparable where this is equal."""
+        """Identify the machine and its start: readings of `monotonic` are comparable where this is equal."""
 
     def random_bytes(self, count: int) -> bytes:
-        """`count` random bytes; cryptographically strong on the system clock."""
+        """Return `count` random bytes; cryptographically strong on the system clock."""
 
     def uuid4(self) -> uuid.UUID:
         """Return a random UUID (RFC 9562, version 4)."""
@@ -49,7 +49,7 @@ class _Uuid7Sequence:
         self._last_ms = 0
         self._counter = 0
 
-    def next(self, now_ms: int, rand: bytes) -> uuid.UUID:
+    def generate(self, now_ms: int, rand: bytes) -> uuid.UUID:
         """Return the next UUID, with 62 of the random bits."""
         self._counter = min(self._counter + 1, _COUNTER_MAX) if now_ms == self._last_ms else 0
         self._last_ms = now_ms
@@ -92,7 +92,7 @@ class SystemClock:
         return _uuid4(self.random_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.next(self.now_ms(), self.random_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.random_bytes(10))
 
 
 class SimulatedClock:
@@ -127,4 +127,4 @@ class SimulatedClock:
         return _uuid4(self.random_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
-        return self._uuids.next(self.now_ms(), self.random_bytes(10))
+        return self._uuids.generate(self.now_ms(), self.random_bytes(10))

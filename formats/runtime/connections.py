@@ -228,7 +228,7 @@ class Connection(RequestHandler):
             self._guard.unreadable(self, exc)
             status, kind, message = explain_unreadable(exc)
         else:
-            _log.error("request failed outside of its handler", status=status, **_traced(exc))
+            _log.error("request failed outside of its handler", status=status, **_trace_error(exc))
             kind, message = "InternalServerError", "Internal error; the server's log tells more"
         if request.writer.output_size > 0:
             raise ConnectionError("The response has started; it cannot be replaced")
@@ -239,7 +239,7 @@ class Connection(RequestHandler):
 
     def log_exception(self, *args: Any, **kw: Any) -> None:
         """Replace the log entry of the base class, which has the exception's text."""
-        _log.error("connection failed", **_traced(kw.get("exc_info")))
+        _log.error("connection failed", **_trace_error(kw.get("exc_info")))
 
     def _arm(self) -> None:
         count = self._request_count
@@ -269,15 +269,17 @@ class Connection(RequestHandler):
             self.transport.write(answer)
 
     def _await_client(self) -> None:
-        self._send_timer = self._loop.call_later(self._guard.limits.send_timeout_s, self._check_sent, self._buffered())
+        self._send_timer = self._loop.call_later(
+            self._guard.limits.send_timeout_s, self._check_sent, self._count_buffered_bytes()
+        )
 
-    def _buffered(self) -> int:
+    def _count_buffered_bytes(self) -> int:
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def _check_sent(self, before: int) -> None:
         """Aborts, unless the client is slow, but takes bytes: large writes may need several times the limit."""
         self._send_timer = None
-        if self._buffered() <= before - _PROGRESS_BYTES:
+        if self._count_buffered_bytes() <= before - _PROGRESS_BYTES:
             self._await_client()
             return
         self._guard.note("answer not read", self.address)
@@ -299,7 +301,7 @@ class Handshake(SSLProtocol):
         self.address = ""
         super().__init__(
             asyncio.get_running_loop(),
-            guard.new_connection(self),
+            guard.create_connection(self),
             tls,
             cast(Any, None),
             server_side=True,
@@ -373,9 +375,9 @@ class Connections(web.Server):
     def __call__(self) -> RequestHandler:
         if self._tls is not None:
             return cast(RequestHandler, Handshake(self, self._tls))
-        return self.new_connection()
+        return self.create_connection()
 
-    def new_connection(self, handshake: Handshake | None = None) -> Connection:
+    def create_connection(self, handshake: Handshake | None = None) -> Connection:
         return Connection(self, handshake, loop=self._loop, **self._kwargs)
 
     async def shutdown(self, timeout: float | None = None) -> None:
@@ -516,7 +518,7 @@ class ConnectionRunner(web.AppRunner):
         return Connections(await super()._make_server(), self._limits, self._answers, self._tls)
 
 
-def _traced(error: object) -> dict[str, Any]:
+def _trace_error(error: object) -> dict[str, Any]:
     """Return the location of an exception, without its text."""
     if not isinstance(error, BaseException):
         return {}

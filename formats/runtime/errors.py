@@ -241,13 +241,13 @@ class Corrupt(SeamarkError):
     type = "CorruptMetadataException"
 
     @classmethod
-    def missing(cls, what: str, location: str) -> Corrupt:
-        """`what`, such as a manifest, is not in the storage.
+    def missing(cls, subject: str, location: str) -> Corrupt:
+        """Return the error for a `subject`, such as a manifest, that is not in the storage.
 
         An engine on another machine writes local files there.
         """
         hint = "; engines that write file:// locations must run on the server's machine"
-        return cls(f"The {what} {location} is not in storage{hint if location.startswith('file:') else ''}")
+        return cls(f"The {subject} {location} is not in storage{hint if location.startswith('file:') else ''}")
 
 
 class ConfigError(SeamarkError):

@@ -77,15 +77,15 @@ def free_later(*collections: Collection[object]) -> None:
     For hundreds of thousands of objects this takes a tenth of a second, in which the event loop would serve no client.
     The thread begins after this step of the loop, in which the caller drops its own references.
     """
-    held = [collection for collection in collections if len(collection) > FREED_IN_LOOP]
-    if held:
+    large = [collection for collection in collections if len(collection) > FREED_IN_LOOP]
+    if large:
         loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: loop.run_in_executor(None, _free, held))
+        loop.call_soon(lambda: loop.run_in_executor(None, _free, large))
 
 
-def _free(held: list[Collection[object]]) -> None:
-    while held:
-        objects = list(held.pop())
+def _free(collections: list[Collection[object]]) -> None:
+    while collections:
+        objects = list(collections.pop())
         while objects:  # between the steps the interpreter may run other threads
             del objects[-_FREED_IN_STEP:]
 

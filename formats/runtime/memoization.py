@@ -16,7 +16,7 @@ CHARACTERS_MAX = 300
 _R = TypeVar("_R")
 
 
-def memoized(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
+def memoize(entries: int) -> Callable[[Callable[..., _R]], Callable[..., _R]]:
     """Keep the results of the last `entries` calls.
 
     The arguments are texts, given by position.

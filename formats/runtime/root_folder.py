@@ -77,7 +77,7 @@ class RootFolder:
         self.path = path.rstrip("/") or "/"
         self.real_path = os.path.realpath(self.path)
 
-    def below(self, path: str) -> str | None:
+    def path_below(self, path: str) -> str | None:
         """Return the part of an absolute path below this root; None for a path elsewhere."""
         if path == self.path:
             return ""
@@ -129,7 +129,7 @@ class RootFolder:
 
     @contextlib.contextmanager
     def folder_of(self, below: str) -> Iterator[tuple[int, str]]:
-        """The descriptor of the folder of a path, and the name in it.
+        """Yield the descriptor of the folder of a path, and the name in it.
 
         The descriptor is for names only (O_PATH).
         """

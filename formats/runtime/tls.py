@@ -85,7 +85,11 @@ class Certificate:
 
 
 def _leaf(path: Path) -> str:
-    """Return the first certificate of a PEM file; empty if it has none. OSError."""
+    """Return the first certificate of a PEM file; empty if it has none.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
     before, end, _ = path.read_text(encoding="utf-8", errors="replace").partition(_PEM_END)
     return before[before.find("-----BEGIN") :] + end if end else ""
 
@@ -107,11 +111,11 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
 
 
 def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
-    for path, what in ((certificate, "certificate"), (key, "key")):
+    for path, file_kind in ((certificate, "certificate"), (key, "key")):
         try:
             path.read_bytes()
         except OSError as error:
-            raise ConfigError(f"Cannot read the TLS {what} {path}: {error.strerror}") from None
+            raise ConfigError(f"Cannot read the TLS {file_kind} {path}: {error.strerror}") from None
     try:
         return server_tls(certificate, key)
     except OSError as error:
@@ -121,7 +125,7 @@ def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
         ) from None
 
 
-def trusted_by_clients(authorities: str | None = None) -> ssl.SSLContext | None:
+def build_client_context(authorities: str | None = None) -> ssl.SSLContext | None:
     """Return the context with which clients verify servers: authorities of the given file or of SEAMARK_CA; None for
     the system's.
 

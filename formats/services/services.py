@@ -196,7 +196,7 @@ SERVICES: dict[str, TableService] = {
 }
 
 
-def inherited_prefixes() -> tuple[str, ...]:
+def list_inherited_prefixes() -> tuple[str, ...]:
     """Return the prefixes of the properties that a namespace may have for its tables."""
     return tuple(
         prefix for service in SERVICES.values() if service.is_inherited for prefix in service.property_prefixes

@@ -12,8 +12,8 @@ from urllib.parse import unquote
 
 from seamark.formats.protocol.wire import fold_path
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
-from seamark.formats.storage.storages import LOCAL, STORAGES, plain_path, rules_of
+from seamark.formats.runtime.memoization import memoize
+from seamark.formats.storage.storages import LOCAL, STORAGES, normalize_path, rules_of
 
 LOCATION_CHARS_MAX = 4096
 """Maximum length of a location: a Linux path's limit, and four times that of an S3 key."""
@@ -62,64 +62,65 @@ _REFUSED_IN_KEYS = (("\\", "a backslash"),)
 _REFUSED_MARKS = (("?", "a query"), ("#", "a fragment"), *_REFUSED_IN_KEYS)
 
 
-@memoized(8192)  # each load of a table parses its location three times
-def parse_location(text: str, what: str = "The location") -> Location:
+@memoize(8192)  # each load of a table parses its location three times
+def parse_location(text: str, subject: str = "The location") -> Location:
     """Return the normalised location: a trailing slash is dropped, `file:/p` becomes `file:///p`, `s3a` becomes `s3`.
 
     Raises:
-        BadRequest: The text has an unknown scheme, or readers could interpret it differently; the message has `what`.
+        BadRequest: The text has an unknown scheme, or readers could interpret it differently. The message begins with
+            `subject`.
     """
-    return _parse(text, what, _REFUSED_MARKS)
+    return _parse(text, subject, _REFUSED_MARKS)
 
 
-def parse_object(text: str, what: str = "The location") -> Location:
+def parse_object(text: str, subject: str = "The location") -> Location:
     """Parse the location of one object of an S3 request, as `parse_location` does.
 
     The key of such a request is not a part of a URI, so `?` and `#` are characters of it.
     """
-    return _parse(text, what, _REFUSED_IN_KEYS)
+    return _parse(text, subject, _REFUSED_IN_KEYS)
 
 
-def _parse(text: str, what: str, refused: tuple[tuple[str, str], ...]) -> Location:
+def _parse(text: str, subject: str, refused: tuple[tuple[str, str], ...]) -> Location:
     if len(text) > LOCATION_CHARS_MAX:
-        raise BadRequest(f"{what} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
+        raise BadRequest(f"{subject} has {len(text)} characters; at most {LOCATION_CHARS_MAX} are allowed")
     shown = repr(text if len(text) <= 200 else text[:200] + "…")
     if _CONTROL.search(text):
-        raise BadRequest(f"{what} {shown} holds a control character; remove it")
+        raise BadRequest(f"{subject} {shown} holds a control character; remove it")
     matched = _SCHEME.fullmatch(text)
     if matched is None:
         forms = " or ".join(rules.form for rules in STORAGES.values())
-        raise BadRequest(f"{what} {shown} is not a URI; write {forms}")
+        raise BadRequest(f"{subject} {shown} is not a URI; write {forms}")
     scheme, rest = matched[1].lower(), matched[2]
     for mark, name in refused:
         if mark in rest:
-            raise BadRequest(f"{what} {shown} holds {name} ({mark}); a location is a plain path")
+            raise BadRequest(f"{subject} {shown} holds {name} ({mark}); a location is a plain path")
     rules = rules_of(scheme)
     if rules is None:
         stored_on = " and ".join(f"{known}://" for known in STORAGES)
-        raise BadRequest(f"{what} {shown} has the scheme {scheme!r}; this server stores on {stored_on}")
-    bucket, path = rules.split(rest, what, shown)
+        raise BadRequest(f"{subject} {shown} has the scheme {scheme!r}; this server stores on {stored_on}")
+    bucket, path = rules.split(rest, subject, shown)
     path = path.rstrip("/")
-    _check_segments(path, what, shown)
+    _check_segments(path, subject, shown)
     return Location(rules.scheme, bucket, path)
 
 
-def _check_segments(path: str, what: str, shown: str) -> None:
+def _check_segments(path: str, subject: str, shown: str) -> None:
     if not path:
         return
     if "" in path.split("/"):
-        raise BadRequest(f"{what} {shown} holds an empty path segment (//); write single slashes")
+        raise BadRequest(f"{subject} {shown} holds an empty path segment (//); write single slashes")
     decoded = path
     for _ in range(_DECODE_ROUNDS):
         if any(part in (".", "..") for part in decoded.replace("\\", "/").split("/")):
-            raise BadRequest(f"{what} {shown} holds a '.' or '..' segment; write the path out")
+            raise BadRequest(f"{subject} {shown} holds a '.' or '..' segment; write the path out")
         if "\x00" in decoded:
-            raise BadRequest(f"{what} {shown} holds an encoded NUL; remove it")
+            raise BadRequest(f"{subject} {shown} holds an encoded NUL; remove it")
         further = unquote(decoded)
         if further == decoded:
             return
         decoded = further
-    raise BadRequest(f"{what} {shown} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
+    raise BadRequest(f"{subject} {shown} is percent-encoded more than {_DECODE_ROUNDS} times; decode it")
 
 
 def location_key(location: Location) -> str:
@@ -141,18 +142,18 @@ def canonical_key(location: Location, path: str) -> str:
     return f"{location.scheme}://{location.bucket}/{path}".rstrip("/")
 
 
-def plain_location(text: str) -> str:
+def normalize_location(text: str) -> str:
     """Return a text that is equal for all spellings that a reader may treat as one location.
 
     Unlike `location_key` it is defined for any text, and does not read the file system. Different locations may have
     the same plain form.
     """
     matched = _SCHEME.fullmatch(text)
-    scheme, rest = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
-    if "%" in rest:
-        rest = unquote(rest)
+    scheme, path = (matched[1].lower(), matched[2]) if matched is not None else (LOCAL, text)
+    if "%" in path:
+        path = unquote(path)
     rules = rules_of(scheme)
-    return plain_path(scheme, rest) if rules is None else rules.plain(rest)
+    return normalize_path(scheme, path) if rules is None else rules.normalize(path)
 
 
 def spellings(text: str) -> list[str]:

@@ -39,24 +39,24 @@ class StorageRules:
     def schemes(self) -> tuple[str, ...]:
         return (self.scheme, *self.aliases)
 
-    def split(self, rest: str, what: str, shown: str) -> tuple[str, str]:
+    def split(self, address: str, subject: str, shown: str) -> tuple[str, str]:
         """Return the bucket and the path of a location.
 
         Args:
-            rest: The location after the colon of its scheme.
-            what: What the location is, for error messages.
+            address: The location after the colon of its scheme.
+            subject: What the location is, for error messages.
             shown: The location, shortened for error messages.
 
         Raises:
             BadRequest: The location does not have the form of this storage.
         """
-        if not rest.startswith("//"):
-            raise BadRequest(f"{what} {shown} has no bucket; write {self.form}")
-        bucket, _, key = rest[2:].partition("/")
+        if not address.startswith("//"):
+            raise BadRequest(f"{subject} {shown} has no bucket; write {self.form}")
+        bucket, _, key = address[2:].partition("/")
         if "@" in bucket:
-            raise BadRequest(f"{what} carries user information before '@'; write {self.form}")
+            raise BadRequest(f"{subject} carries user information before '@'; write {self.form}")
         if not _BUCKET.fullmatch(bucket) or ".." in bucket:
-            raise BadRequest(f"{what} {shown} has the invalid bucket {bucket!r}; correct its name")
+            raise BadRequest(f"{subject} {shown} has the invalid bucket {bucket!r}; correct its name")
         return bucket, key
 
     def resolve(self, path: str) -> str:
@@ -66,14 +66,14 @@ class StorageRules:
         """
         return path
 
-    def plain(self, rest: str) -> str:
+    def normalize(self, address: str) -> str:
         """Return a text that is equal for all spellings that a reader may take as one location.
 
         Args:
-            rest: The location after the colon of its scheme, with percent escapes decoded.
+            address: The location after the colon of its scheme, with percent escapes decoded.
         """
-        return f"{self.scheme}:{rest}"
+        return f"{self.scheme}:{address}"
 
-    def spellings(self, text: str, rest: str) -> list[str]:
+    def spellings(self, text: str, address: str) -> list[str]:
         """Return the location as given, and as other writers usually spell it."""
-        return [text, *(f"{scheme}:{rest}" for scheme in sorted(self.schemes))]
+        return [text, *(f"{scheme}:{address}" for scheme in sorted(self.schemes))]

@@ -26,24 +26,24 @@ class LocalFiles(StorageRules):
     def form(self) -> str:
         return "file:///path"
 
-    def split(self, rest: str, what: str, shown: str) -> tuple[str, str]:
-        if rest.startswith("//"):
-            authority, slash, path = rest[2:].partition("/")
+    def split(self, address: str, subject: str, shown: str) -> tuple[str, str]:
+        if address.startswith("//"):
+            authority, slash, path = address[2:].partition("/")
             if authority:
-                raise BadRequest(f"{what} {shown} names the host {authority!r}; write {self.form}")
-            rest = slash + path
-        if not rest.startswith("/"):
-            raise BadRequest(f"{what} {shown} is not absolute; write {self.form}")
-        return "", rest[1:]
+                raise BadRequest(f"{subject} {shown} names the host {authority!r}; write {self.form}")
+            address = slash + path
+        if not address.startswith("/"):
+            raise BadRequest(f"{subject} {shown} is not absolute; write {self.form}")
+        return "", address[1:]
 
     def resolve(self, path: str) -> str:
         return os.path.realpath("/" + path).strip("/")
 
-    def plain(self, rest: str) -> str:
-        return plain_path(self.scheme, rest)
+    def normalize(self, address: str) -> str:
+        return normalize_path(self.scheme, address)
 
-    def spellings(self, text: str, rest: str) -> list[str]:
-        path = "/" + rest.lstrip("/")
+    def spellings(self, text: str, address: str) -> list[str]:
+        path = "/" + address.lstrip("/")
         return [text, path, f"{self.scheme}:{path}", f"{self.scheme}://{path}"]
 
 
@@ -61,9 +61,9 @@ STORAGES: dict[str, StorageRules] = {rules.scheme: rules for rules in (LocalFile
 
 def rules_of(scheme: str) -> StorageRules | None:
     """Return the storage with this scheme or alias, in lower case; None for a scheme that is not known."""
-    known = STORAGES.get(scheme)
-    if known is not None:
-        return known
+    storage = STORAGES.get(scheme)
+    if storage is not None:
+        return storage
     return next((rules for rules in STORAGES.values() if scheme in rules.aliases), None)
 
 
@@ -73,6 +73,6 @@ def is_remote(location: str) -> bool:
     return rules is not None and rules.scheme != LOCAL
 
 
-def plain_path(scheme: str, rest: str) -> str:
+def normalize_path(scheme: str, address: str) -> str:
     """Return `scheme:/path` without empty segments and without the segments `.`."""
-    return f"{scheme}:/" + "/".join(part for part in rest.split("/") if part not in ("", "."))
+    return f"{scheme}:/" + "/".join(part for part in address.split("/") if part not in ("", "."))

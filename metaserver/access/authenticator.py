@@ -31,7 +31,7 @@ from multidict import MultiMapping
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import Forbidden, Unauthenticated
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.access import jwt
 from seamark.metaserver.access.guard import is_loopback_address
 from seamark.metaserver.access.issued import Issuer
@@ -78,7 +78,7 @@ class Authenticator:
     ) -> None:
         self._mode = settings.auth
         self._host = settings.host.lower()
-        self._is_here = memoized(1024)(self._names_this_machine)
+        self._is_here = memoize(1024)(self._names_this_machine)
         self._store = store
         self._clock = clock
         self._oidc = accepted

@@ -24,7 +24,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import without_client_properties
+from seamark.formats.iceberg.metadata.properties import remove_client_properties
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table, gunzip, refs_view
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
 from seamark.formats.runtime.clock import Clock
@@ -250,7 +250,7 @@ async def _decode_table(data: bytes, location: str) -> TableMetadata:
 
 
 def _drop_client_properties(metadata: M) -> M:
-    properties = without_client_properties(metadata.properties)
+    properties = remove_client_properties(metadata.properties)
     if len(properties) == len(metadata.properties):
         return metadata
     return msgspec.structs.replace(metadata, properties=properties)

@@ -13,13 +13,13 @@ import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.decoding import from_json
-from seamark.formats.services.services import SERVICES, inherited_prefixes
+from seamark.formats.services.services import SERVICES, list_inherited_prefixes
 from seamark.metaserver.access.principal import ANONYMOUS_NAME
 from seamark.metaserver.access.worker_tokens import SERVICE_PRINCIPAL
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.store.port import PointerStore
 
-PREFIXES = ("seamark.cache.preload", "seamark.services.", *inherited_prefixes())
+PREFIXES = ("seamark.cache.preload", "seamark.services.", *list_inherited_prefixes())
 """Prefixes of the properties that a namespace may have for its tables."""
 
 SETTERS = "seamark.policy.set-by"

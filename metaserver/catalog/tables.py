@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import structs
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.metadata.table_json import encode_table
 from seamark.formats.protocol.wire import check_changeable, check_new_name, show
@@ -211,7 +211,7 @@ class Tables:
         await check_unclaimed(self._parts, location, "The table's location", (namespace, request.name))
         await self._parts.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
-            new_table,
+            build_table_metadata,
             uuid=uuid,
             location=location,
             schema=request.schema,

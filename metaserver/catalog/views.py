@@ -11,7 +11,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.iceberg.metadata.requirements import check_view_requirements
 from seamark.formats.iceberg.views.view import ViewMetadata, encode_view
-from seamark.formats.iceberg.views.view_updates import apply_view_updates, new_view
+from seamark.formats.iceberg.views.view_updates import apply_view_updates, build_view_metadata
 from seamark.formats.protocol.wire import check_new_name, show
 from seamark.formats.runtime.errors import (
     BadRequest,
@@ -97,7 +97,7 @@ class Views:
         await check_unclaimed(self._parts, location, "The view's location", (namespace, request.name))
         await self._parts.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
-            new_view,
+            build_view_metadata,
             uuid=uuid,
             location=location,
             schema=request.schema,

@@ -219,7 +219,7 @@ class ChunkSigner:
         return self._previous
 
 
-def framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: bool) -> int:
+def compute_framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: bool) -> int:
     """Return bytes of a framed body with `length` bytes of data in chunks of `chunk_bytes`.
 
     InvalidRequest for an unknown trailer.
@@ -227,9 +227,9 @@ def framed_length(length: int, chunk_bytes: int, trailer: str, *, is_signed: boo
     if trailer and trailer not in _CHECKSUM_CHARS:
         raise S3Error("InvalidRequest", f"x-amz-trailer has to be one of {', '.join(_CHECKSUM_CHARS)}")
     signature = _SIGNATURE_BYTES if is_signed else 0
-    full, rest = divmod(length, chunk_bytes)
+    full, remainder = divmod(length, chunk_bytes)
     framed = full * (len(b"%x" % chunk_bytes) + signature + 4 + chunk_bytes)
-    framed += len(b"%x" % rest) + signature + 4 + rest if rest else 0
+    framed += len(b"%x" % remainder) + signature + 4 + remainder if remainder else 0
     framed += len("0\r\n") + signature + len("\r\n")
     if trailer:
         framed += len(trailer) + 1 + _CHECKSUM_CHARS[trailer] + 2 + (_TRAILER_SIGNATURE_BYTES if is_signed else 0)

@@ -50,14 +50,14 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
     if_match, if_none_match = headers.get(f"{prefix}if-match"), headers.get(f"{prefix}if-none-match")
     if if_match is not None:
         if not _matches(if_match, etag):
-            raise _failed("PreconditionFailed")
+            raise _make_condition_error("PreconditionFailed")
     elif (since_s := _seconds(headers.get(f"{prefix}if-unmodified-since"))) is not None and modified_s > since_s:
-        raise _failed("PreconditionFailed")
+        raise _make_condition_error("PreconditionFailed")
     if if_none_match is not None:
         if _matches(if_none_match, etag):
-            raise _failed(unmet, etag)
+            raise _make_condition_error(unmet, etag)
     elif (since_s := _seconds(headers.get(f"{prefix}if-modified-since"))) is not None and modified_s <= since_s:
-        raise _failed(unmet, etag)
+        raise _make_condition_error(unmet, etag)
 
 
 def check_write(headers: Mapping[str, str], etag: str | None) -> None:
@@ -67,12 +67,12 @@ def check_write(headers: Mapping[str, str], etag: str | None) -> None:
         if if_none_match.strip() != "*":
             raise S3Error("NotImplemented", "A write supports If-None-Match with * only")
         if etag is not None:
-            raise _failed("PreconditionFailed")
+            raise _make_condition_error("PreconditionFailed")
     if if_match is not None:
         if etag is None:
             raise S3Error("NoSuchKey", "The specified key does not exist")
         if not _matches(if_match, etag):
-            raise _failed("PreconditionFailed")
+            raise _make_condition_error("PreconditionFailed")
 
 
 def _matches(condition: str, etag: str) -> bool:
@@ -88,6 +88,6 @@ def _seconds(text: str | None) -> float | None:
         return None
 
 
-def _failed(code: str, etag: str = "") -> S3Error:
+def _make_condition_error(code: str, etag: str = "") -> S3Error:
     message = "At least one of the pre-conditions you specified did not hold"
     return S3Error(code, message, {"ETag": etag} if etag else None)

@@ -50,8 +50,8 @@ class GatewayConnection(Connection):
 
     def take_unfinished(self) -> Unfinished | None:
         """Return the answer that has started to the request whose task asks."""
-        taken, self._unfinished = self._unfinished, None
-        return taken
+        pending, self._unfinished = self._unfinished, None
+        return pending
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # Without a buffer each write is tried at once, and it is known at once what the client has not taken. With a
@@ -86,7 +86,7 @@ class GatewayConnection(Connection):
         super().connection_lost(exc)
 
     def _limit_kernel(self) -> None:
-        """Of what the kernel keeps for a client that does not read.
+        """Limit what the kernel keeps for a client that does not read.
 
         It is not a limit of what is on its way, as the size of the send buffer is, so that distant clients keep their
         rate.
@@ -139,7 +139,7 @@ class GatewayConnections(Connections):
         share = self._unsent_bytes // (_KERNEL_PARTS * max(1, self.count))
         return max(_KERNEL_LEAST_BYTES, min(_KERNEL_MOST_BYTES, 1 << share.bit_length() - 1 if share else 0))
 
-    def new_connection(self, handshake: Handshake | None = None) -> Connection:
+    def create_connection(self, handshake: Handshake | None = None) -> Connection:
         return GatewayConnection(self, handshake, self._at_once, loop=self._loop, **self._kwargs)
 
 

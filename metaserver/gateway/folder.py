@@ -27,7 +27,7 @@ from seamark.metaserver.gateway.folder_files import (
     Staging,
     copy_bytes,
     describe,
-    kept_headers,
+    select_kept_headers,
 )
 from seamark.metaserver.gateway.folder_listing import NAMESPACE, XML_HEAD, list_xml, timestamp
 from seamark.metaserver.gateway.folder_uploads import Uploads, read_complete, read_part_number
@@ -86,7 +86,7 @@ class FolderBackend:
             return await handler(call)
         except SeamarkError as error:
             shown = of_seamark_error(error)
-            raise S3Error(shown.code, self._without_folder(shown.message), shown.headers) from error
+            raise S3Error(shown.code, self._hide_folder(shown.message), shown.headers) from error
 
     def _handler(
         self, method: str, key: str, query: set[str], call: S3Call
@@ -115,16 +115,16 @@ class FolderBackend:
         raise S3Error("NotImplemented", f"{method} with the query {sorted(query)} is not supported by this store")
 
     async def _read(self, call: S3Call) -> web.StreamResponse:
-        descriptor, found = await self._open(_location(call))
+        descriptor, stored_file = await self._open(_location(call))
         try:
-            check_read(call.headers, found.etag, found.modified_s)
+            check_read(call.headers, stored_file.etag, stored_file.modified_s)
             wanted = call.headers.get("range")
             if_range = call.headers.get("if-range")
-            part = None if if_range not in (None, found.etag) else read_range(wanted, found.size)
-            start, length = part or (0, found.size)
-            response = PromptResponse(status=206 if part else 200, headers=_read_headers(found, call.request_id))
+            part = None if if_range not in (None, stored_file.etag) else read_range(wanted, stored_file.size)
+            start, length = part or (0, stored_file.size)
+            response = PromptResponse(status=206 if part else 200, headers=_read_headers(stored_file, call.request_id))
             if part:
-                response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{found.size}"
+                response.headers["Content-Range"] = f"bytes {start}-{start + length - 1}/{stored_file.size}"
             response.content_length = length
             await response.prepare(call.request)
             if call.method != "HEAD":
@@ -167,7 +167,7 @@ class FolderBackend:
         return _xml(await self._files.run(start, lambda _: list_xml(self._root, bucket, query)), call)
 
     async def _put(self, call: S3Call) -> web.StreamResponse:
-        headers, location = kept_headers(call.headers), _location(call)
+        headers, location = select_kept_headers(call.headers), _location(call)
         if location.endswith("/"):
             return await self._put_marker(call)
         staged = await self._receive(call, headers)
@@ -209,9 +209,9 @@ class FolderBackend:
 
             def write(data: bytes) -> None:
                 checksums.update(data)
-                rest = memoryview(data)
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
+                unwritten = memoryview(data)
+                while unwritten:
+                    unwritten = unwritten[os.write(descriptor, unwritten) :]
 
             async for piece in body.pieces():
                 pending += piece
@@ -236,17 +236,17 @@ class FolderBackend:
             )
         finally:
             await self._discard(staged)
-        return _copied("CopyObjectResult", published.etag, published.modified_ns, call)
+        return _answer_copy("CopyObjectResult", published.etag, published.modified_ns, call)
 
     async def _stage_copy(self, call: S3Call, *, of_part: bool = False) -> str:
         bucket, _, key = unquote(call.headers["x-amz-copy-source"]).removeprefix("/").partition("/")
-        source, found = await self._open(f"s3://{bucket}/{key}")
+        source, source_file = await self._open(f"s3://{bucket}/{key}")
         try:
-            check_read(call.headers, found.etag, found.modified_s, "x-amz-copy-source-")
-            part = read_range(call.headers.get("x-amz-copy-source-range") if of_part else None, found.size)
-            start, length = part or (0, found.size)
+            check_read(call.headers, source_file.etag, source_file.modified_s, "x-amz-copy-source-")
+            part = read_range(call.headers.get("x-amz-copy-source-range") if of_part else None, source_file.size)
+            start, length = part or (0, source_file.size)
             replaced = call.headers.get("x-amz-metadata-directive", "COPY").upper() == "REPLACE"
-            headers = {} if of_part else kept_headers(call.headers) if replaced else found.headers
+            headers = {} if of_part else select_kept_headers(call.headers) if replaced else source_file.headers
             staged = self._clock.random_bytes(16).hex()
 
             def work() -> None:
@@ -260,7 +260,7 @@ class FolderBackend:
                 finally:
                     os.close(descriptor)
 
-            with self._copies.reserved(call.who):
+            with self._copies.reserve(call.who):
                 await self._copiers.run(f"file://{self._folder}", lambda _: work())
         finally:
             os.close(source)
@@ -287,7 +287,7 @@ class FolderBackend:
                 if not is_quiet:
                     answered.append(f"<Deleted><Key>{xml_text(key)}</Key></Deleted>")
             except Exception as error:  # noqa: BLE001  each key has its own outcome
-                message = self._without_folder(getattr(error, "message", "The object was not deleted"))
+                message = self._hide_folder(getattr(error, "message", "The object was not deleted"))
                 answered.append(
                     f"<Error><Key>{xml_text(key)}</Key><Code>InternalError</Code>"
                     f"<Message>{xml_text(message)}</Message></Error>"
@@ -295,10 +295,10 @@ class FolderBackend:
         return _xml(_document("DeleteResult", "".join(answered)), call)
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
-        location, headers = _location(call), kept_headers(call.headers)
+        location, headers = _location(call), select_kept_headers(call.headers)
         secret = self._clock.random_bytes(16)
         upload_id = await self._run(self._uploads.create, location, secret, call.who, self._share, headers)
-        return _xml(_document("InitiateMultipartUploadResult", _named(call) + _tag("UploadId", upload_id)), call)
+        return _xml(_document("InitiateMultipartUploadResult", _name_object(call) + _tag("UploadId", upload_id)), call)
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
         number = read_part_number(call.address.query.get("partNumber"))
@@ -320,7 +320,7 @@ class FolderBackend:
         finally:
             await self._discard(staged)
         if "x-amz-copy-source" in call.headers:
-            return _copied("CopyPartResult", etag, self._clock.now_ms() * 1_000_000, call)
+            return _answer_copy("CopyPartResult", etag, self._clock.now_ms() * 1_000_000, call)
         return web.Response(headers={"ETag": etag, "x-amz-request-id": call.request_id})
 
     async def _list_parts(self, call: S3Call) -> web.StreamResponse:
@@ -339,11 +339,11 @@ class FolderBackend:
             raise S3Error("InvalidArgument", "max-parts and part-number-marker have to be numbers")
         limit = min(int(max_parts), 1000)
         parts = await self._run(self._uploads.parts, _location(call), upload_id)
-        rest = [part for part in parts if part.number > int(marker)]
-        page = rest[:limit]
-        text = _named(call) + _tag("UploadId", upload_id) + _tag("PartNumberMarker", marker)
+        later_parts = [part for part in parts if part.number > int(marker)]
+        page = later_parts[:limit]
+        text = _name_object(call) + _tag("UploadId", upload_id) + _tag("PartNumberMarker", marker)
         text += _tag("NextPartNumberMarker", str(page[-1].number if page else 0)) + _tag("MaxParts", str(limit))
-        text += _tag("IsTruncated", str(len(rest) > len(page)).lower())
+        text += _tag("IsTruncated", str(len(later_parts) > len(page)).lower())
         for part in page:
             fields = _tag("PartNumber", str(part.number)) + _tag("LastModified", timestamp(part.modified_ns))
             text += f"<Part>{fields}{_tag('ETag', part.etag)}{_tag('Size', str(part.size))}</Part>"
@@ -353,12 +353,12 @@ class FolderBackend:
         assert call.document is not None
         location, upload_id = _location(call), call.address.query["uploadId"]
         listed, conditions = read_complete(call.document), call.headers
-        with self._copies.reserved(call.who):
+        with self._copies.reserve(call.who):
             published = await self._copiers.run(
                 self._file(location),
                 lambda place: self._uploads.complete(location, upload_id, listed, place, conditions),
             )
-        return _xml(_document("CompleteMultipartUploadResult", _named(call) + _tag("ETag", published.etag)), call)
+        return _xml(_document("CompleteMultipartUploadResult", _name_object(call) + _tag("ETag", published.etag)), call)
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
         await self._run(self._uploads.abort, _location(call), call.address.query["uploadId"])
@@ -374,11 +374,11 @@ class FolderBackend:
         await self._run(self._staging.discard, staged)
 
     async def _run(self, work: Callable[..., T], *args: object) -> T:
-        """In a thread of the files, with their errors."""
+        """Run in a thread of the files, and translate their errors."""
         return await self._files.run(f"file://{self._folder}", lambda _: work(*args))
 
-    def _without_folder(self, message: str) -> str:
-        """Clients know objects by their keys; where the folder is concerns the operator only."""
+    def _hide_folder(self, message: str) -> str:
+        """Remove the place of the folder from a message: clients know objects by their keys."""
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
     def _file(self, location: str) -> str:
@@ -389,23 +389,23 @@ def _location(call: S3Call) -> str:
     return f"s3://{call.address.bucket}/{call.address.key}"
 
 
-def _read_headers(found: FileInfo, request_id: str) -> dict[str, str]:
-    headers = {name.title() if not name.startswith("x-amz-") else name: value for name, value in found.headers.items()}
+def _read_headers(file: FileInfo, request_id: str) -> dict[str, str]:
+    headers = {name.title() if not name.startswith("x-amz-") else name: value for name, value in file.headers.items()}
     return {
         "Content-Type": "binary/octet-stream",
         **headers,
-        "ETag": found.etag,
-        "Last-Modified": formatdate(found.modified_s, usegmt=True),
+        "ETag": file.etag,
+        "Last-Modified": formatdate(file.modified_s, usegmt=True),
         "Accept-Ranges": "bytes",
         "x-amz-request-id": request_id,
     }
 
 
-def _copied(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
+def _answer_copy(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
     return _xml(_document(root, _tag("ETag", etag) + _tag("LastModified", timestamp(modified_ns))), call)
 
 
-def _named(call: S3Call) -> str:
+def _name_object(call: S3Call) -> str:
     return _tag("Bucket", call.address.bucket) + _tag("Key", call.address.key)
 
 

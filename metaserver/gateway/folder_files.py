@@ -69,19 +69,19 @@ def describe(descriptor: int) -> FileInfo:
     return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status), headers)
 
 
-def kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
+def select_kept_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers of a write that a read returns.
 
     Raises:
         S3Error: Above S3's limit of metadata.
     """
-    kept = {name: headers[name] for name in _KEPT if headers.get(name)}
-    codings = [part.strip() for part in kept.get("content-encoding", "").split(",")]
-    kept["content-encoding"] = ",".join(part for part in codings if part and part != "aws-chunked")
+    returned_headers = {name: headers[name] for name in _KEPT if headers.get(name)}
+    codings = [part.strip() for part in returned_headers.get("content-encoding", "").split(",")]
+    returned_headers["content-encoding"] = ",".join(part for part in codings if part and part != "aws-chunked")
     metadata = {name: value for name, value in headers.items() if name.startswith("x-amz-meta-")}
     if sum(len(name) + len(value) for name, value in metadata.items()) > METADATA_BYTES_MAX:
         raise S3Error("InvalidArgument", f"The metadata has more than {METADATA_BYTES_MAX} bytes")
-    return {name: value for name, value in (kept | metadata).items() if value}
+    return {name: value for name, value in (returned_headers | metadata).items() if value}
 
 
 class Checksums:
@@ -110,9 +110,9 @@ class Checksums:
 
     def check(self, stated: Mapping[str, str]) -> None:
         """`stated` are headers and trailers."""
-        found = {name: hashed.digest() for name, hashed in self._hashes.items()}
-        found |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
-        for name, digest in found.items():
+        computed = {name: hashed.digest() for name, hashed in self._hashes.items()}
+        computed |= {name: value.to_bytes(_SUMS[name][1], "big") for name, value in self._sums.items()}
+        for name, digest in computed.items():
             if stated.get(name) != base64.b64encode(digest).decode():
                 raise S3Error("BadDigest", f"{name} does not match the body that was received")
 
@@ -162,7 +162,7 @@ class Staging:
         try:
             folder = self._folders.open(place.folder)
             try:
-                with self._locked() as uploads:
+                with self._hold_lock() as uploads:
                     check_write(conditions, _etag_at(folder, place.name))
                     drop_checksums(folder, place.name)
                     os.rename(name, place.name, src_dir_fd=uploads, dst_dir_fd=folder)
@@ -175,8 +175,8 @@ class Staging:
         return FileInfo(status.st_size, status.st_mtime_ns, etag_of(status))
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[int]:
-        """The descriptor of the folder of staged files, while no other process publishes."""
+    def _hold_lock(self) -> Iterator[int]:
+        """Yield the descriptor of the folder of staged files, while no other process publishes."""
         uploads = self.root.open(UPLOADS, FOLDER_FLAGS)
         try:
             with self._lock():

@@ -37,8 +37,8 @@ def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
     limit = min(int(query.get("max-keys", PAGE_MAX)), PAGE_MAX)
     token = query.get("continuation-token")
     after = query.get("start-after", "") if token is None else _read_token(token)
-    found = list(islice(list_keys(root, bucket, prefix, delimiter, after), limit + 1)) if limit else []
-    is_truncated, page = len(found) > limit, found[:limit]
+    entries = list(islice(list_keys(root, bucket, prefix, delimiter, after), limit + 1)) if limit else []
+    is_truncated, page = len(entries) > limit, entries[:limit]
     encode = (lambda text: quote(text, safe="/-_.~")) if query.get("encoding-type") == "url" else xml_text
     fields = [("Name", bucket), ("Prefix", encode(prefix)), ("KeyCount", str(len(page))), ("MaxKeys", str(limit))]
     fields.append(("IsTruncated", str(is_truncated).lower()))
@@ -88,7 +88,7 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
 
 
 def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
-    """Objects below the folder `path` in `root`, whose keys begin with `start`."""
+    """Yield the objects below the folder `path` in `root`, whose keys begin with `start`."""
     floor = _bytes(after)
     for key, is_folder in _children(root, path, start):
         if not key.startswith(prefix):

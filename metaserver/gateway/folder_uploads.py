@@ -86,13 +86,13 @@ class Uploads:
 
     def _names(self) -> list[str]:
         try:
-            with _opened(self._open("", FOLDER_FLAGS)) as folder:
+            with _close_after(self._open("", FOLDER_FLAGS)) as folder:
                 return os.listdir(folder)
         except FileNotFoundError:
             return []
 
     def _delete_folder(self, name: str) -> None:
-        with _opened(self._open("", FOLDER_FLAGS)) as uploads:
+        with _close_after(self._open("", FOLDER_FLAGS)) as uploads:
             shutil.rmtree(name, ignore_errors=True, dir_fd=uploads)
 
     def check(self, location: str, upload_id: str) -> None:
@@ -107,8 +107,8 @@ class Uploads:
         name = f"{number:05d}"
         try:
             with (
-                _opened(self._existing(location, upload_id)) as folder,
-                _opened(self._open("", FOLDER_FLAGS)) as uploads,
+                _close_after(self._existing(location, upload_id)) as folder,
+                _close_after(self._open("", FOLDER_FLAGS)) as uploads,
             ):
                 os.rename(staged, name, src_dir_fd=uploads, dst_dir_fd=folder)
                 return etag_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
@@ -116,13 +116,13 @@ class Uploads:
             raise _missing() from None
 
     def parts(self, location: str, upload_id: str) -> list[Part]:
-        """In order of their numbers."""
+        """Return the parts in order of their numbers."""
         try:
-            with _opened(self._existing(location, upload_id)) as folder, os.scandir(folder) as entries:
-                found = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
+            with _close_after(self._existing(location, upload_id)) as folder, os.scandir(folder) as entries:
+                uploads = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
         except FileNotFoundError:
             raise _missing() from None
-        parts = [Part(int(name), name, status.st_size, status.st_mtime_ns, etag_of(status)) for name, status in found]
+        parts = [Part(int(name), name, status.st_size, status.st_mtime_ns, etag_of(status)) for name, status in uploads]
         return sorted(parts, key=lambda part: part.number)
 
     def complete(
@@ -138,9 +138,9 @@ class Uploads:
         chosen = _choose(listed, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
-            with _opened(self._staging.open_new(staged)) as descriptor:
+            with _close_after(self._staging.open_new(staged)) as descriptor:
                 for part in chosen:
-                    with _opened(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
+                    with _close_after(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
                 with open(self._open(f"{upload}/{_HEADERS}", READ_FLAGS), "rb") as file:
                     headers = from_json(file.read(), dict[str, str])
@@ -159,7 +159,7 @@ class Uploads:
 
     def delete_abandoned(self, now_s: float) -> None:
         """Delete uploads, and staged files of processes that died, that have not changed for `abandoned_s`."""
-        with contextlib.suppress(FileNotFoundError), _opened(self._open("", FOLDER_FLAGS)) as uploads:
+        with contextlib.suppress(FileNotFoundError), _close_after(self._open("", FOLDER_FLAGS)) as uploads:
             for name in os.listdir(uploads):
                 with contextlib.suppress(OSError):
                     status = os.stat(name, dir_fd=uploads, follow_symlinks=False)
@@ -239,7 +239,7 @@ def _missing() -> S3Error:
 
 
 @contextlib.contextmanager
-def _opened(descriptor: int) -> Iterator[int]:
+def _close_after(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:

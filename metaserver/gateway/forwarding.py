@@ -23,13 +23,13 @@ from yarl import URL
 
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import RetryLater, StorageError
-from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, STREAMING, ChunkSigner, framed_length
+from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, STREAMING, ChunkSigner, compute_framed_length
 from seamark.metaserver.gateway.backend import PromptResponse, S3Call
 from seamark.metaserver.gateway.body import Body
 from seamark.metaserver.gateway.caching.records import content_range, read_content_range
 from seamark.metaserver.gateway.caching.store import StoreAnswer
 from seamark.metaserver.gateway.s3_errors import S3Error
-from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, Target, canonical_query, sign_headers
+from seamark.metaserver.gateway.sigv4 import EMPTY_SHA256, RequestTarget, canonical_query, sign_headers
 from seamark.metaserver.objects.credentials import S3Keys, server_keys
 from seamark.metaserver.objects.s3 import bucket_endpoint
 from seamark.metaserver.objects.s3_scope import Address
@@ -92,46 +92,46 @@ class Forwarding:
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
         """As `caching.store.Store.request`."""
-        url, signed = self._signed(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
+        url, signed = self._sign(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
         try:
-            async with self._session.request(method, url, headers=signed, allow_redirects=False) as found:
-                yield StoreAnswer(found.status, _returned_headers(found), _pieces(found.content))
+            async with self._session.request(method, url, headers=signed, allow_redirects=False) as answer:
+                yield StoreAnswer(answer.status, _select_returned_headers(answer), _pieces(answer.content))
         except (aiohttp.ClientError, TimeoutError) as error:
             raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        headers = _passed_on(call.headers)
+        headers = _select_passed_on(call.headers)
         payload = _payload(call)
         if payload in STREAMING and call.body is not None:
             headers["x-amz-decoded-content-length"] = str(call.body.length)
             headers["content-encoding"] = ",".join(filter(None, ("aws-chunked", headers.get("content-encoding", ""))))
         keys, region = await self._server_keys(), self._settings.s3_region
-        url, signed = self._signed(call.method, call.address, headers, payload, keys)
+        url, signed = self._sign(call.method, call.address, headers, payload, keys)
         chain = ChunkSigner(
             keys.secret_access_key, signed["x-amz-date"], region, payload, signed["authorization"][-64:]
         )
-        data, length = _framed(call, payload, chain)
+        data, length = _frame(call, payload, chain)
         if length is not None:
             signed["content-length"] = str(length)
         try:
             async with self._session.request(
                 call.method, url, headers=signed, data=data, allow_redirects=False
-            ) as found:
-                return await self._returned(call, found)
+            ) as answer:
+                return await self._return_answer(call, answer)
         except (aiohttp.ClientError, TimeoutError) as error:
             cause = error.__cause__ or error.__context__
             if isinstance(cause, S3Error):  # of the body, which the session wraps
                 raise cause from None
             raise RetryLater(f"The store did not answer, try again later: {type(error).__name__}") from None
 
-    def _signed(
+    def _sign(
         self, method: str, address: Address, headers: Mapping[str, str], payload: str, keys: S3Keys
     ) -> tuple[URL, dict[str, str]]:
         """Return (URL, signed headers) of a request to the store."""
         url = _url(address, self._settings)
         parts = urlsplit(url)
         signed = sign_headers(
-            Target(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
+            RequestTarget(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
             access_key_id=keys.access_key_id,
             secret=keys.secret_access_key,
             token=keys.token,
@@ -141,19 +141,19 @@ class Forwarding:
         )
         return URL(url, encoded=True), signed
 
-    async def _returned(self, call: S3Call, found: aiohttp.ClientResponse) -> web.StreamResponse:
-        if found.status == 403 and call.method != "HEAD":
-            error = await found.content.read(_ERROR_BYTES_MAX)
+    async def _return_answer(self, call: S3Call, answer: aiohttp.ClientResponse) -> web.StreamResponse:
+        if answer.status == 403 and call.method != "HEAD":
+            error = await answer.content.read(_ERROR_BYTES_MAX)
             if _KEYS_REFUSED.search(error):  # names the server's key, and no client can correct it
                 raise StorageError("The store refuses the keys of the server; its operator has to correct them")
-            return web.Response(status=403, body=error, headers=_headers(found))
-        part = _part(found)
-        if part is not None and found.content_length not in (None, part[1] - part[0]):
+            return web.Response(status=403, body=error, headers=_headers(answer))
+        part = _part(answer)
+        if part is not None and answer.content_length not in (None, part[1] - part[0]):
             raise RetryLater("The store's answer has another length than its range, try again")
-        response = PromptResponse(status=found.status, reason=found.reason, headers=_headers(found))
-        if found.content_length is not None and found.status not in (204, 304):
-            response.content_length = found.content_length
-        pieces = self._whole(call, found)
+        response = PromptResponse(status=answer.status, reason=answer.reason, headers=_headers(answer))
+        if answer.content_length is not None and answer.status not in (204, 304):
+            response.content_length = answer.content_length
+        pieces = self._read_whole(call, answer)
         async with aclosing(pieces):
             try:
                 # The first piece precedes the header, so that an error before it has its own status.
@@ -174,7 +174,7 @@ class Forwarding:
         await _to_client(response.write_eof())
         return response
 
-    async def _whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
+    async def _read_whole(self, call: S3Call, found: aiohttp.ClientResponse) -> AsyncGenerator[bytes]:
         """Yield the body of an answer.
 
         If it ends early, what is missing is read with further requests for the same object (If-Match), as long as each
@@ -235,20 +235,20 @@ def _url(address: Address, settings: Settings) -> str:
     return f"{base}{path.rstrip('/') if not address.key else path}{'?' if query else ''}{query}"
 
 
-def _passed_on(headers: Mapping[str, str]) -> dict[str, str]:
-    kept = {
+def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
+    forwarded = {
         name: value
         for name, value in headers.items()
         if name in _PASSED_ON or (name.startswith("x-amz-") and name not in _OWN)
     }
-    codings = [part.strip() for part in kept.get("content-encoding", "").split(",")]
+    codings = [part.strip() for part in forwarded.get("content-encoding", "").split(",")]
     if "aws-chunked" in codings:
-        rest = ",".join(part for part in codings if part and part != "aws-chunked")
-        if rest:
-            kept["content-encoding"] = rest
+        remaining_codings = ",".join(part for part in codings if part and part != "aws-chunked")
+        if remaining_codings:
+            forwarded["content-encoding"] = remaining_codings
         else:
-            del kept["content-encoding"]
-    return kept
+            del forwarded["content-encoding"]
+    return forwarded
 
 
 def _payload(call: S3Call) -> str:
@@ -260,18 +260,20 @@ def _payload(call: S3Call) -> str:
     return call.body.payload
 
 
-def _framed(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
+def _frame(call: S3Call, payload: str, chain: ChunkSigner) -> tuple[AsyncIterator[bytes] | bytes | None, int | None]:
     """Return (body, its length) for the store."""
     body = call.body
     if body is None:
         document = call.document or b""
         return call.document, len(document) if call.method in ("PUT", "POST") else None
     if payload == SIGNED:
-        return _chunks(body, "", chain), framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
+        return _chunks(body, "", chain), compute_framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
     if payload in STREAMING:
         trailer = call.headers.get("x-amz-trailer", "").lower()
         is_signed = payload == SIGNED_TRAILER
-        return _chunks(body, trailer, chain), framed_length(body.length, _CHUNK_BYTES, trailer, is_signed=is_signed)
+        return _chunks(body, trailer, chain), compute_framed_length(
+            body.length, _CHUNK_BYTES, trailer, is_signed=is_signed
+        )
     return body.pieces(), body.length
 
 
@@ -290,27 +292,27 @@ async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator
     yield last + chain.end(trailer, body.trailers.get(trailer, ""))
 
 
-def _part(found: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
+def _part(answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
     """As `content_range`."""
-    if found.status != 206:
+    if answer.status != 206:
         return None
-    return read_content_range(found.headers.get("Content-Range", ""))
+    return read_content_range(answer.headers.get("Content-Range", ""))
 
 
-def _span(call: S3Call, found: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
+def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
     """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete:
     to a plain read of an object with a strong ETag.
     """
-    headers = {name.lower(): value for name, value in found.headers.items()}
+    headers = {name.lower(): value for name, value in answer.headers.items()}
     plain = call.method == "GET" and call.address.query.keys() <= {"x-id"} and "content-encoding" not in headers
     if not plain or not headers.get("etag", "").startswith('"'):
         return None
     if any(name.startswith("x-amz-server-side-encryption-customer-") for name in call.headers):
         return None
-    if found.status == 206:
-        return _part(found)
-    length = found.content_length
-    return (0, length, length) if found.status == 200 and length is not None else None
+    if answer.status == 206:
+        return _part(answer)
+    length = answer.content_length
+    return (0, length, length) if answer.status == 200 and length is not None else None
 
 
 async def _to_client(work: Awaitable[object]) -> None:
@@ -332,11 +334,11 @@ async def _pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
             return
 
 
-def _headers(found: aiohttp.ClientResponse) -> dict[str, str]:
+def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
     """Return each once: some stores send the id of a request under two spellings of its name."""
-    return {name: value for name, value in _returned_headers(found).items() if name != "content-length"}
+    return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 
 
-def _returned_headers(found: aiohttp.ClientResponse) -> dict[str, str]:
-    headers = {name.lower(): value for name, value in found.headers.items()}
+def _select_returned_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
+    headers = {name.lower(): value for name, value in answer.headers.items()}
     return {name: value for name, value in headers.items() if name not in _NOT_RETURNED}

@@ -32,8 +32,8 @@ from seamark.metaserver.gateway.connection import GatewayConnection, SentAnswer
 from seamark.metaserver.gateway.ownership import Ownership
 from seamark.metaserver.gateway.s3_errors import S3Error, error_answer, of_seamark_error
 from seamark.metaserver.gateway.sigv4 import (
+    RequestTarget,
     SignatureClaim,
-    Target,
     check_signed_headers,
     is_signed,
     read_claim,
@@ -200,8 +200,8 @@ class Gateway:
             failure, response = error, self._refusal(unexpected, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
-        length, who = response.content_length, request.get(_WHO, "")
-        self._report(request.method, response.status, length, who, request_id, started_s, failure)
+        length, client = response.content_length, request.get(_WHO, "")
+        self._report(request.method, response.status, length, client, request_id, started_s, failure)
         return response
 
     async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
@@ -221,18 +221,18 @@ class Gateway:
         method: str,
         status: int,
         length: int | None,
-        who: str,
+        client: str,
         request_id: str,
         started_s: float,
         failure: Exception | None,
     ) -> None:
-        known = method in READ_METHODS or method in WRITE_METHODS
-        operation = f"{OPERATION}{method.title()}" if known else OPERATION
+        is_known = method in READ_METHODS or method in WRITE_METHODS
+        operation = f"{OPERATION}{method.title()}" if is_known else OPERATION
         seconds = self._clock.monotonic() - started_s
         self._metrics.observe(operation, status, seconds, failure)
         # No target: keys contain partition values, and a query may contain a signature. Unauthenticated clients
         # fill no log.
-        log = _log.info if who else _log.debug
+        log = _log.info if client else _log.debug
         log(
             "request",
             method=method,
@@ -240,7 +240,7 @@ class Gateway:
             status=status,
             ms=round(seconds * 1000, 2),
             bytes=length,
-            who=who,
+            who=client,
             request_id=request_id,
         )
 
@@ -256,7 +256,12 @@ class Gateway:
         return response
 
     def _admit(self, method: str, target: str, given: Iterable[tuple[str, str]]) -> _Admitted:
-        """Checks the signature of a request, and whether its keys allow the method. S3Error, Forbidden."""
+        """Check the signature of a request, and whether its keys allow the method.
+
+        Raises:
+            S3Error: The signature or the request is invalid.
+            Forbidden: The keys do not allow the method.
+        """
         if method not in READ_METHODS and method not in WRITE_METHODS:
             raise S3Error("MethodNotAllowed", "The method is not allowed against this resource")
         headers = _flat(given)
@@ -267,7 +272,7 @@ class Gateway:
         query, presigned = split_presigned(address.query)
         address = Address(address.bucket, address.key, query)
         path, _, raw_query = target.partition("?")
-        claim, grant, secret = self._authenticate(Target(method, path, raw_query, headers), presigned)
+        claim, grant, secret = self._authenticate(RequestTarget(method, path, raw_query, headers), presigned)
         headers.pop("x-amz-security-token", None)
         if method in WRITE_METHODS and not grant.writable:
             raise Forbidden(f"{method} needs write access to this table")
@@ -275,7 +280,7 @@ class Gateway:
 
     async def _answer(self, request: web.Request, admitted: _Admitted, request_id: str) -> web.StreamResponse:
         address, headers, grant = admitted.address, admitted.headers, admitted.grant
-        with self._slots.reserved(grant.who), contextlib.ExitStack() as kept:
+        with self._slots.reserve(grant.who), contextlib.ExitStack() as reservations:
             await self._ownership.check(grant)
             table, deletes_many = parse_location(grant.location), "delete" in address.query
             if not deletes_many:
@@ -283,7 +288,7 @@ class Gateway:
             body = self._open_body(request, admitted)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
-                kept.enter_context(self._documents.reserved(grant.who, body.length))
+                reservations.enter_context(self._documents.reserve(grant.who, body.length))
                 document = await body.read(DELETE_BODY_MAX if deletes_many else PARTS_XML_BYTES_MAX)
                 body = None
             if deletes_many:
@@ -293,7 +298,9 @@ class Gateway:
             )
             return await self._backend.answer(call)
 
-    def _authenticate(self, target: Target, presigned: Mapping[str, str]) -> tuple[SignatureClaim, ObjectGrant, str]:
+    def _authenticate(
+        self, target: RequestTarget, presigned: Mapping[str, str]
+    ) -> tuple[SignatureClaim, ObjectGrant, str]:
         claim = read_claim(target, presigned, now_ms=self._clock.now_ms())
         if claim.region != self._settings.s3_region:
             raise S3Error(
@@ -336,10 +343,10 @@ def _text(document: bytes | None) -> str | None:
         raise S3Error("MalformedXML", "The XML is not UTF-8") from None
 
 
-def _flat(given: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by lower-case name, several values joined as HTTP defines."""
+def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return the headers by lower-case name, several values joined as HTTP defines."""
     flat: dict[str, str] = {}
-    for number, (name, value) in enumerate(given):
+    for number, (name, value) in enumerate(headers):
         if number == _HEADERS_MAX:
             raise S3Error("InvalidRequest", f"The request has more than {_HEADERS_MAX} headers")
         lower = name.lower()

@@ -98,7 +98,7 @@ class Ownership:
         raise Forbidden("The table of the keys was dropped")
 
     async def follow(self, timeline: Timeline) -> None:
-        """Until cancelled: forgets a table as soon as anything but a commit happens to it."""
+        """Forget each table to which anything but a commit happens, until cancelled."""
         head = await timeline.head()
         async with timeline.watching(InstantFilter(since=head), counted=False) as watcher:
             while True:

@@ -79,7 +79,7 @@ class Preloading:
         """By table: its policy, and the bytes that were read of each file."""
 
     async def follow(self, timeline: Timeline) -> None:
-        """Until cancelled: notes the tables with a policy that change."""
+        """Note each table with a policy that changes, until cancelled."""
         watch = TableWatch(self._store, timeline, self._documents.table, self._clock)
         await watch.follow(self._note, await timeline.head())
 
@@ -118,14 +118,14 @@ class Preloading:
         )  # without the usage of indexes
         located = [scan.view.locate(row) for row in scan.entry_ids[:_FILES_MAX].tolist()]
         paths = {block.text("file_path", local) or "": None for block, local in located}
-        before, known = self._read.pop(entry.uuid, (policy, {}))
-        known = {path: size for path, size in known.items() if path in paths} if before == policy else {}
-        self._read[entry.uuid] = policy, known
+        before, known_sizes = self._read.pop(entry.uuid, (policy, {}))
+        known_sizes = {path: size for path, size in known_sizes.items() if path in paths} if before == policy else {}
+        self._read[entry.uuid] = policy, known_sizes
         while len(self._read) > _TABLES_MAX:
             self._read.popitem(last=False)
-        table, used = parse_location(metadata.location), sum(known.values())
+        table, used = parse_location(metadata.location), sum(known_sizes.values())
         for path in paths:
-            if path in known:
+            if path in known_sizes:
                 continue
             if used >= self._budget_bytes:
                 _log.warning("the files of a table exceed its share of the cache", table=entry.name, bytes=used)
@@ -136,8 +136,8 @@ class Preloading:
             check_request("GET", Address(bucket, key, {}), {}, None, table)
             while self._backend.is_busy:  # noqa: ASYNC110  the budget has no event
                 await asyncio.sleep(_PAUSE_S)
-            known[path] = await self._backend.preload(path, _FOOTER_BYTES if kind == "footers" else None, holder)
-            used += known[path]
+            known_sizes[path] = await self._backend.preload(path, _FOOTER_BYTES if kind == "footers" else None, holder)
+            used += known_sizes[path]
 
 
 def _filter(text: str) -> Expression:

@@ -61,7 +61,7 @@ class SignatureClaim:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RequestTarget:
     """The parts of a request that a signature covers: `path` and `query` as sent, header names in lower case."""
 
     method: str
@@ -76,11 +76,11 @@ def split_presigned(query: Mapping[str, str]) -> tuple[dict[str, str], dict[str,
     Names of the latter in lower case and without `x-amz-`; empty for a request that is not presigned.
     """
     names = {f"X-Amz-{name}".lower(): name.lower() for name in _PRESIGNED}
-    given = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
-    return {name: value for name, value in query.items() if name.lower() not in names}, given
+    authentication = {names[name.lower()]: value for name, value in query.items() if name.lower() in names}
+    return {name: value for name, value in query.items() if name.lower() not in names}, authentication
 
 
-def read_claim(target: Target, presigned: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
+def read_claim(target: RequestTarget, presigned: Mapping[str, str], *, now_ms: int) -> SignatureClaim:
     """S3Error for a request without authentication, a malformed one, and one of another time."""
     if "authorization" in target.headers:
         if presigned:
@@ -159,7 +159,7 @@ def check_signed_headers(claim: SignatureClaim, headers: Mapping[str, str]) -> N
         raise S3Error("SignatureDoesNotMatch", f"SignedHeaders names headers that were not sent: {sorted(absent)}")
 
 
-def is_signed(claim: SignatureClaim, target: Target, secret: str) -> bool:
+def is_signed(claim: SignatureClaim, target: RequestTarget, secret: str) -> bool:
     """Return whether the signature fits the request.
 
     In constant time.
@@ -168,7 +168,7 @@ def is_signed(claim: SignatureClaim, target: Target, secret: str) -> bool:
     return hmac.compare_digest(expected, claim.signature)
 
 
-def signature_of(claim: SignatureClaim, target: Target, key: bytes) -> str:
+def signature_of(claim: SignatureClaim, target: RequestTarget, key: bytes) -> str:
     canonical = canonical_request(target, claim.signed_headers, claim.payload)
     digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
     return hmac.digest(key, f"{ALGORITHM}\n{claim.timestamp}\n{claim.scope}\n{digest}".encode(), "sha256").hex()
@@ -183,7 +183,7 @@ def signing_key(secret: str, scope: str) -> bytes:
     return key
 
 
-def canonical_request(target: Target, signed_headers: Sequence[str], payload: str) -> str:
+def canonical_request(target: RequestTarget, signed_headers: Sequence[str], payload: str) -> str:
     headers = "".join(f"{name}:{' '.join(target.headers[name].split())}\n" for name in signed_headers)
     names = ";".join(signed_headers)
     path = quote(unquote_to_bytes(target.path), safe="/-_.~")
@@ -206,7 +206,7 @@ def _encode(text: str) -> str:
 
 
 def sign_headers(
-    target: Target, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
+    target: RequestTarget, *, access_key_id: str, secret: str, token: str, region: str, payload: str, now_ms: int
 ) -> dict[str, str]:
     """Return all headers of the request, signed; names in lower case."""
     timestamp = datetime.fromtimestamp(now_ms / 1000, UTC).strftime(AMZ_DATE)
@@ -216,7 +216,7 @@ def sign_headers(
     signed = tuple(sorted(name for name in headers if _needs_signature(name)))
     claim = SignatureClaim(access_key_id, token, timestamp, region, signed, "", payload)
     key = signing_key(secret, claim.scope)
-    signature = signature_of(claim, Target(target.method, target.path, target.query, headers), key)
+    signature = signature_of(claim, RequestTarget(target.method, target.path, target.query, headers), key)
     headers["authorization"] = (
         f"{ALGORITHM} Credential={access_key_id}/{claim.scope}, SignedHeaders={';'.join(signed)}, Signature={signature}"
     )

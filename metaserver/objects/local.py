@@ -181,7 +181,7 @@ class LocalObjects:
         """
         place = self._place(self._parse(location))
 
-        def checked() -> T:
+        def explain_errors() -> T:
             try:
                 return work(place)
             except OSError as error:
@@ -189,7 +189,7 @@ class LocalObjects:
 
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await asyncio.get_running_loop().run_in_executor(self._pool, checked)
+                return await asyncio.get_running_loop().run_in_executor(self._pool, explain_errors)
         except TimeoutError:
             raise RetryLater(
                 f"The disk did not answer for {location!r} within {self._timeout_s:g} s; try again later"
@@ -198,7 +198,7 @@ class LocalObjects:
     def _place(self, location: Location) -> LocalPlace:
         path = _local(location).file_path
         for root in self._roots:
-            below = root.below(path)
+            below = root.path_below(path)
             if below is not None:
                 return LocalPlace(root, below, self._umasks.get(root.path))
         raise BadRequest(f"The location {str(location)!r} is outside the warehouse and the allowed locations")
@@ -389,9 +389,9 @@ def _write_synced(descriptor: int, data: bytes, umask: int | None) -> None:
     try:
         if umask is not None:
             os.fchmod(descriptor, 0o666 & ~umask)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        unwritten = memoryview(data)
+        while unwritten:
+            unwritten = unwritten[os.write(descriptor, unwritten) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -124,10 +124,10 @@ def _check_plus(text: str) -> None:
 
 
 def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
-    host, path = without_default_port(parts), parts.path
+    host, path = strip_default_port(parts), parts.path
     if settings.s3_endpoint:
         endpoint = urlsplit(settings.s3_endpoint.rstrip("/"))
-        base, virtual_allowed = without_default_port(endpoint), not settings.s3_path_style
+        base, virtual_allowed = strip_default_port(endpoint), not settings.s3_path_style
         if parts.scheme != endpoint.scheme or not path.startswith(endpoint.path):
             raise _elsewhere(parts, settings)
         path = path[len(endpoint.path) :]
@@ -154,7 +154,7 @@ def _split_bucket(parts: SplitResult, settings: Settings) -> tuple[str, str]:
     raise _elsewhere(parts, settings)
 
 
-def without_default_port(parts: SplitResult) -> str:
+def strip_default_port(parts: SplitResult) -> str:
     default = {"http": ":80", "https": ":443"}.get(parts.scheme, "")
     return parts.netloc.lower().removesuffix(default) if default else parts.netloc.lower()
 

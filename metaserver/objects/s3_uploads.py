@@ -110,13 +110,13 @@ def _call(request: Any, location: str, **options: Any) -> dict[str, Any]:
         code, status = error.response["Error"].get("Code"), error.response["ResponseMetadata"]["HTTPStatusCode"]
         if code == _GONE:
             return {}
-        raise _explained(location, f"{code} (status {status})", is_temporary=status >= _OVERLOADED) from error
+        raise _to_error(location, f"{code} (status {status})", is_temporary=status >= _OVERLOADED) from error
     except aws_errors.BotoCoreError as error:
-        raise _explained(location, type(error).__name__, is_temporary=True) from error
+        raise _to_error(location, type(error).__name__, is_temporary=True) from error
     return answer
 
 
-def _explained(location: str, reason: str, *, is_temporary: bool) -> SeamarkError:
+def _to_error(location: str, reason: str, *, is_temporary: bool) -> SeamarkError:
     if is_temporary:
         return RetryLater(f"S3 did not answer for the uploads of {location!r}, try again later: {reason}")
     return StorageError(f"S3 refused the uploads of {location!r}: {reason}")

@@ -33,7 +33,7 @@ from seamark.metaserver.objects.s3_scope import (
     Address,
     check_request,
     parse_address,
-    without_default_port,
+    strip_default_port,
 )
 from seamark.metaserver.settings.settings import Settings
 
@@ -128,7 +128,7 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
 
 
 def _flat(sent: dict[str, list[str]]) -> dict[str, str]:
-    """Headers by lower-case name, with several values joined as HTTP defines."""
+    """Return the headers by lower-case name, with several values joined as HTTP defines."""
     flat: dict[str, str] = {}
     for name, values in sent.items():
         lower = name.lower()
@@ -141,7 +141,7 @@ def _flat(sent: dict[str, list[str]]) -> dict[str, str]:
 def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
     # Stores with virtual hosts select the bucket by Host: it must be the checked address.
     host = headers.get("host")
-    if host is not None and host.lower() not in (parts.netloc.lower(), without_default_port(parts)):
+    if host is not None and host.lower() not in (parts.netloc.lower(), strip_default_port(parts)):
         raise Forbidden(f"The Host header {host!r} is not the host of the uri, {parts.netloc!r}")
 
 

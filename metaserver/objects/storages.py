@@ -13,13 +13,13 @@ from seamark.metaserver.settings.settings import Settings
 SERVER_STORAGES: dict[str, ServerStorage] = {storage.rules.scheme: storage for storage in (LocalStorage(), S3Storage())}
 
 
-def storage_of(location: str, what: str = "The location") -> ServerStorage:
+def storage_of(location: str, subject: str = "The location") -> ServerStorage:
     """Return the storage of a location.
 
     Raises:
         BadRequest: The location is malformed, or has an unknown scheme.
     """
-    return SERVER_STORAGES[parse_location(location, what).scheme]
+    return SERVER_STORAGES[parse_location(location, subject).scheme]
 
 
 def storages_of(settings: Settings) -> list[ServerStorage]:

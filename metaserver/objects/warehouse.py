@@ -35,7 +35,7 @@ def safe_segment(name: str) -> str:
     return f"{readable or 'x'}-{digest}"
 
 
-def _below(parent: str, tail: str) -> str:
+def _join_path(parent: str, tail: str) -> str:
     # Only file:/// itself has a trailing slash.
     return parent + tail if parent.endswith("/") else f"{parent}/{tail}"
 
@@ -78,7 +78,7 @@ class Warehouse:
         """
         if location.is_local:
             for root in self._folders:
-                below = root.below(location.file_path)
+                below = root.path_below(location.file_path)
                 if below is not None:
                     return canonical_key(location, f"{root.real_path}/{below}".strip("/"))
         return location_key(location)
@@ -91,7 +91,7 @@ class Warehouse:
             return False
         return True
 
-    def check(self, location: str, what: str = "The location", *, root_ok: bool = False) -> str:
+    def check(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> str:
         """Return the normalised location, strictly below a root (or a root itself with `root_ok`).
 
         A root is not a valid table location: dropping the table with its files would delete all other tables.
@@ -99,24 +99,24 @@ class Warehouse:
         Raises:
             BadRequest: The location is elsewhere.
         """
-        return str(self.parse(location, what, root_ok=root_ok))
+        return str(self.parse(location, subject, root_ok=root_ok))
 
-    def parse(self, location: str, what: str = "The location", *, root_ok: bool = False) -> Location:
+    def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
         """Check a location as `check` does, and return it parsed."""
-        parsed = parse_location(location, what)
+        parsed = parse_location(location, subject)
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
                 return parsed
         if parsed in self._roots:
-            raise BadRequest(f"{what} {str(parsed)!r} is the root of all tables; choose a path below it")
+            raise BadRequest(f"{subject} {str(parsed)!r} is the root of all tables; choose a path below it")
         raise BadRequest(
-            f"{what} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
+            f"{subject} {str(parsed)!r} is outside the warehouse {self.uri!r}; choose one below it, or have the "
             "operator add its parent to allowed_locations"
         )
 
     def namespace_location(self, path: tuple[str, ...]) -> str:
         """Return the default location of a namespace, unique to it."""
-        return _below(self.uri, "/".join(safe_segment(level) for level in path))
+        return _join_path(self.uri, "/".join(safe_segment(level) for level in path))
 
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
         """Return a new location for a table: its UUID distinguishes it from a dropped table of the same name.
@@ -125,4 +125,4 @@ class Warehouse:
             BadRequest: The namespace's location, a property that clients set, is outside the warehouse.
         """
         parent = self.check(namespace_location, "The location of the namespace", root_ok=True)
-        return _below(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")
+        return _join_path(parent, f"{safe_segment(name)}-{uuid.UUID(str(table_uuid)).hex}")

@@ -49,7 +49,7 @@ class FileCache:
         self.damaged = 0
 
     def is_in_memory(self, location: str) -> bool:
-        return self._stack.cached(_key(location)) is not None
+        return self._stack.get_cached(_key(location)) is not None
 
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
         """From memory, the disk, or the storage.

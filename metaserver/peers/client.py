@@ -12,7 +12,7 @@ import aiohttp
 from yarl import URL
 
 from seamark.formats.runtime.errors import ConfigError
-from seamark.formats.runtime.tls import trusted_by_clients
+from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.peers.protocol import (
     CHECK_HEADER,
     FILE_PATH,
@@ -143,7 +143,7 @@ async def open_peer_client(settings: Settings, tickets: PeerTickets) -> AsyncIte
     Authorities are the system's and those of SEAMARK_CA.
     """
     try:
-        trusted = trusted_by_clients() if settings.tls_cert else None
+        trusted = build_client_context() if settings.tls_cert else None
     except ValueError as error:
         raise ConfigError(str(error)) from None
     connector = aiohttp.TCPConnector(

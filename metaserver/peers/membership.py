@@ -51,7 +51,7 @@ class Membership:
 
         Empty before the first renewal, and when this replica is alone.
         """
-        return self._ring.ranked(location) if len(self._replicas) > 1 else []
+        return self._ring.rank(location) if len(self._replicas) > 1 else []
 
     async def run(self) -> None:
         """Renew the lease until it is cancelled."""

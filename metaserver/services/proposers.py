@@ -32,7 +32,7 @@ from seamark.formats.iceberg.metadata.properties import (
 )
 from seamark.formats.iceberg.metadata.retention import MAX_REF_AGE
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.iceberg.metadata.statistics import StatisticsPolicy, known_statistics
+from seamark.formats.iceberg.metadata.statistics import StatisticsPolicy, find_known_statistics
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
@@ -374,7 +374,7 @@ class TableStatistics(JobProposer):
             policy = StatisticsPolicy.of(metadata.properties)
         except BadRequest:  # a property is invalid; `seamark run statistics` says why
             return None
-        if not known_statistics(metadata, snapshot).is_stale(metadata, policy):
+        if not find_known_statistics(metadata, snapshot).is_stale(metadata, policy):
             return None
         return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
 
@@ -387,7 +387,7 @@ class TableStatistics(JobProposer):
         except BadRequest as error:
             yield Problem("invalid property", error.message, "no statistics are computed")
             return
-        newest = None if snapshot is None else known_statistics(metadata, snapshot)
+        newest = None if snapshot is None else find_known_statistics(metadata, snapshot)
         if newest is None or not (self.is_on(metadata) or newest.file is not None):
             return
         if not newest.is_stale(metadata, policy):

@@ -26,7 +26,7 @@ from seamark.formats.iceberg.metadata.properties import (
     PROPERTY_NAME_CHARACTERS_MAX,
     check_client_properties,
     configures_client,
-    without_client_properties,
+    remove_client_properties,
 )
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.types import canonical_primitive
@@ -166,7 +166,7 @@ def test_properties_of_clients_are_recognised_in_long_names() -> None:
     for name in (f"s3.endpoint{marks}", f"{marks}-impl", f"  ｒｅｓｔ-x{marks}"):
         assert configures_client(name), name
     assert not configures_client(f"note{marks}")
-    assert without_client_properties({f"s3.{marks}": "x", "note": "y"}) == {"note": "y"}
+    assert remove_client_properties({f"s3.{marks}": "x", "note": "y"}) == {"note": "y"}
 
 
 @pytest.mark.parametrize("part", ["[0]", "[a]", "[f(1)]"])

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 import aiohttp
 from yarl import URL
 
-from seamark.metaserver.gateway.sigv4 import Target, sign_headers
+from seamark.metaserver.gateway.sigv4 import RequestTarget, sign_headers
 from tests.attacks.campaign import Campaign
 from tests.attacks.world import HOSTILE, NAMES, World
 
@@ -57,7 +57,7 @@ async def send(
     **headers: str,
 ) -> tuple[int, bytes, dict[str, str]]:
     signed = sign_headers(
-        Target(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
+        RequestTarget(method, path, query, {"host": urlsplit(world.gateway).netloc, **headers}),
         access_key_id=keys.get("s3.access-key-id", "SMKAAAAAAAAAAAAAAAAA"),
         secret=keys.get("s3.secret-access-key", "none"),
         token=keys.get("s3.session-token", "none"),

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from seamark.formats.iceberg.files import thrift
-from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.footer import MAGIC, read_footer
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet, page_sizes
@@ -54,11 +54,11 @@ def written(**form: Any) -> bytes:
 
 def read(data: bytes) -> list[pa.ChunkedArray]:
     """Return all that the server does with a data or delete file."""
-    columns = BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).columns(PATHS)
+    columns = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).columns(PATHS)
     for number, kind in enumerate(KINDS.values()):
         keys_of(columns[number], kind)
-    BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).columns_at(PATHS, np.array([0, 5, 99]))
-    plain = BoundedParquet(pa.BufferReader(data), "p", decoded_budget(64 << 20)).plain_columns(PATHS)
+    BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).columns_at(PATHS, np.array([0, 5, 99]))
+    plain = BoundedParquet(pa.BufferReader(data), "p", create_decoding_budget(64 << 20)).read_plain_columns(PATHS)
     return [plain[number] for number in PATHS]
 
 

@@ -20,7 +20,7 @@ from pyarrow import fs
 from seamark.connector.parquet import columns as indexed
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.formats.iceberg.files import thrift
-from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.files.parquet_reading import (
     FOOTER_FREE_BYTES,
@@ -29,7 +29,7 @@ from seamark.formats.iceberg.files.parquet_reading import (
     page_sizes,
 )
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.delete_files import DeleteFile, decoded
+from seamark.formats.index.keys.delete_files import DeleteFile, decode_delete_content
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn, FileColumn
@@ -137,7 +137,7 @@ def as_equality_delete(path: str, kind: str) -> str:
     size = Path(path).stat().st_size
     file = DeleteFile(path, "parquet", 2, size, rows_of(path), None, -1, -1, (KEY,))
     try:
-        return str(decoded(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
+        return str(decode_delete_content(Path(path).read_bytes(), file, ((KEY, kind),), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 
@@ -237,7 +237,7 @@ def test_a_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str)
 
 def as_columns(path: str) -> str:
     """Return what is left of the budget when the file is open."""
-    budget = decoded_budget(LIMIT)
+    budget = create_decoding_budget(LIMIT)
     try:
         with pa.memory_map(path) as source:
             return f"{BoundedParquet(source, path, budget).rows} rows, {budget.left_bytes} left"
@@ -289,7 +289,7 @@ def varint(number: int) -> bytes:
 def as_position_delete(path: str) -> str:
     file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, rows_of(path), None, -1, -1, ())
     try:
-        found = decoded(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
+        found = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
     except Unreadable as error:
         return error.reason
     return f"{found.positions.nbytes} bytes"
@@ -320,7 +320,7 @@ def as_vector(path: str, records: str) -> str:
     data = Path(path).read_bytes()
     file = DeleteFile(path, "puffin", 1, len(data), int(records), "data.parquet", 0, len(data), ())
     try:
-        return str(decoded(data, file, (), limit_bytes=LIMIT))
+        return str(decode_delete_content(data, file, (), limit_bytes=LIMIT))
     except Unreadable as error:
         return error.reason
 

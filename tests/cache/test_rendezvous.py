@@ -22,8 +22,8 @@ def test_a_node_that_joins_takes_keys_and_moves_no_other(nodes: dict[str, float]
         return
     before, after = Rendezvous(nodes), Rendezvous({**nodes, new: weight})
     for key in KEYS:
-        owner = after.ranked(key)[0]
-        assert owner == new or [owner] == before.ranked(key, 1)
+        owner = after.rank(key)[0]
+        assert owner == new or [owner] == before.rank(key, 1)
 
 
 @given(NODES)
@@ -34,14 +34,14 @@ def test_the_keys_of_a_node_that_leaves_go_to_their_substitutes(nodes: dict[str,
     gone = sorted(nodes)[0]
     after = Rendezvous({name: weight for name, weight in nodes.items() if name != gone})
     for key in KEYS:
-        owner, substitute = before.ranked(key)
-        assert after.ranked(key, 1) == [substitute if owner == gone else owner]
+        owner, substitute = before.rank(key)
+        assert after.rank(key, 1) == [substitute if owner == gone else owner]
 
 
 def test_shares_follow_the_weights() -> None:
     nodes = {"a": 1.0, "b": 1.0, "c": 2.0, "none": 0.0}
     ring = Rendezvous(nodes)
-    owned = Counter(ring.ranked(f"key {number}", 1)[0] for number in range(20_000))
+    owned = Counter(ring.rank(f"key {number}", 1)[0] for number in range(20_000))
     for name, weight in nodes.items():
         assert abs(owned[name] / 20_000 - weight / 4) < 0.015
 
@@ -50,11 +50,11 @@ def test_the_order_of_nodes_does_not_matter_and_the_ranks_are_of_distinct_nodes(
     names = [f"10.0.0.{number}:8183" for number in range(9)]
     one, other = Rendezvous(dict.fromkeys(names, 1.0)), Rendezvous(dict.fromkeys(reversed(names), 1.0))
     for key in KEYS:
-        ranks = one.ranked(key, 20)
-        assert ranks == other.ranked(key, 20)
+        ranks = one.rank(key, 20)
+        assert ranks == other.rank(key, 20)
         assert sorted(ranks) == sorted(names)
 
 
 def test_no_nodes_own_nothing() -> None:
-    assert Rendezvous({}).ranked("key") == []
-    assert Rendezvous({"a": 0.0, "b": -1.0}).ranked("key") == []
+    assert Rendezvous({}).rank("key") == []
+    assert Rendezvous({"a": 0.0, "b": -1.0}).rank("key") == []

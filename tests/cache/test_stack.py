@@ -85,11 +85,11 @@ async def test_a_value_is_fetched_once_then_comes_from_memory_and_after_a_restar
     stack = make(tmp_path)
     first = await stack.get("k", source.of("k"), same)
     assert first == payload_of("k", SIZE)
-    assert stack.cached("k") is first
+    assert stack.get_cached("k") is first
     assert await stack.get("k", source.of("k"), same) is first
     await stack.close()
     stack = make(tmp_path)
-    assert stack.cached("k") is None
+    assert stack.get_cached("k") is None
     assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
     assert source.fetched == ["k"]
     stats = stack.stats()
@@ -108,7 +108,7 @@ async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
 async def test_once_the_disk_has_a_value_memory_holds_its_mapped_twin(tmp_path: Path, stack: Stack[memoryview]) -> None:
     value = await stack.get("k", Source().of("k"), same)
     await settled(stack)
-    twin = stack.cached("k")
+    twin = stack.get_cached("k")
     assert twin == value
     assert twin is not value
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -127,7 +127,7 @@ async def test_over_a_mapped_file_a_value_weighs_what_it_does_there(tmp_path: Pa
     for number in range(20):  # four times the budget
         await stack.get(f"k{number}", source.of(f"k{number}"), same)
         await settled(stack)
-    assert all(stack.cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
+    assert all(stack.get_cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
 
     async def too_few_to_be_mapped() -> bytes:
         return bytes(1000)
@@ -159,18 +159,18 @@ async def test_of_many_keys_what_is_stored_is_read_and_nothing_is_fetched(tmp_pa
     damaged.write_bytes(damaged.read_bytes()[:-1])
     stack = make(tmp_path)
     in_memory = await stack.get(put[1], source.of(put[1]), same)
-    found = dict(zip(names, await stack.stored(names, same), strict=True))
+    found = dict(zip(names, await stack.get_stored(names, same), strict=True))
     assert {name for name, value in found.items() if value is not None} == set(other)
     assert all(found[name] == payload_of(name, SIZE) for name in other)
     assert found[put[1]] is in_memory
-    assert all(stack.cached(name) is found[name] for name in names)
+    assert all(stack.get_cached(name) is found[name] for name in names)
     assert source.fetched == put
     assert not damaged.exists()
     stats = stack.stats().disk
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
     await stack.close()
-    assert await stack.stored([put[1], "k0"], same) == [in_memory, None]
+    assert await stack.get_stored([put[1], "k0"], same) == [in_memory, None]
 
 
 async def test_a_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:

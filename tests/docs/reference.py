@@ -19,7 +19,7 @@ from seamark.commands.serving.extensions import EXTENSIONS
 from seamark.formats.runtime import errors
 from seamark.formats.services.services import SERVICES
 from seamark.metaserver.api.app import add_routes
-from seamark.metaserver.api.http.dispatch import served_endpoints
+from seamark.metaserver.api.http.dispatch import list_served_endpoints
 from tests.api.rest.standard import operations
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO
@@ -174,7 +174,7 @@ def served_operations() -> set[str]:
     """`METHOD template` of those operations of the specification that the router has."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
-    return set(served_endpoints(app)) & {one.endpoint for one in operations()}
+    return set(list_served_endpoints(app)) & {one.endpoint for one in operations()}
 
 
 def operations_page() -> str:

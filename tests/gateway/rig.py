@@ -21,7 +21,7 @@ from botocore.config import Config
 from obstore.store import S3Store
 
 from seamark.formats.runtime.clock import SystemClock
-from seamark.metaserver.gateway.sigv4 import Target, sign_headers
+from seamark.metaserver.gateway.sigv4 import RequestTarget, sign_headers
 from seamark.metaserver.objects.s3_scope import UNSIGNED_PAYLOAD
 from tests.services.process import free_port
 from tests.services.s3 import S3
@@ -50,7 +50,7 @@ class Keys:
         path = f"/{self.bucket}/{self.prefix}{name}"
         given = {header.replace("_", "-"): value for header, value in headers.items()}
         signed = sign_headers(
-            Target(method, path, query, {"host": urlsplit(self.endpoint).netloc, **given}),
+            RequestTarget(method, path, query, {"host": urlsplit(self.endpoint).netloc, **given}),
             access_key_id=self.access_key,
             secret=self.secret,
             token=self.token,

@@ -196,7 +196,7 @@ async def test_a_connection_that_is_lost_before_its_woken_task_runs_leaves_no_er
 
     limits = ConnectionLimits(connections=4, per_address=4, header_bytes=4096, header_timeout_s=60, send_timeout_s=60)
     connections = Connections(web.Server(handle), limits, Answers(lambda *_: web.Response(body=b"x"), lambda: None))
-    connection = connections.new_connection()
+    connection = connections.create_connection()
     connection.connection_made(MagicMock(spec=asyncio.Transport))
     task = connection._task_handler
     assert task is not None

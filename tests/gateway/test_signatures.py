@@ -21,8 +21,8 @@ from seamark.metaserver.gateway.aws_chunked import SIGNED, SIGNED_TRAILER, UNSIG
 from seamark.metaserver.gateway.s3_errors import S3Error
 from seamark.metaserver.gateway.sigv4 import (
     ALGORITHM,
+    RequestTarget,
     SignatureClaim,
-    Target,
     check_signed_headers,
     is_signed,
     read_claim,
@@ -38,10 +38,10 @@ KEYS = Credentials("AKIAIOSFODNN7EXAMPLE", SECRET, "a/token+")
 text = st.text(st.characters(exclude_categories=("Cs", "Cc")), max_size=12)
 
 
-def _read(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, Target]:
+def _read(method: str, url: str, headers: dict[str, str]) -> tuple[SignatureClaim, RequestTarget]:
     parts = urlsplit(url)
     lower = {name.lower(): value for name, value in headers.items()}
-    target = Target(method, parts.path, parts.query, lower)
+    target = RequestTarget(method, parts.path, parts.query, lower)
     _, presigned = split_presigned(parse_target(f"{parts.path}?{parts.query}").query)
     return read_claim(target, presigned, now_ms=SystemClock().now_ms()), target
 
@@ -81,7 +81,7 @@ def test_urls_that_botocore_presigned_are_accepted(key: str) -> None:
 
 
 def test_own_signatures_are_those_that_are_accepted() -> None:
-    target = Target("PUT", "/b/a%20b", "x=1", {"host": "h", "x-amz-meta-a": "b"})
+    target = RequestTarget("PUT", "/b/a%20b", "x=1", {"host": "h", "x-amz-meta-a": "b"})
     headers = sign_headers(
         target,
         access_key_id="AK",
@@ -114,7 +114,7 @@ def test_own_signatures_are_those_that_are_accepted() -> None:
 )
 def test_a_malformed_authentication_is_an_error_of_s3(headers: dict[str, str], code: str) -> None:
     with pytest.raises(S3Error) as refused:
-        read_claim(Target("GET", "/", "", headers), {}, now_ms=SystemClock().now_ms())
+        read_claim(RequestTarget("GET", "/", "", headers), {}, now_ms=SystemClock().now_ms())
     assert refused.value.code == code
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.updates import apply_updates, read_updates
 
 UUID = "5b0c6e1a-8f2e-4a57-9a64-0d1c5f3b7e21"
@@ -30,7 +30,7 @@ EVENTS = schema(field(1, "id", "long", True), field(2, "ts", "timestamptz"), fie
 def table(version: int = 2, **more: Any) -> TableMetadata:
     properties = {"format-version": str(version), **more.pop("properties", {})}
     given: Json = {"schema": EVENTS, "location": "s3://lake/events", "uuid": UUID, "now_ms": NOW, **more}
-    return new_table(properties=properties, **given)
+    return build_table_metadata(properties=properties, **given)
 
 
 def spec(*fields: tuple[int, str, str], ids: tuple[int, ...] = (), spec_id: int = 0) -> Json:

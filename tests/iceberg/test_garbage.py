@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.new_table import new_table
+from seamark.formats.iceberg.metadata.new_table import build_table_metadata
 from seamark.formats.iceberg.metadata.requirements import (
     TABLE_REQUIREMENTS,
     check_requirements,
@@ -19,7 +19,7 @@ from seamark.formats.iceberg.metadata.requirements import (
 from seamark.formats.iceberg.metadata.table_json import decode_table, encode_table
 from seamark.formats.iceberg.metadata.updates import TABLE_ACTIONS
 from seamark.formats.iceberg.views.view import decode_view, encode_view
-from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, build_view_metadata
 from seamark.formats.runtime.errors import BadRequest, CommitConflict, Corrupt
 from tests.iceberg.samples import (
     EVENTS,
@@ -214,7 +214,7 @@ def test_mutated_create_requests_are_served_or_refused(
     schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any
 ) -> None:
     try:
-        m = new_table(
+        m = build_table_metadata(
             uuid=UUID,
             location="s3://x",
             schema=schema,
@@ -228,7 +228,9 @@ def test_mutated_create_requests_are_served_or_refused(
     else:
         assert decode_table(encode_table(m), "f") == m
     try:
-        v = new_view(uuid=UUID, location="s3://x", schema=schema, view_version=view_version, properties={}, now_ms=NOW)
+        v = build_view_metadata(
+            uuid=UUID, location="s3://x", schema=schema, view_version=view_version, properties={}, now_ms=NOW
+        )
     except BadRequest:
         pass
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, memoized
+from seamark.formats.runtime.memoization import CHARACTERS_MAX, computed_once, memoize
 
 
 def _one(text: str) -> str:
@@ -39,7 +39,7 @@ def test_results_of_short_texts_are_kept(function: Callable[..., str], given: in
 
     counted.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
     counted.__doc__ = function.__doc__
-    call = memoized(2)(counted)
+    call = memoize(2)(counted)
     short = ("a",) * given
     longest = ("x" * (CHARACTERS_MAX - given + 1), *short[1:])
     too_long = (longest[0] + "x", *short[1:])

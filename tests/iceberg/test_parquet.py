@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from seamark.formats.iceberg.files.parquet import AmbiguousColumn, column_of, dotted, find_columns, has_ids
+from seamark.formats.iceberg.files.parquet import AmbiguousColumn, column_of, find_columns, has_ids, to_dotted_names
 
 
 def with_id(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
@@ -40,6 +40,6 @@ def test_a_column_is_taken_by_its_place_though_another_has_its_dotted_name() -> 
     table = pa.table([[1, 2], [{"a": 5}, None]], schema=pa.schema([("s.a", pa.int64()), ("s", DEEP.type)]))
     assert column_of(table, ("s", "a")).to_pylist() == [5, None]
     assert column_of(table, ("s.a",)).to_pylist() == [1, 2]
-    assert dotted([("s", "a"), ("s.a",)]) == ["s.a"]
+    assert to_dotted_names([("s", "a"), ("s.a",)]) == ["s.a"]
     with pytest.raises(AmbiguousColumn, match="0 columns named 'x'"):
         column_of(table, ("x",))

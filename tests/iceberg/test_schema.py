@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.types.reading import read
-from seamark.formats.iceberg.types.schema import Schema, checked
+from seamark.formats.iceberg.types.schema import Schema, normalize_schema
 from seamark.formats.iceberg.types.transforms import accepts, canonical
 from seamark.formats.iceberg.types.types import canonical_primitive
 from seamark.formats.runtime.errors import BadRequest
@@ -57,9 +57,9 @@ def test_a_width_has_ascii_digits_as_in_java() -> None:
 
 def test_schemas_are_the_same_whatever_their_ids_and_spelling() -> None:
     one = parsed(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
-    assert one.same_as(parsed(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
-    assert not one.same_as(parsed(field(1, "a", "decimal(4,1)", True), schema_id=1))
-    assert not one.same_as(parsed(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
+    assert one.is_same_as(parsed(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
+    assert not one.is_same_as(parsed(field(1, "a", "decimal(4,1)", True), schema_id=1))
+    assert not one.is_same_as(parsed(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
 
 
 def test_names_are_full_paths_with_short_ones_beside_them() -> None:
@@ -95,7 +95,7 @@ def test_a_short_name_yields_to_a_full_one() -> None:
 )
 def test_an_impossible_schema_is_refused(made: Schema, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        checked(made)
+        normalize_schema(made)
 
 
 GOOD_DEFAULTS = [
@@ -120,7 +120,7 @@ GOOD_DEFAULTS = [
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
 def test_a_default_of_its_type_is_kept(kind: str, value: object) -> None:
-    made = checked(parsed(field(1, "a", kind, **{"initial-default": value})))
+    made = normalize_schema(parsed(field(1, "a", kind, **{"initial-default": value})))
     assert made.fields[0].initial_default == value
 
 
@@ -152,7 +152,7 @@ def test_a_default_of_its_type_is_kept(kind: str, value: object) -> None:
 )
 def test_a_default_of_another_type_is_refused(kind: object, value: object) -> None:
     with pytest.raises(BadRequest, match="default"):
-        checked(parsed(field(1, "a", kind, **{"write-default": value})))
+        normalize_schema(parsed(field(1, "a", kind, **{"write-default": value})))
 
 
 def test_depth_is_bounded() -> None:
@@ -160,7 +160,7 @@ def test_depth_is_bounded() -> None:
     for depth in range(200, 0, -1):
         kind = struct(field(depth, "f", kind))
     with pytest.raises(BadRequest, match="nested deeper than 100 levels"):
-        checked(parsed(field(1000, "root", kind)))
+        normalize_schema(parsed(field(1000, "root", kind)))
     for depth in range(100_000):
         kind = struct(field(depth, "f", kind))
     with pytest.raises(BadRequest, match="nested too deeply"):

@@ -28,7 +28,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from seamark.formats.iceberg.types.transforms import apply, first_day, result_type
+from seamark.formats.iceberg.types.transforms import apply, result_type, start_of_month
 from seamark.formats.runtime.errors import BadRequest
 from tests.seeds import examples
 
@@ -141,7 +141,7 @@ def test_time_transforms_follow_the_calendar_before_and_after_1970(day: date, na
 
 @given(st.integers(-(10**9), 10**9))
 def test_a_month_begins_on_its_first_day_in_any_year(month: int) -> None:
-    first = first_day(month)
+    first = start_of_month(month)
     assert apply("month", "date", first) == month
     assert apply("month", "date", first - 1) == month - 1
 

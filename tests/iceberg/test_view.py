@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from seamark.formats.iceberg.views.view import ViewMetadata, decode_view, encode_view
-from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, new_view
+from seamark.formats.iceberg.views.view_updates import VIEW_ACTIONS, apply_view_updates, build_view_metadata
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 from tests.iceberg.samples import EVENTS, NOW, UUID, Json, field, schema
 
@@ -36,7 +36,7 @@ def view(**more: Any) -> ViewMetadata:
         "view_version": version(),
         "properties": {},
     }
-    return new_view(**{**made, "now_ms": NOW, **more})
+    return build_view_metadata(**{**made, "now_ms": NOW, **more})
 
 
 def commit(base: ViewMetadata | None, *updates: Json, now_ms: int = NOW + 5000) -> ViewMetadata:

@@ -9,7 +9,7 @@ import pytest
 
 from seamark.formats.iceberg.metadata import builder
 from seamark.formats.iceberg.types import schema as schemas
-from seamark.formats.iceberg.types.schema import checked
+from seamark.formats.iceberg.types.schema import normalize_schema
 from seamark.formats.iceberg.views.view_updates import apply_view_updates
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.samples import (
@@ -103,6 +103,6 @@ def test_a_wide_spec_that_has_known_fields_is_numbered_as_a_small_one() -> None:
 def test_a_long_name_is_not_repeated_for_each_field_below_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schemas, "NAMES_MAX", 10_000)
     inside = [field(n + 2, f"f{n}") for n in range(100)]
-    assert checked(parsed(field(1, "x" * 80, struct(*inside))))
+    assert normalize_schema(parsed(field(1, "x" * 80, struct(*inside))))
     with pytest.raises(BadRequest, match=re.escape("more than 10,000 characters")):
-        checked(parsed(field(1, "x" * 100, struct(*inside))))
+        normalize_schema(parsed(field(1, "x" * 100, struct(*inside))))

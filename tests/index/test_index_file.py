@@ -114,10 +114,10 @@ def test_paths_are_inflated_when_they_are_asked_for() -> None:
 def test_merged_tables_have_the_kept_files_of_each_in_turn() -> None:
     one, other = files_table(3, seed=1), files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
-    merged = FilesTable.merged([(one, keep), (other, keep_other)])
+    merged = FilesTable.merge([(one, keep), (other, keep_other)])
     assert merged.paths == [one.paths[0], one.paths[2], other.paths[1], other.paths[2]]
     assert merged.ids.tolist() == [*one.ids[keep].tolist(), *other.ids[keep_other].tolist()]
-    assert contents(FilesTable.merged([])) == ([], [], [], [])
+    assert contents(FilesTable.merge([])) == ([], [], [], [])
 
 
 def test_a_table_of_unequal_columns_is_refused() -> None:

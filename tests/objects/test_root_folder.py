@@ -131,14 +131,14 @@ def test_pipes_and_folders_are_not_opened_and_do_not_block(root: RootFolder, tmp
 
 def test_which_paths_are_below_a_root() -> None:
     root = RootFolder("/srv/wh/")
-    assert [root.below(path) for path in ("/srv/wh", "/srv/wh/a/b", "/srv/wh-2/a", "/srv", "/etc")] == [
+    assert [root.path_below(path) for path in ("/srv/wh", "/srv/wh/a/b", "/srv/wh-2/a", "/srv", "/etc")] == [
         "",
         "a/b",
         None,
         None,
         None,
     ]
-    assert RootFolder("/").below("/etc/passwd") == "etc/passwd"
+    assert RootFolder("/").path_below("/etc/passwd") == "etc/passwd"
 
 
 def test_an_exchange_of_folder_and_link_at_any_moment_reads_nothing_else(root: RootFolder, tmp_path: Path) -> None:

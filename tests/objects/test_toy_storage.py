@@ -19,7 +19,7 @@ from seamark.connector.index.indexer import Indexer
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import BadRequest, ConfigError
-from seamark.formats.storage.locations import location_key, parse_location, plain_location, spellings
+from seamark.formats.storage.locations import location_key, normalize_location, parse_location, spellings
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.storages import access_stamp
@@ -140,7 +140,7 @@ def test_paths_outside_the_warehouse_are_refused(client: IndexClient) -> None:
 def test_its_rules_reach_all_that_compares_and_configures(folder: Path) -> None:
     assert parse_location("TOYS://shelf/a/") == parse_location("toy://shelf/a")
     assert location_key(parse_location("toy://shelf/a%41")) == location_key(parse_location("toys://shelf/aA"))
-    assert plain_location("toys://shelf/a") == plain_location("toy://shelf/a")
+    assert normalize_location("toys://shelf/a") == normalize_location("toy://shelf/a")
     assert spellings("toy://shelf/a") == ["toy://shelf/a", "toy://shelf/a", "toys://shelf/a"]
     assert configures_client("toy.key")
     assert SECRET in access_stamp(Settings(), None)

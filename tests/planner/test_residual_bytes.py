@@ -18,7 +18,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE, predicates_of
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
-from seamark.formats.iceberg.expressions.residuals import tautology, weakened
+from seamark.formats.iceberg.expressions.residuals import tautology, weaken_residual
 from seamark.metaserver.planner.answer.answer import ScanTaskWriter, TaskForm
 from seamark.metaserver.planner.answer.content_files import JAVA, PYICEBERG, STANDARD, ClientDialect, dialect_of
 from tests.planner.lakes.manifests import PartitionField
@@ -58,7 +58,7 @@ def test_a_weakened_residual_holds_for_every_row_of_the_residual_and_is_never_tr
         bound = bind(parse_expression(where), TABLE.current_schema, TABLE.schemas, case_sensitive=True)
         if not predicates_of(bound):
             continue
-        weak = weakened(bound)
+        weak = weaken_residual(bound)
         assert weak != TRUE
         told = JSON.validate_python(expression_json(weak))
         assert told != AlwaysTrue()

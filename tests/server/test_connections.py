@@ -161,7 +161,7 @@ async def test_with_thousands_idle_a_new_connection_costs_no_look_at_all_of_them
     assert isinstance(guard, Connections)
 
     def connect(number: int) -> Connection:
-        one = guard.new_connection()
+        one = guard.create_connection()
         one.address = "127.0.0.2"
         assert guard.admit(one)
         guard.proven(one)

@@ -8,7 +8,7 @@ from seamark.commands.maintenance.run import run
 from seamark.connector.jobs.jobs import JOBS
 from seamark.formats.protocol.wire import ACCESS_CHECK
 from seamark.formats.services.service import TableService
-from seamark.formats.services.services import SERVICES, inherited_prefixes, steering_prefixes
+from seamark.formats.services.services import SERVICES, list_inherited_prefixes, steering_prefixes
 from seamark.metaserver.services.policy import PROPERTIES
 from seamark.metaserver.services.proposers import PROPOSERS
 from seamark.metaserver.settings.settings import FIELDS
@@ -52,5 +52,5 @@ def test_whose_properties_steer_a_job() -> None:
     assert steering_prefixes("compaction") == ("seamark.compaction.", "seamark.clustering.")
     assert steering_prefixes("expiration") == ("seamark.expiration.", "history.expire.")
     assert steering_prefixes("indexing") == ("seamark.index.",)
-    assert "seamark.index." not in inherited_prefixes()
-    assert "history.expire." in inherited_prefixes()
+    assert "seamark.index." not in list_inherited_prefixes()
+    assert "history.expire." in list_inherited_prefixes()

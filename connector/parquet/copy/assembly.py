@@ -35,10 +35,10 @@ from seamark.formats.iceberg.files.footer import (
     RowGroup,
     encode_footer,
     encode_group,
-    encoded_path,
+    encode_path,
     group_fields,
-    patched,
-    shifted_offset_index,
+    patch_chunks,
+    shift_offset_index,
 )
 
 CREATED_BY = b"seamark version 1.0.0 (build 0)"
@@ -194,7 +194,7 @@ class FileAssembler:
             values[:, PATCH[name]] = np.where((offsets > 0) & ~changed, offsets + shifts, offsets)
         leaves = source.leaves
         paths = [
-            None if leaves[column].names == self.leaves[target].names else encoded_path(self.leaves[target].names)
+            None if leaves[column].names == self.leaves[target].names else encode_path(self.leaves[target].names)
             for column, target in zip(pick.columns, pick.targets, strict=True)
         ]
         column_indexes, offset_indexes = [], []
@@ -209,7 +209,7 @@ class FileAssembler:
                 if index is not None and number in moved:
                     index = _footer.move_pages(index, moved[number].table())
                 elif index is not None:
-                    index = shifted_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
+                    index = shift_offset_index(index, int(group.begins[column]), int(group.ends[column]), shift)
                 offset_indexes.append(index)
         except ValueError as error:
             raise source.unreadable(str(error)) from None
@@ -296,7 +296,7 @@ class FileAssembler:
         chunks: list[bytes] = [b""] * len(self.leaves)
         for part in group.parts:
             for target, chunk in zip(
-                part.targets, patched(part.footer, part.chunks, part.values, part.paths), strict=True
+                part.targets, patch_chunks(part.footer, part.chunks, part.values, part.paths), strict=True
             ):
                 chunks[target] = chunk
         return chunks

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from seamark.formats.iceberg.types.schema import ListType, MapType, StructType, Type
 from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import Value, decimal_precision, decimal_scale, fixed_length
+from seamark.formats.iceberg.types.values import Value, decimal_precision, decimal_scale, length_of_fixed
 
 _UUID_BYTES = 16
 _PLAIN = {
@@ -35,7 +35,7 @@ _PLAIN = {
 }
 
 
-def plain_type(kind: Type) -> pa.DataType:
+def to_row_type(kind: Type) -> pa.DataType:
     """Return the Arrow type of rows that are returned: nullable except for map keys, and without field ids.
 
     Raises:
@@ -44,11 +44,11 @@ def plain_type(kind: Type) -> pa.DataType:
     """
     match kind:
         case StructType(fields):
-            return pa.struct([pa.field(field.name, plain_type(field.type)) for field in fields])
+            return pa.struct([pa.field(field.name, to_row_type(field.type)) for field in fields])
         case ListType():
-            return pa.list_(pa.field("element", plain_type(kind.element)))
+            return pa.list_(pa.field("element", to_row_type(kind.element)))
         case MapType():
-            return pa.map_(pa.field("key", plain_type(kind.key), nullable=False), plain_type(kind.value))
+            return pa.map_(pa.field("key", to_row_type(kind.key), nullable=False), to_row_type(kind.value))
     return _primitive(kind)
 
 
@@ -58,7 +58,7 @@ def _primitive(kind: str) -> pa.DataType:
     if name == "decimal":
         return pa.decimal128(decimal_precision(kind), decimal_scale(kind))
     if name == "fixed":
-        return pa.binary(fixed_length(kind))
+        return pa.binary(length_of_fixed(kind))
     if name not in _PLAIN:
         raise ValueError(f"values of type {kind} are not supported")
     return _PLAIN[name]

@@ -76,16 +76,16 @@ from seamark.formats.iceberg.types.values import (
     Value,
     decimal_precision,
     decimal_scale,
-    fixed_length,
+    floor_unscaled,
+    length_of_fixed,
     parse_decimal,
     parse_iso_date,
     parse_iso_time,
     parse_iso_timestamp,
     round_to,
-    unscaled_floor,
 )
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 
 FINITE_MAX = {"float": (2.0 - 2.0**-23) * 2.0**127, "double": (2.0 - 2.0**-52) * 2.0**1023}
 """The largest finite value of each floating-point type."""
@@ -131,17 +131,19 @@ def parse_literal(kind: str, json: object) -> Literal:
     try:
         literal = parse(kind, json) if kind == "boolean" or not isinstance(json, bool) else None
     except (ValueError, OverflowError) as error:
-        raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)} ({_cut(str(error))})") from None
+        raise BadRequest(
+            f"invalid value for conversion to type {kind}: {_show_json(json)} ({_truncate_text(str(error))})"
+        ) from None
     if literal is None:
-        raise BadRequest(f"invalid value for conversion to type {kind}: {_shown(json)}")
+        raise BadRequest(f"invalid value for conversion to type {kind}: {_show_json(json)}")
     return literal
 
 
-def _shown(json: object) -> str:
-    return _cut(repr(json))
+def _show_json(json: object) -> str:
+    return _truncate_text(repr(json))
 
 
-def _cut(text: str) -> str:
+def _truncate_text(text: str) -> str:
     return text if len(text) <= 100 else text[:100] + "…"
 
 
@@ -155,11 +157,11 @@ def _integer(kind: str, json: object) -> Literal | None:
     limits = (INT_MIN, INT_MAX) if kind == "int" else (LONG_MIN, LONG_MAX)
     match json:
         case int():
-            return _placed(json, True, *limits)
+            return _place_literal(json, True, *limits)
         case float():
-            return _beyond(json) if math.isinf(json) else _placed(math.floor(json), json.is_integer(), *limits)
+            return _beyond(json) if math.isinf(json) else _place_literal(math.floor(json), json.is_integer(), *limits)
         case str():
-            return _placed(*unscaled_floor(parse_decimal(json), 0), *limits)
+            return _place_literal(*floor_unscaled(parse_decimal(json), 0), *limits)
     return None
 
 
@@ -199,37 +201,37 @@ def _decimal(kind: str, json: object) -> Literal | None:
     scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
     match json:
         case int():
-            return _placed(json * 10**scale, True, -limit, limit)
+            return _place_literal(json * 10**scale, True, -limit, limit)
         case float() if math.isinf(json):
             return _beyond(json)
         case float():
             # half up, as both clients do: the first digit beyond the scale decides
-            magnitude = (unscaled_floor(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
-            return _placed(-magnitude if json < 0 else magnitude, True, -limit, limit)
+            magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
+            return _place_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
-            return _placed(*unscaled_floor(parse_decimal(json), scale), -limit, limit)
+            return _place_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
     return None
 
 
 def _date(_: str, json: object) -> Literal | None:
     match json:
         case int():
-            return _placed(json, True, INT_MIN, INT_MAX)
+            return _place_literal(json, True, INT_MIN, INT_MAX)
         case str() if "T" in json.upper():
-            days, rest = divmod(parse_iso_timestamp(json)[0], NANOS_PER_DAY)
-            return _placed(days, rest == 0, INT_MIN, INT_MAX)
+            days, remainder = divmod(parse_iso_timestamp(json)[0], NANOS_PER_DAY)
+            return _place_literal(days, remainder == 0, INT_MIN, INT_MAX)
         case str():
-            return _placed(parse_iso_date(json), True, INT_MIN, INT_MAX)
+            return _place_literal(parse_iso_date(json), True, INT_MIN, INT_MAX)
     return None
 
 
 def _time(_: str, json: object) -> Literal | None:
     match json:
         case int():
-            return _placed(json, True, LONG_MIN, LONG_MAX)
+            return _place_literal(json, True, LONG_MIN, LONG_MAX)
         case str():
-            micros, rest = divmod(parse_iso_time(json), NANOS_PER_MICRO)
-            return _placed(micros, rest == 0, LONG_MIN, LONG_MAX)
+            micros, remainder = divmod(parse_iso_time(json), NANOS_PER_MICRO)
+            return _place_literal(micros, remainder == 0, LONG_MIN, LONG_MAX)
     return None
 
 
@@ -246,8 +248,8 @@ def _timestamp(kind: str, json: object) -> Literal | None:
         case _:
             return None
     unit = 1 if kind.endswith("_ns") else NANOS_PER_MICRO
-    count, rest = divmod(nanos, unit)
-    return _placed(count, rest == 0, LONG_MIN, LONG_MAX)
+    count, remainder = divmod(nanos, unit)
+    return _place_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
 
 
 def _string(_: str, json: object) -> Literal | None:
@@ -267,12 +269,12 @@ def _bytes(kind: str, json: object) -> Literal | None:
     if not isinstance(json, str) or " " in json:
         return None
     data = bytes.fromhex(json)
-    if base_name(kind) == "fixed" and len(data) != fixed_length(kind):
+    if base_name(kind) == "fixed" and len(data) != length_of_fixed(kind):
         raise ValueError(f"{len(data)} bytes")
     return data
 
 
-def _placed(floor: int, exact: bool, low: int, high: int) -> Literal:
+def _place_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
     """Return the literal with this floor, among the integers from `low` to `high`."""
     if floor > high or (floor == high and not exact):
         return Above()
@@ -342,9 +344,9 @@ def terms_of(
 
 
 def _in_lookup_order(schema: Schema, schemas: Iterable[Schema]) -> tuple[Schema, ...]:
-    others = [other for other in schemas if other is not schema]
-    others.sort(key=lambda other: other.id, reverse=True)
-    return (schema, *others)
+    other_schemas = [other for other in schemas if other is not schema]
+    other_schemas.sort(key=lambda other: other.id, reverse=True)
+    return (schema, *other_schemas)
 
 
 class _Term(msgspec.Struct, frozen=True, gc=False):
@@ -404,8 +406,8 @@ class _Binder:
         folded = self._folded.get(position)
         if folded is None:
             folded = self._folded[position] = {}
-            for known, column_id in schema.index.by_name.items():
-                folded.setdefault(known.lower(), set()).add(column_id)
+            for column_name, column_id in schema.index.by_name.items():
+                folded.setdefault(column_name.lower(), set()).add(column_id)
         ids = folded.get(name.lower(), set())
         if len(ids) > 1:
             names = ", ".join(sorted(schema.index.by_id[column_id].name for column_id in ids))
@@ -440,7 +442,7 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
     return _Term(column.id, column.name, kind, transform, result, never_null)
 
 
-@memoized(1024)
+@memoize(1024)
 def _types(name: str, transform: str) -> tuple[str, str, bool]:
     """Return (canonical type, result type of the transform, whether it accepts the type) of a primitive type."""
     try:
@@ -467,7 +469,7 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
     if op in _PREFIXES and term.result != "string":
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
     if None in literals:
-        return _unknown(op, term)
+        return _bind_null_literal(op, term)
     domain = _domain(term)
     try:
         parsed = [parse_literal(domain, literal) for literal in literals]
@@ -476,7 +478,7 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
     return _set(op, term, parsed) if op in _SETS else _comparison(op, term, parsed[0])
 
 
-def _unknown(op: Op, term: _Term) -> Expression:
+def _bind_null_literal(op: Op, term: _Term) -> Expression:
     if term.result not in FLOATS or term.transform != IDENTITY:
         raise BadRequest(f"Cannot bind {op} of {term.name}: null is not a literal; use is-null or not-null")
     return Or((term.predicate(Op.IS_NULL), term.predicate(Op.NOT_NULL)))
@@ -544,8 +546,8 @@ def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
     if op == Op.EQ:
         return all_of(infinite, not_nan) if literal.infinite else FALSE
     if op == Op.NOT_EQ:
-        rest = any_of(finite, _predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
-        return rest if literal.infinite else TRUE
+        null_or_nan = any_of(finite, _predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
+        return null_or_nan if literal.infinite else TRUE
     # beyond the literal: above infinity only NaN, below negative infinity nothing
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)
     if past_infinity:

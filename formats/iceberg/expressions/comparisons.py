@@ -100,7 +100,7 @@ class Comparisons:
             return None
         return ComparedTerm(column, result_type(transform, kind), transform)
 
-    def typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
+    def bind_typed(self, predicate: Unbound, literals: tuple[TypedLiteral, ...], *, negated: bool) -> Expression:
         """Return the predicate, or its negation, with values of the column's type: for at least the same rows."""
         term = self.term(predicate.name, predicate.transform)
         op = predicate.op
@@ -120,7 +120,7 @@ class Comparisons:
                     return term.predicate(Op.STARTS_WITH if within else Op.NOT_STARTS_WITH, literals[0].text)
             op = OPPOSITE[op] if negated else op
             if op is Op.NOT_EQ:
-                value, is_exact = self.fitted(literals[0], term)
+                value, is_exact = self.fit_literal(literals[0], term)
                 return term.predicate(op, value) if is_exact else TRUE
             return self.comparison(op, term, literals[0], negated)
         except Inconvertible:
@@ -131,7 +131,7 @@ class Comparisons:
         if op is Op.EQ:
             return self.among(term, (literal,))
         try:
-            value, exact = self.fitted(literal, term)
+            value, exact = self.fit_literal(literal, term)
         except RoundedApart as apart:
             value, exact = apart.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
         if not exact:
@@ -155,7 +155,7 @@ class Comparisons:
         apart: list[RoundedApart] = []
         for literal in literals:
             try:
-                values.append(self.fitted(literal, term)[0])
+                values.append(self.fit_literal(literal, term)[0])
             except RoundedApart as error:
                 apart.append(error)
         if len(apart) > _LISTED_MAX:
@@ -173,14 +173,14 @@ class Comparisons:
         values: list[object] = []
         for literal in literals:
             try:
-                value, exact = self.fitted(literal, term)
+                value, exact = self.fit_literal(literal, term)
             except RoundedApart:
                 continue
             if exact:
                 values.append(value)
         return values
 
-    def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+    def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
         """Return (a value for the term, whether it is exact).
 
         Raises Inconvertible.
@@ -228,8 +228,10 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
     Raises:
         BadRequest: For an unknown column of such a predicate.
     """
-    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
-    comparisons = Comparisons((schema, *others))
+    other_schemas = sorted(
+        (other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True
+    )
+    comparisons = Comparisons((schema, *other_schemas))
 
     def read(node: Expression, negated: bool) -> Expression:
         match node:
@@ -243,7 +245,7 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
             case Unbound() if node.literals:
                 literals = tuple(one for one in node.literals if isinstance(one, TypedLiteral))
                 if len(literals) == len(node.literals):
-                    return comparisons.typed(node, literals, negated=negated)
+                    return comparisons.bind_typed(node, literals, negated=negated)
         return Not(node) if negated else node
 
     return read(expression, False)

@@ -44,9 +44,9 @@ def evaluate(predicate: Bound, value: Value | None) -> bool | None:
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
         return str(value).startswith(str(predicate.values[0])) == (op == Op.STARTS_WITH)
     if isinstance(value, float) and (value == 0 or isnan(value)):
-        return _agreed(predicate, value, _float_order)
+        return _compare_in_both_orders(predicate, value, _float_order)
     if predicate.result == "uuid" and op in _COMPARED:
-        return _agreed(predicate, value, _uuid_order)
+        return _compare_in_both_orders(predicate, value, _uuid_order)
     if (compared := _COMPARED.get(op)) is not None:
         return compared(value, predicate.values[0])
     values: tuple[Any, ...] = predicate.values
@@ -83,7 +83,7 @@ def _evaluate(expression: Expression, values: Mapping[int, Value | None], *, if_
     raise TypeError(f"not a bound expression: {expression}")
 
 
-def _agreed(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -> bool | None:
+def _compare_in_both_orders(predicate: Bound, value: Value, javas_order: Callable[[Any], Any]) -> bool | None:
     plain = _compare(predicate.op, value, predicate.values)
     javas = _compare(predicate.op, javas_order(value), tuple(map(javas_order, predicate.values)))
     return plain if plain == javas else None

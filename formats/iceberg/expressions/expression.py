@@ -117,23 +117,23 @@ Expression: TypeAlias = Always | And | Or | Not | Unbound | Bound
 
 def all_of(*children: Expression) -> Expression:
     """Return the conjunction, flattened and with constants folded."""
-    return _joined(children, And, identity=TRUE, absorbing=FALSE)
+    return _flatten(children, And, identity=TRUE, absorbing=FALSE)
 
 
 def any_of(*children: Expression) -> Expression:
     """Return the disjunction, flattened and with constants folded."""
-    return _joined(children, Or, identity=FALSE, absorbing=TRUE)
+    return _flatten(children, Or, identity=FALSE, absorbing=TRUE)
 
 
-def replaced(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
+def replace_predicates(expression: Expression, by: Callable[[Bound], Expression]) -> Expression:
     """Return a bound expression with each predicate replaced by `by`, from left to right."""
     match expression:
         case Bound():
             return by(expression)
         case And(children):
-            return all_of(*[replaced(child, by) for child in children])
+            return all_of(*[replace_predicates(child, by) for child in children])
         case Or(children):
-            return any_of(*[replaced(child, by) for child in children])
+            return any_of(*[replace_predicates(child, by) for child in children])
         case Always():
             return expression
     raise TypeError(f"not a bound expression: {expression}")
@@ -143,14 +143,14 @@ def predicates_of(expression: Expression) -> list[Bound]:
     """Return the predicates of a bound expression, from left to right."""
     if isinstance(expression, Bound):
         return [expression]
-    found: list[Bound] = []
+    predicates: list[Bound] = []
     if isinstance(expression, (And, Or)):
         for child in expression.children:
             if isinstance(child, Bound):
-                found.append(child)
+                predicates.append(child)
             else:
-                found += predicates_of(child)
-    return found
+                predicates += predicates_of(child)
+    return predicates
 
 
 def is_longer(expression: Expression, values: int) -> bool:
@@ -160,23 +160,23 @@ def is_longer(expression: Expression, values: int) -> bool:
     """
     left, todo = values, [expression]
     while todo:
-        one = todo.pop()
-        match one:
+        node = todo.pop()
+        match node:
             case And() | Or():
-                left -= len(one.children)
-                todo += one.children[: max(0, left)]
+                left -= len(node.children)
+                todo += node.children[: max(0, left)]
             case Not():
-                todo.append(one.child)
+                todo.append(node.child)
             case Bound():
-                left -= len(one.values)
+                left -= len(node.values)
             case Unbound():
-                left -= len(one.literals)
+                left -= len(node.literals)
         if left < 0:
             return True
     return False
 
 
-def _joined(
+def _flatten(
     children: tuple[Expression, ...], node: type[And] | type[Or], *, identity: Always, absorbing: Always
 ) -> Expression:
     flat: list[Expression] = []

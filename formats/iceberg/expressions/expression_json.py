@@ -28,7 +28,7 @@ from seamark.formats.iceberg.expressions.expression import (
     all_of,
     any_of,
 )
-from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, typed_literal
+from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral, parse_typed_literal
 from seamark.formats.iceberg.types.functions import is_function
 from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
 from seamark.formats.iceberg.types.values import encode_json
@@ -93,7 +93,7 @@ class _Parser:
         if not isinstance(json, dict):
             if isinstance(json, bool):
                 return Always(json)
-            raise _error(path, f"expected an object or a boolean, not {_shown(json)}")
+            raise _error(path, f"expected an object or a boolean, not {_show_json(json)}")
         kind = _kind(json, path)
         op = _OPS.get(kind)
         if op is not None:
@@ -102,7 +102,7 @@ class _Parser:
             case "and" | "or":
                 return self._junction(json, kind, path, depth)
             case "not":
-                return Not(self.expression(_required(json, "child", path), (path, ".child"), depth + 1))
+                return Not(self.expression(_require_field(json, "child", path), (path, ".child"), depth + 1))
             case "true" | "false":
                 return TRUE if kind == "true" else FALSE
             case "literal" if isinstance(json.get("value"), bool):
@@ -112,13 +112,13 @@ class _Parser:
     def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
         # left to right: the stack holds the nodes to parse, the next on top
-        rest: list[tuple[object, _Path]] = [(json, path)]
-        while rest:
-            node, at = rest.pop()
+        todo: list[tuple[object, _Path]] = [(json, path)]
+        while todo:
+            node, at = todo.pop()
             if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
                 self._count(1)
-                rest.append((_required(node, "right", at), (at, _RIGHT)))
-                rest.append((_required(node, "left", at), (at, _LEFT)))
+                todo.append((_require_field(node, "right", at), (at, _RIGHT)))
+                todo.append((_require_field(node, "left", at), (at, _LEFT)))
             else:
                 children.append(self.expression(node, at, depth + 1))
         return all_of(*children) if kind == "and" else any_of(*children)
@@ -130,7 +130,7 @@ class _Parser:
             operand = "child" if unary or listed else "left"
             if operand not in json and (unary or listed or "right" not in json):
                 raise _error(path, f"{op} needs a term")
-        term = _required(json, operand, path)
+        term = _require_field(json, operand, path)
         name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
         if is_function(transform) and not self._functions:
             raise BadRequest(f"Cannot bind {name}: unknown transform {transform}")
@@ -140,7 +140,7 @@ class _Parser:
                 raise _error(path, f"{op} has no field {field!r}")
         if operand_field is None:
             return Unbound(op, name, transform, ())
-        value = _required(json, operand_field, path)
+        value = _require_field(json, operand_field, path)
         if listed:
             return Unbound(op, name, transform, self._values(value, (path, ".values")))
         self._count(1)
@@ -152,7 +152,7 @@ class _Parser:
             data_type = json.get("data-type")
             json, path = json.get("values"), (path, ".values")
         if not isinstance(json, list | tuple):
-            raise _error(path, f"expected an array, not {_shown(json)}")
+            raise _error(path, f"expected an array, not {_show_json(json)}")
         self._count(len(json))
         return tuple([self._literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
 
@@ -167,13 +167,13 @@ class _Parser:
                 return None
             raise _error(path, NO_NULL)
         if not isinstance(json, (str, int, float)):
-            raise _error(path, f"expected a literal, not {_shown(json)}")
+            raise _error(path, f"expected a literal, not {_show_json(json)}")
         if data_type is None or not self._typed:
             return json
         if not isinstance(data_type, str):
-            raise _error(path, f"expected the name of a type, not {_shown(data_type)}")
+            raise _error(path, f"expected the name of a type, not {_show_json(data_type)}")
         try:
-            return typed_literal(data_type, json if isinstance(json, str) else str(json).lower())
+            return parse_typed_literal(data_type, json if isinstance(json, str) else str(json).lower())
         except ValueError as error:
             raise _error(path, str(error)) from None
 
@@ -186,7 +186,7 @@ class _Parser:
 _LEFT, _RIGHT = ".left", ".right"
 
 
-def _written(path: _Path) -> str:
+def _render_path(path: _Path) -> str:
     steps = []
     at: _Path | None = path
     while at is not None:
@@ -212,37 +212,37 @@ def _term(json: object, path: _Path) -> tuple[str, str]:
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):
-        raise _error(path, f"expected a column's name or an object, not {_shown(json)}")
+        raise _error(path, f"expected a column's name or an object, not {_show_json(json)}")
     kind = _kind(json, path)
     if kind == "reference":
         field = "name" if "name" in json else "term"
         return _text(json, field, path), IDENTITY
     if kind != "transform":
         raise _error(path, f"expected a reference or a transform, not {kind!r}")
-    inner = _required(json, "term", path)
+    inner = _require_field(json, "term", path)
     if isinstance(inner, dict) and _kind(inner, (path, ".term")) != "reference":
         raise _error((path, ".term"), "expected a column; a transform of anything else is not supported")
     return _term(inner, (path, ".term"))[0], canonical(_text(json, "transform", path))
 
 
 def _text(json: dict[str, object], field: str, path: _Path) -> str:
-    value = _required(json, field, path)
+    value = _require_field(json, field, path)
     if not isinstance(value, str):
-        raise _error((path, f".{field}"), f"expected a name, not {_shown(value)}")
+        raise _error((path, f".{field}"), f"expected a name, not {_show_json(value)}")
     return value
 
 
-def _required(json: dict[str, object], field: str, path: _Path) -> object:
+def _require_field(json: dict[str, object], field: str, path: _Path) -> object:
     if field not in json:
         raise _error(path, f"missing field {field!r}")
     return json[field]
 
 
 def _error(path: _Path, why: str) -> BadRequest:
-    return BadRequest(f"Invalid expression at {_written(path)}: {why}")
+    return BadRequest(f"Invalid expression at {_render_path(path)}: {why}")
 
 
-def _shown(json: object) -> str:
+def _show_json(json: object) -> str:
     text = repr(json)
     return text if len(text) <= 60 else text[:60] + "…"
 
@@ -267,7 +267,7 @@ def expression_json(expression: Expression) -> Any:
             return _predicate_json(op, name, transform, list(literals))
 
 
-def transformed_json(expression: Expression) -> Any:
+def to_transform_json(expression: Expression) -> Any:
     """JSON of a bound expression in which each term is a transform, a plain column being its identity.
 
     It has the same meaning for every row. Java's readers skip row groups by predicates on columns, and not by
@@ -278,9 +278,9 @@ def transformed_json(expression: Expression) -> Any:
             term = {"type": "transform", "transform": transform, "term": name}
             return {**expression_json(expression), "term": term}
         case And(children):
-            return _pairs("and", children, transformed_json)
+            return _pairs("and", children, to_transform_json)
         case Or(children):
-            return _pairs("or", children, transformed_json)
+            return _pairs("or", children, to_transform_json)
     return expression_json(expression)
 
 

@@ -35,7 +35,7 @@ from seamark.formats.iceberg.expressions.expression import (
     Or,
     all_of,
     any_of,
-    replaced,
+    replace_predicates,
 )
 from seamark.formats.iceberg.expressions.ranges import (
     Range,
@@ -43,11 +43,11 @@ from seamark.formats.iceberg.expressions.ranges import (
     backwards,
     complement,
     contains,
+    find_stored_as_int,
     forwards,
     is_ordered,
     is_rounded,
-    next_value,
-    stored_as_int,
+    successor_of,
 )
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types.functions import is_function
@@ -63,7 +63,7 @@ from seamark.formats.iceberg.types.transforms import (
     width_of,
 )
 from seamark.formats.iceberg.types.values import Value
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 
 RANGES_MAX = 200
 """Ranges per predicate on a transform; Java also stops at 200 values of an `in`."""
@@ -110,12 +110,12 @@ def project(expression: Expression, spec: PartitionSpec) -> ProjectedExpression:
 
 def inclusive(expression: Expression, spec: PartitionSpec) -> Expression:
     """Return the condition that the partition of every matching row satisfies, in the form of `ProjectedExpression`."""
-    return replaced(expression, lambda predicate: _inclusive(predicate, spec))
+    return replace_predicates(expression, lambda predicate: _inclusive(predicate, spec))
 
 
 def _inclusive(predicate: Bound, spec: PartitionSpec) -> Expression:
     # several fields of one source give different conditions, such as bucket(7, x) and bucket(5, x)
-    return all_of(*[_projected(predicate, field) for field in spec.fields_of(predicate.column_id)])
+    return all_of(*[_project_predicate(predicate, field) for field in spec.fields_of(predicate.column_id)])
 
 
 def strict(predicate: Bound, spec: PartitionSpec) -> Expression:
@@ -162,13 +162,13 @@ def source_ranges(predicate: Bound) -> Expression:
         outside = complement(backwards(transform, kind, _ranges(replace(predicate, op=OPPOSITE[op]))))
         if len(outside) > RANGES_MAX or Range(None, None) in outside:
             return TRUE
-        return any_of(_on_source(predicate, Op.IS_NULL), _within(_source(predicate), outside))
+        return any_of(_on_source(predicate, Op.IS_NULL), _match_ranges(_source(predicate), outside))
     if not is_ordered(transform, kind):
         return _on_source(predicate, Op.NOT_NULL)
     ranges = backwards(transform, kind, _ranges(predicate))
     if len(ranges) > RANGES_MAX:
         ranges = [Range(ranges[0].low, ranges[-1].high)]
-    return _within(_source(predicate), ranges)
+    return _match_ranges(_source(predicate), ranges)
 
 
 class _Mapping(NamedTuple):
@@ -184,10 +184,10 @@ class _Mapping(NamedTuple):
     is_rounded: bool
     """As `ranges.is_rounded`."""
     stored_as_int: StoredAsInt | None
-    """As `ranges.stored_as_int`."""
+    """The result of `ranges.find_stored_as_int`."""
 
 
-@memoized(1024)
+@memoize(1024)
 def _mapping(transform: str, kind: str) -> _Mapping | None:
     """Return None if the results are unknown, as for a transform of several columns (spec, version 3)."""
     transform = canonical(transform)
@@ -199,12 +199,12 @@ def _mapping(transform: str, kind: str) -> _Mapping | None:
         name_of(transform) == "bucket",
         transform == IDENTITY or (transform, kind) == ("day", "date"),
         is_rounded(transform, kind),
-        stored_as_int(transform, kind),
+        find_stored_as_int(transform, kind),
     )
 
 
 def _strict(predicate: Bound, field: PartitionField) -> Expression:
-    projected = _negated(_projected(replace(predicate, op=OPPOSITE[predicate.op]), field))
+    projected = _negate(_project_predicate(replace(predicate, op=OPPOSITE[predicate.op]), field))
     if projected == FALSE:
         return FALSE
     if predicate.op in NULL_MATCHES or (isinstance(projected, Bound) and projected.op not in NULL_MATCHES):
@@ -215,12 +215,12 @@ def _strict(predicate: Bound, field: PartitionField) -> Expression:
     return all_of(_target(predicate, field, Op.NOT_NULL), projected)
 
 
-def _negated(expression: Expression) -> Expression:
+def _negate(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            return any_of(*map(_negated, children))
+            return any_of(*map(_negate, children))
         case Or(children):
-            return all_of(*map(_negated, children))
+            return all_of(*map(_negate, children))
         case Bound():
             return replace(expression, op=OPPOSITE[expression.op])
         case Always(value):
@@ -228,7 +228,7 @@ def _negated(expression: Expression) -> Expression:
     raise TypeError(f"not a bound expression: {expression}")
 
 
-def _projected(predicate: Bound, field: PartitionField) -> Expression:
+def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
     """Return the inclusive projection of one predicate onto one field of its column."""
     kind, op = predicate.kind, predicate.op
     mapping = _mapping(field.transform, kind)
@@ -237,8 +237,8 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
     transform = mapping.transform
     if predicate.transform != IDENTITY:
         if predicate.transform == transform:
-            return _same_transform(predicate, field, mapping)
-        return replaced(source_ranges(predicate), lambda source: _projected(source, field))
+            return _project_same_transform(predicate, field, mapping)
+        return replace_predicates(source_ranges(predicate), lambda source: _project_predicate(source, field))
     if op in _NULLITY or mapping.is_same:
         return _target(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
@@ -248,22 +248,22 @@ def _projected(predicate: Bound, field: PartitionField) -> Expression:
     if op in _COMPARISONS:
         ranges = [result for source in _ranges(predicate) for result in forwards(transform, kind, source)]
         if mapping.is_rounded:
-            ranges = list(map(_widened, ranges))
-        return _within(_target(predicate, field, op), ranges)
+            ranges = list(map(_widen, ranges))
+        return _match_ranges(_target(predicate, field, op), ranges)
     return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
 
 
-def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
+def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
     """Return the term equals the field, except for results that old writers rounded up."""
     op, values = predicate.op, predicate.values
     if mapping.stored_as_int is not None and op not in _NULLITY:
-        return _stored_as_int(predicate, field, mapping, mapping.stored_as_int)
+        return _project_stored_as_int(predicate, field, mapping, mapping.stored_as_int)
     if op in _NULLITY or not mapping.is_rounded:
         return _target(predicate, field, op, *values)
     if op in _EQUALITIES:
         return _among(predicate, field, mapping, values)
     if op in _COMPARISONS:
-        return _within(_target(predicate, field, op), [_widened(span) for span in _ranges(predicate)])
+        return _match_ranges(_target(predicate, field, op), [_widen(span) for span in _ranges(predicate)])
     # a result up to 0 may represent the next lower result
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
@@ -271,16 +271,21 @@ def _same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) 
     return _target(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
 
 
-def _stored_as_int(predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt) -> Expression:
-    """As `_same_transform`, for a long that may have been an int: one result may have been stored as another."""
+def _project_stored_as_int(
+    predicate: Bound, field: PartitionField, mapping: _Mapping, stored: StoredAsInt
+) -> Expression:
+    """Project a predicate as `_project_same_transform` does, on a long that may have been an int.
+
+    One result may have been stored as another.
+    """
     if not mapping.is_ordered:  # so wide that many ints have other results
         return TRUE if predicate.op in NULL_MATCHES else _target(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
         return _among(predicate, field, mapping, predicate.values)
-    found = _target(predicate, field, predicate.op, *predicate.values)
+    projected = _target(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
         is_sought = contains(_ranges(predicate), stored.exact)
-        return any_of(found, replace(found, op=Op.EQ, values=(stored.wrapped,))) if is_sought else found
+        return any_of(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
     left = [value for value in predicate.values if value != stored.wrapped]
     return _target(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
 
@@ -305,7 +310,7 @@ def _among(predicate: Bound, field: PartitionField, mapping: _Mapping, results: 
     return _target(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
-def _widened(results: Range) -> Range:
+def _widen(results: Range) -> Range:
     return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
 
 
@@ -330,22 +335,22 @@ def _ranges(predicate: Bound) -> list[Range]:
         case Op.LT:
             return [Range(None, values[0])]
         case Op.LT_EQ:
-            return [Range(None, next_value(values[0]))]
+            return [Range(None, successor_of(values[0]))]
         case Op.GT:
-            return [Range(next_value(values[0]), None)]
+            return [Range(successor_of(values[0]), None)]
         case Op.GT_EQ:
             return [Range(values[0], None)]
-    return [Range(value, next_value(value)) for value in values]
+    return [Range(value, successor_of(value)) for value in values]
 
 
-def _within(template: Bound, ranges: Iterable[Range]) -> Expression:
+def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
     """Return the template's term is in one of the ranges, which exclude null."""
     points: list[Value] = []
     conditions: list[Expression] = []
     for low, high in ranges:
         if low is None and high is None:
             return replace(template, op=Op.NOT_NULL, values=())
-        if low is not None and high == next_value(low):
+        if low is not None and high == successor_of(low):
             points.append(low)
         else:
             conditions.append(all_of(*_bounds(template, low, high)))

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 from seamark.formats.iceberg.types.transforms import (
     INTEGER_BITS,
     UNITS_PER_DAY,
-    first_day,
     is_known,
     monotone,
     name_of,
     result_type,
+    start_of_month,
     width_of,
-    wrapped,
+    wrap_to_bits,
 )
 from seamark.formats.iceberg.types.types import base_name
 
@@ -54,23 +54,23 @@ def is_rounded(transform: str, kind: str) -> bool:
     return transform in CALENDAR and (transform, kind) != ("day", "date")
 
 
-def next_value(value: Any) -> Any:
+def successor_of(value: Any) -> Any:
     if isinstance(value, int):
         return value + 1
     return value + "\0" if isinstance(value, str) else value + b"\0"
 
 
 def forwards(transform: str, kind: str, source: Range) -> list[Range]:
-    """Ranges that contain the results of all source values in the range, and few others."""
+    """Return ranges that contain the results of all source values in the range, and few others."""
     exact = monotone(transform, kind)
     if base_name(kind) in ("string", "binary"):
         low, high = source
         if high is not None and exact(high) != high:
             # a value just below `high` may have the same prefix
-            high = next_value(exact(high))
+            high = successor_of(exact(high))
         return [Range(low if low is None else exact(low), high)]
     first, end = _limits(kind)
-    low, high = _clipped(source, first, end)
+    low, high = _clip(source, first, end)
     if low >= high:
         return []
     least, beyond = exact(low), exact(high - 1) + 1
@@ -78,14 +78,14 @@ def forwards(transform: str, kind: str, source: Range) -> list[Range]:
     start, stop = _limits(result)
     results = []
     for shift in _shifts(result):
-        piece = _clipped(Range(least + shift, beyond + shift), start, stop)
+        piece = _clip(Range(least + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
         # no value is beyond the source's limits, so a bound there can be omitted
         no_low = piece.low == start or (low == first and shift == 0)
         no_high = piece.high == stop or (high == end and shift == 0)
         results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
-    stored = stored_as_int(transform, kind)
+    stored = find_stored_as_int(transform, kind)
     if stored is None or low >= stored.end or high <= _limits("int").low:
         return results
     return results if contains(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
@@ -100,8 +100,8 @@ class StoredAsInt(NamedTuple):
     """Ints below it may have been stored with another result than as longs."""
 
 
-def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
-    """Of a truncated long, which may have been an int when files were written.
+def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
+    """Return how a truncated long may be stored that was an int when files were written.
 
     None if no result of an int wraps.
     """
@@ -111,7 +111,7 @@ def stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     width = width_of(transform)
     exact = least - least % width
     end = exact + width if is_ordered(transform, kind) else _limits("int").high
-    return StoredAsInt(exact, wrapped(exact, INTEGER_BITS["int"]), end) if exact < least else None
+    return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < least else None
 
 
 def contains(ranges: Iterable[Range], value: int) -> bool:
@@ -121,25 +121,25 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
 def backwards(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
     """Exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
     if base_name(kind) in ("string", "binary"):
-        return _merged(list(_strings_backwards(width_of(transform), results)))
-    begin = _first_with(transform, kind)
+        return _merge_ranges(list(_strings_backwards(width_of(transform), results)))
+    begin = _inverse_of(transform, kind)
     first, end = _limits(kind)
     result = result_type(transform, kind)
     start, stop = _limits(result)
     spans = []
     for span in results:
-        low, high = _clipped(span, start, stop)
+        low, high = _clip(span, start, stop)
         if low < high:
-            spans += [_clipped(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _shifts(result)]
+            spans += [_clip(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _shifts(result)]
     return [
         Range(None if low == first else low, None if high == end else high)
-        for low, high in _merged([span for span in spans if span.low < span.high])
+        for low, high in _merge_ranges([span for span in spans if span.low < span.high])
     ]
 
 
 def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
-        low, high = (bound if bound is None or len(bound) <= width else after_prefix(bound[:width]) for bound in span)
+        low, high = (bound if bound is None or len(bound) <= width else end_of_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:
             continue  # no string is greater
         if low is None or high is None or low < high:
@@ -166,7 +166,7 @@ def _limits(kind: str) -> Range:
     return Range(-edge, edge)
 
 
-def _clipped(span: Range, first: int, end: int) -> Range:
+def _clip(span: Range, first: int, end: int) -> Range:
     low = first if span.low is None else max(span.low, first)
     return Range(low, end if span.high is None else min(span.high, end))
 
@@ -177,7 +177,7 @@ def _shifts(result: str) -> tuple[int, ...]:
     return (0,) if bits is None else (0, 1 << bits, -(1 << bits))
 
 
-def _first_with(transform: str, kind: str) -> Callable[[int], int]:
+def _inverse_of(transform: str, kind: str) -> Callable[[int], int]:
     """Return a function from an exact result to the least source value with that result or a greater one."""
     name = name_of(transform)
     if name == "truncate":
@@ -189,10 +189,10 @@ def _first_with(transform: str, kind: str) -> Callable[[int], int]:
     if name == "day":
         return lambda result: result * day
     months = 1 if name == "month" else 12
-    return lambda result: first_day(result * months) * day
+    return lambda result: start_of_month(result * months) * day
 
 
-def after_prefix(prefix: Prefix) -> Prefix | None:
+def end_of_prefix(prefix: Prefix) -> Prefix | None:
     """Return the least value greater than every value with the prefix; None if there is none."""
     if isinstance(prefix, bytes):
         stem = prefix.rstrip(b"\xff")
@@ -204,7 +204,7 @@ def after_prefix(prefix: Prefix) -> Prefix | None:
     return stem[:-1] + ("\ue000" if stem[-1] == "\ud7ff" else chr(ord(stem[-1]) + 1))
 
 
-def _merged(ranges: list[Range]) -> list[Range]:
+def _merge_ranges(ranges: list[Range]) -> list[Range]:
     """Return the ranges in order, with adjacent and overlapping ranges merged."""
     unbounded = [span for span in ranges if span.low is None]
     merged: list[Range] = []

@@ -27,7 +27,7 @@ from seamark.formats.iceberg.expressions.expression import (
     all_of,
     any_of,
     predicates_of,
-    replaced,
+    replace_predicates,
 )
 from seamark.formats.iceberg.expressions.projection import ProjectedExpression, project
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -47,27 +47,27 @@ def add_nan(expression: Expression) -> Expression:
     A plan of the result keeps the files in which only NaN matches, and its residual skips no row group that has NaN.
     """
     if any(map(_matches_nan_above, predicates_of(expression))):
-        return _added(expression)
+        return _add_nan_tests(expression)
     return expression
 
 
 def remove_nan(expression: Expression) -> Expression:
     """Return a bound expression without its tests for NaN, for a file that has no NaN in the tested columns."""
-    return replaced(expression, lambda predicate: FALSE if predicate.op is Op.IS_NAN else predicate)
+    return replace_predicates(expression, lambda predicate: FALSE if predicate.op is Op.IS_NAN else predicate)
 
 
 def _matches_nan_above(predicate: Bound) -> bool:
     return predicate.op in _ABOVE and predicate.result in FLOATS
 
 
-def _added(expression: Expression) -> Expression:
+def _add_nan_tests(expression: Expression) -> Expression:
     match expression:
         case And(children):
             # `x > 1 AND x < 5` matches NaN for no client. With a test for NaN, bounds would decide less of it.
             without_nan = {_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN}
-            return all_of(*[_without_tests(_added(child), without_nan) for child in children])
+            return all_of(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
         case Or(children):
-            added = any_of(*map(_added, children))
+            added = any_of(*map(_add_nan_tests, children))
             parts = added.children if isinstance(added, Or) else (added,)
             # Each test once: a filter that already tests for NaN, such as one that was SQL, does not become longer.
             tests = dict.fromkeys(filter(_is_test, parts))
@@ -77,7 +77,7 @@ def _added(expression: Expression) -> Expression:
     return expression
 
 
-def _without_tests(expression: Expression, terms: set[tuple[int, str]]) -> Expression:
+def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Expression:
     """Return a disjunction without its tests for NaN of these terms."""
     if not terms or not isinstance(expression, Or):
         return expression
@@ -128,7 +128,7 @@ def with_both_zeros(residual: Expression) -> Expression:
     """
     if not any(0.0 in predicate.values and predicate.result in FLOATS for predicate in predicates_of(residual)):
         return residual
-    return replaced(residual, _with_both_zeros)
+    return replace_predicates(residual, _with_both_zeros)
 
 
 def _with_both_zeros(predicate: Bound) -> Bound:
@@ -145,7 +145,7 @@ def _with_both_zeros(predicate: Bound) -> Bound:
     return predicate
 
 
-def weakened(residual: Expression) -> Expression:
+def weaken_residual(residual: Expression) -> Expression:
     """Return a short expression that every row satisfies that satisfies the residual; never the constant TRUE.
 
     For clients that require a residual and filter rows by the original filter: a list of values becomes its range.
@@ -155,7 +155,7 @@ def weakened(residual: Expression) -> Expression:
     predicates = predicates_of(residual)
     if not predicates:
         return residual
-    weak = _weakened(residual)
+    weak = _weaken_expression(residual)
     if isinstance(weak, And):
         weak = all_of(*weak.children[:_CONJUNCTS_MAX])
     return tautology(predicates[0]) if weak == TRUE else weak
@@ -171,15 +171,15 @@ def tautologies(expression: Expression) -> list[Bound]:
     """Return a predicate of each tautology in the expression, made from a predicate with a literal of unknown value."""
     match expression:
         case And(children):
-            return [found for child in children for found in tautologies(child)]
+            return [bounds for child in children for bounds in tautologies(child)]
         case Or(children):
             null = {child.column_id for child in children if isinstance(child, Bound) and child.op is Op.IS_NULL}
-            found = [
+            bounds = [
                 child
                 for child in children
                 if isinstance(child, Bound) and child.op is Op.NOT_NULL and child.column_id in null
             ]
-            return found or [found for child in children for found in tautologies(child)]
+            return bounds or [bounds for child in children for bounds in tautologies(child)]
     return []
 
 
@@ -187,22 +187,22 @@ _CONJUNCTS_MAX = 8
 _ORDERED_KINDS = INTS | LONGS | TIMESTAMPS | {"date", "time"}
 
 
-def _weakened(expression: Expression) -> Expression:
+def _weaken_expression(expression: Expression) -> Expression:
     match expression:
         case And(children):
-            return all_of(*[_weakened(child) for child in children])
+            return all_of(*[_weaken_expression(child) for child in children])
         case Or(children):
             column = {(child.column_id, child.transform) for child in children if isinstance(child, Bound)}
             listed = [child for child in children if isinstance(child, Bound) and child.op in (Op.EQ, Op.IN)]
             if len(column) > 1 or len(listed) < len(children):
                 return TRUE
-            return _weakened_predicate(listed[0], [value for predicate in listed for value in predicate.values])
+            return _weaken_predicate(listed[0], [value for predicate in listed for value in predicate.values])
         case Bound():
-            return _weakened_predicate(expression, list(expression.values))
+            return _weaken_predicate(expression, list(expression.values))
     return expression
 
 
-def _weakened_predicate(predicate: Bound, values: list[Any]) -> Expression:
+def _weaken_predicate(predicate: Bound, values: list[Any]) -> Expression:
     if predicate.transform != IDENTITY or predicate.op in (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH):
         return TRUE
     if not values:

@@ -37,7 +37,7 @@ from seamark.formats.iceberg.expressions.expression import (
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
 from seamark.formats.iceberg.expressions.sql_literals import literal_of
 from seamark.formats.iceberg.expressions.sql_parser import parse_into, tokens_in
-from seamark.formats.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
+from seamark.formats.iceberg.expressions.sql_reasons import explain_unused, misfit_reason
 from seamark.formats.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
@@ -117,10 +117,12 @@ def parse_sql(
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"The predicate has {len(text)} characters; the limit is {TEXT_MAX} characters")
-    others = sorted((other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True)
+    other_schemas = sorted(
+        (other for other in schemas if other is not schema), key=lambda other: other.id, reverse=True
+    )
     try:
         tree = parse_into(_SQL, text, exp.Condition)
-        reader = _Reader((schema, *others), nan_above, functions)
+        reader = _Reader((schema, *other_schemas), nan_above, functions)
         expression = reader.read(tree, negated=False)
         exact = reader.exact and not reader.unused
         return SqlFilter(expression, tuple(reader.unused), exact, tuple(reader.unused.values()))
@@ -155,18 +157,18 @@ def find_borrowed_rights(text: str) -> str | None:
     return None
 
 
-def syntax_message(error: ParseError, what: str) -> str:
+def syntax_message(error: ParseError, subject: str) -> str:
     """Return what is wrong with the text, and where.
 
-    `what` names the text: "The predicate".
+    `subject` names the text: "The predicate".
     """
     for detail in error.errors:
         if detail.get("line") is not None:
             text = detail.get("highlight") or "the end"
             position = f"line {detail['line']}, column {detail['col']}"
             why = str(detail.get("description", "")).partition(" for <class")[0]
-            return f"{what} is not valid SQL: {why} at {position}, near {text[:40]!r}"
-    return f"{what} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
+            return f"{subject} is not valid SQL: {why} at {position}, near {text[:40]!r}"
+    return f"{subject} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
 
 
 class _Reader(Comparisons):
@@ -194,7 +196,7 @@ class _Reader(Comparisons):
         except Inconvertible as error:
             leaf, reason = None, str(error)
         else:
-            reason = unused_reason(node, self._is_column) if leaf is None else ""
+            reason = explain_unused(node, self._is_column) if leaf is None else ""
         if leaf is None:
             self._leave_out(node, reason)
             return TRUE
@@ -203,10 +205,10 @@ class _Reader(Comparisons):
     def _leave_out(self, node: exp.Expr, reason: str) -> None:
         self.unused.setdefault(node.sql(dialect=_Sql)[:_SHOWN_MAX], reason)
 
-    def fitted(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
+    def fit_literal(self, literal: TypedLiteral, term: ComparedTerm) -> tuple[object, bool]:
         """Raise Inconvertible, with the reason."""
         try:
-            return super().fitted(literal, term)
+            return super().fit_literal(literal, term)
         except RoundedApart:
             raise
         except Inconvertible:
@@ -235,7 +237,7 @@ class _Reader(Comparisons):
             case exp.Between():
                 value, *bounds = self._together([node.this, node.args["low"], node.args["high"]])
                 low, high = (
-                    self._compared(op, value, bound, negated)
+                    self._compare_sides(op, value, bound, negated)
                     for op, bound in zip((Op.GT_EQ, Op.LT_EQ), bounds, strict=True)
                 )
                 return None if low is None or high is None else (any_of if negated else all_of)(low, high)
@@ -251,13 +253,13 @@ class _Reader(Comparisons):
                     return None
                 return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
         if type(node) in _COMPARED:
-            return self._compared(_COMPARED[type(node)], node.this, node.expression, negated)
+            return self._compare_sides(_COMPARED[type(node)], node.this, node.expression, negated)
         term = self._term(node)
         if term is not None and term.kind == "boolean":
             return term.predicate(Op.EQ, not negated)
         return None
 
-    def _compared(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
+    def _compare_sides(self, op: Op, left: exp.Expr, right: exp.Expr, negated: bool) -> Expression | None:
         """Return a comparison, for the rows where it is true or, if `negated`, false.
 
         Raises Inconvertible.
@@ -363,15 +365,15 @@ class _Reader(Comparisons):
         if pattern.kind != "text":
             return None
         if isinstance(node, exp.StartsWith):
-            prefix, rest = pattern.text, "%"
+            prefix, tail = pattern.text, "%"
         else:
-            given = None if escape is None else escape.text
-            if not is_valid_pattern(pattern.text, given):
+            escape_text = None if escape is None else escape.text
+            if not is_valid_pattern(pattern.text, escape_text):
                 return None
-            prefix, rest = split_pattern(pattern.text, given)
-        if rest == "":
+            prefix, tail = split_pattern(pattern.text, escape_text)
+        if tail == "":
             return self.comparison(Op.NOT_EQ if negated else Op.EQ, term, TypedLiteral("text", prefix), negated)
-        if rest.strip("%") == "":
+        if tail.strip("%") == "":
             if not prefix:
                 return FALSE if negated else term.not_null
             if negated:
@@ -380,7 +382,7 @@ class _Reader(Comparisons):
         if negated or not prefix:
             return None
         # The prefix is used; the rest of the pattern is listed as unused.
-        self._leave_out(node, unused_reason(node, self._is_column))
+        self._leave_out(node, explain_unused(node, self._is_column))
         return term.predicate(Op.STARTS_WITH, prefix)
 
     # Terms
@@ -408,42 +410,42 @@ class _Reader(Comparisons):
         SQL.
         """
         if isinstance(node, exp.Cast) and type(node) is exp.Cast:
-            return self._applied("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
+            return self._apply_transform("day", node.this) if node.to.this is exp.DataType.Type.DATE else None
         if isinstance(node, exp.Date | exp.TsOrDsToDate) and len(list(node.iter_expressions())) == 1:
-            return self._applied("day", node.this)
+            return self._apply_transform("day", node.this)
         if isinstance(node, exp.Lower | exp.Upper):
             if qualified:  # a function of some schema
                 return None
             return self._function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
         if isinstance(node, exp.Trunc):
-            return self._sized("truncate", [node.this, node.args.get("decimals")], qualified)
+            return self._parse_sized_transform("truncate", [node.this, node.args.get("decimals")], qualified)
         if isinstance(node, exp.Year | exp.Month | exp.Day | exp.Hour):
             unit = type(node).__name__.lower()
             if qualified:
-                return self._applied(unit, node.this)
-            term = self._applied(unit, node.this) if unit == "year" else None
+                return self._apply_transform(unit, node.this)
+            term = self._apply_transform(unit, node.this) if unit == "year" else None
             return None if term is None else term._replace(origin=1970)
         if not isinstance(node, exp.Anonymous):
             return None
         called = str(node.this).lower()
         if called in ("bucket", "truncate"):
-            return self._sized(called, node.expressions, qualified)
+            return self._parse_sized_transform(called, node.expressions, qualified)
         unit = _PLURALS.get(called) or (called if qualified and called in UNITS else "")
-        return self._applied(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
+        return self._apply_transform(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
     def _function(self, called: str, node: exp.Expr) -> ComparedTerm | None:
-        term = self._applied(called, node) if self._functions else None
+        term = self._apply_transform(called, node) if self._functions else None
         self.exact &= term is None
         return term
 
-    def _sized(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
+    def _parse_sized_transform(self, called: str, arguments: list[Any], qualified: bool) -> ComparedTerm | None:
         """`bucket(4, id)` in Spark, `bucket(id, 4)` in Trino."""
         if len(arguments) != 2 or None in arguments:
             return None
         widths = [literal_of(argument) for argument in arguments]
         for width, other in zip(widths, reversed(arguments), strict=True):
             if width is not None and width.kind == "number" and width.text.isdigit() and width.text.strip("0"):
-                term = self._applied(canonical(f"{called}[{width.text}]"), other)
+                term = self._apply_transform(canonical(f"{called}[{width.text}]"), other)
                 if (
                     called == "truncate"
                     and not qualified
@@ -454,7 +456,7 @@ class _Reader(Comparisons):
                 return term
         return None
 
-    def _applied(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
+    def _apply_transform(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
         name = _name(node)
         return None if name is None else self.term(name, transform)
 

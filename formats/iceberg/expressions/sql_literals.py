@@ -53,16 +53,16 @@ def literal_of(node: exp.Expr | None) -> TypedLiteral | None:
     return None
 
 
-def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
-    if given is None:
+def _cast(literal: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
+    if literal is None:
         return None
-    if given.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
-        return None if to.this in _WIDER else given
-    kind, text, target = given.kind, given.text, to.this
+    if literal.kind == "null":  # NULL of a type that other operands may be converted to has a meaning besides its value
+        return None if to.this in _WIDER else literal
+    kind, text, target = literal.kind, literal.text, to.this
     if target in _TYPED:
         return TypedLiteral(_TYPED[target], text) if kind in ("text", _TYPED[target]) else None
     if target in (_Type.VARCHAR, _Type.TEXT):
-        return given if kind == "text" and not to.expressions else None
+        return literal if kind == "text" and not to.expressions else None
     if kind not in ("number", "text") or not is_exact_number(text):
         return None
     if target in _WHOLE and _INTEGER.fullmatch(text):
@@ -70,11 +70,11 @@ def _cast(given: TypedLiteral | None, to: exp.DataType) -> TypedLiteral | None:
     if target is _Type.DOUBLE:
         return TypedLiteral("double", text)
     if target is _Type.DECIMAL:
-        return TypedLiteral("number", text) if _within(text, to) else None
+        return TypedLiteral("number", text) if _fits_decimal(text, to) else None
     return None
 
 
-def _within(text: str, to: exp.DataType) -> bool:
+def _fits_decimal(text: str, to: exp.DataType) -> bool:
     """Return whether a cast to decimal leaves the number unchanged."""
     sizes = [int(size.name) for size in to.expressions if size.name.isdigit() and len(size.name) <= 2]
     scale = sizes[1] if len(sizes) > 1 else 0

@@ -51,14 +51,14 @@ def parse_statements(
     """
     tokens = tokens_in(dialect, text) if tokens is None else list(tokens)
     try:
-        parser = _limited(dialect.parser_class)(dialect=dialect)
+        parser = _limit_steps(dialect.parser_class)(dialect=dialect)
         parser.steps_left = STEPS_LEAST + STEPS_PER_TOKEN * len(tokens)
-        found: list[exp.Expr | None] = (
+        statements: list[exp.Expr | None] = (
             parser.parse(tokens, text) if into is None else parser.parse_into(into, tokens, text)
         )
     except _FAULTS:
         raise SqlglotError("It has a part that cannot be parsed") from None
-    return found
+    return statements
 
 
 def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
@@ -66,14 +66,14 @@ def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
 
     Errors as in `parse_statements`.
     """
-    found = parse_statements(dialect, text, into=into)
-    if not found or found[0] is None:
+    statements = parse_statements(dialect, text, into=into)
+    if not statements or statements[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")
-    return found[0]
+    return statements[0]
 
 
 @cache
-def _limited(parser: type) -> type:
+def _limit_steps(parser: type) -> type:
     class Limited(parser):  # type: ignore[misc]
         steps_left = 0
 

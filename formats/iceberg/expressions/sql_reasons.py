@@ -37,7 +37,7 @@ def misfit_reason(literal: TypedLiteral, name: str, kind: str) -> str:
     return f"{reason}; write {form}" if form else reason
 
 
-def unused_reason(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
+def explain_unused(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     """Return why an expression has no form as an Iceberg expression.
 
     Args:
@@ -46,8 +46,8 @@ def unused_reason(node: exp.Expr, is_column: Callable[[str], bool]) -> str:
     for side in _operands(node):
         if isinstance(side, exp.Column) and len(side.parts) == 1 and not is_column(side.name):
             quoted = side.this.args.get("quoted")
-            what = "double quotes and backticks are for names, and " if quoted else ""
-            return f"{what}{_short(side.name)} is not a column; write '{_short(side.name)}' for a string"
+            hint = "double quotes and backticks are for names, and " if quoted else ""
+            return f"{hint}{_short(side.name)} is not a column; write '{_short(side.name)}' for a string"
     sides = _operands(node)
     if len(sides) == 2 and all(literal_of(side) is None for side in sides):
         if all(isinstance(side, exp.Column | exp.Dot) for side in sides):

@@ -14,7 +14,7 @@ from struct import Struct
 
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale, fixed_length, round_to
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale, length_of_fixed, round_to
 
 _DATE = re.compile(r"\s*(\d{4}-\d\d-\d\d)\s*", re.ASCII)
 _TIME = re.compile(r"\s*(\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)\s*", re.ASCII)
@@ -88,7 +88,7 @@ _TYPE_OF = {kind: name for name, kind in _KIND_OF.items()} | {"double": "double"
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*", re.ASCII)
 
 
-def typed_literal(data_type: str, text: str) -> TypedLiteral:
+def parse_typed_literal(data_type: str, text: str) -> TypedLiteral:
     """Return a literal from its Iceberg type and its value as text.
 
     Raises:
@@ -113,7 +113,9 @@ def _is_finite(text: str) -> bool:
     return _DOUBLE.fullmatch(text) is not None and math.isfinite(float(text))
 
 
-def convert_literal(given: TypedLiteral, kind: str, transform: str = IDENTITY, origin: int = 0) -> tuple[object, bool]:
+def convert_literal(
+    literal: TypedLiteral, kind: str, transform: str = IDENTITY, origin: int = 0
+) -> tuple[object, bool]:
     """Return (the JSON literal for a term of type `kind`, whether it is exact in the type).
 
     Raises Inconvertible.
@@ -124,45 +126,45 @@ def convert_literal(given: TypedLiteral, kind: str, transform: str = IDENTITY, o
     fit = _FITS.get(name)
     if fit is None:
         raise Inconvertible
-    if transform == "day" and given.kind == "number" and _INTEGER.fullmatch(given.text):
-        return int(given.text), True
+    if transform == "day" and literal.kind == "number" and _INTEGER.fullmatch(literal.text):
+        return int(literal.text), True
     if origin:
-        if given.kind != "number" or not _INTEGER.fullmatch(given.text):
+        if literal.kind != "number" or not _INTEGER.fullmatch(literal.text):
             raise Inconvertible
-        return int(given.text) - origin, True
-    return fit(given, kind)
+        return int(literal.text) - origin, True
+    return fit(literal, kind)
 
 
-def _boolean(given: TypedLiteral, _: str) -> tuple[object, bool]:
-    if given.kind in ("boolean", "text") and given.text.lower() in ("true", "false"):
-        return given.text.lower() == "true", True
+def _boolean(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    if literal.kind in ("boolean", "text") and literal.text.lower() in ("true", "false"):
+        return literal.text.lower() == "true", True
     raise Inconvertible
 
 
-def _integer(given: TypedLiteral, _: str) -> tuple[object, bool]:
-    if given.kind == "number" or (given.kind == "text" and _INTEGER.fullmatch(given.text)):
-        return given.text.strip(), True
-    if given.kind == "double":
+def _integer(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    if literal.kind == "number" or (literal.kind == "text" and _INTEGER.fullmatch(literal.text)):
+        return literal.text.strip(), True
+    if literal.kind == "double":
         # Engines compare as doubles, which is exact for integers that doubles represent.
-        value = float(given.text)
+        value = float(literal.text)
         if abs(value) < _EXACT_DOUBLE_MAX:
             return format(Decimal(value), "f"), True
     raise Inconvertible
 
 
-def _floating(given: TypedLiteral, kind: str) -> tuple[object, bool]:
-    if given.kind not in ("number", "double"):
+def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if literal.kind not in ("number", "double"):
         raise Inconvertible
-    value = float(given.text)
+    value = float(literal.text)
     try:
         rounded = round_to(kind, value)
     except ValueError:  # beyond the range of floats
-        return given.text, False
-    nearest = given.text, rounded == value
-    if given.kind == "number" and "." in given.text and rounded:
+        return literal.text, False
+    nearest = literal.text, rounded == value
+    if literal.kind == "number" and "." in literal.text and rounded:
         # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
         digits, scale = _DIVIDED_MAX[base_name(kind)]
-        if len(given.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(given.text) > scale:
+        if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
             raise RoundedApart(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
     return nearest
 
@@ -172,22 +174,22 @@ def _values_around(kind: str, value: float) -> list[float]:
     floating, integer = _BITS_OF[kind]
     bits: int = integer.unpack(floating.pack(abs(value)))[0]
     steps = range(max(bits - _APART_MAX, 0), bits + _APART_MAX + 1)
-    found = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
-    return sorted(math.copysign(near, value) for near in found if math.isfinite(near))
+    neighbours = [float(floating.unpack(integer.pack(step))[0]) for step in steps]
+    return sorted(math.copysign(near, value) for near in neighbours if math.isfinite(near))
 
 
 def _scale(text: str) -> int:
     return len(text.partition(".")[2])
 
 
-def _decimal(given: TypedLiteral, kind: str) -> tuple[object, bool]:
-    if given.kind == "number":
-        return given.text, True
-    if given.kind == "text" and is_exact_number(given.text):
-        if _scale(given.text) <= decimal_scale(kind):
-            return given.text, True
-    elif given.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
-        return _exact(given.text), True
+def _decimal(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if literal.kind == "number":
+        return literal.text, True
+    if literal.kind == "text" and is_exact_number(literal.text):
+        if _scale(literal.text) <= decimal_scale(kind):
+            return literal.text, True
+    elif literal.kind == "double" and decimal_precision(kind) <= _EXACT_DOUBLE_DIGITS:
+        return _exact(literal.text), True
     raise Inconvertible
 
 
@@ -201,36 +203,36 @@ def _exact(text: str) -> str:
     return format(number, "f")
 
 
-def _date(given: TypedLiteral, _: str) -> tuple[object, bool]:
-    if given.kind in ("text", "date") and (match := _DATE.fullmatch(given.text)):
+def _date(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    if literal.kind in ("text", "date") and (match := _DATE.fullmatch(literal.text)):
         return match[1], True
-    if given.kind in ("timestamp", "timestamptz"):
-        return _iso(given), True
+    if literal.kind in ("timestamp", "timestamptz"):
+        return _iso(literal), True
     raise Inconvertible
 
 
-def _time(given: TypedLiteral, _: str) -> tuple[object, bool]:
-    if given.kind in ("text", "time") and (match := _TIME.fullmatch(given.text)):
+def _time(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    if literal.kind in ("text", "time") and (match := _TIME.fullmatch(literal.text)):
         return match[1], True
     raise Inconvertible
 
 
-def _timestamp(given: TypedLiteral, kind: str) -> tuple[object, bool]:
-    if given.kind == "date" and (match := _DATE.fullmatch(given.text)):
+def _timestamp(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if literal.kind == "date" and (match := _DATE.fullmatch(literal.text)):
         return match[1], True
-    if given.kind not in ("text", "timestamp", "timestamptz"):
+    if literal.kind not in ("text", "timestamp", "timestamptz"):
         raise Inconvertible
-    text = _iso(given)
-    if "tz" not in kind and (given.kind == "timestamptz" or text.endswith("Z") or text[-6] in "+-"):
+    text = _iso(literal)
+    if "tz" not in kind and (literal.kind == "timestamptz" or text.endswith("Z") or text[-6] in "+-"):
         raise Inconvertible
     return text, True
 
 
-def _iso(given: TypedLiteral) -> str:
-    match = _TIMESTAMP.fullmatch(given.text)
+def _iso(literal: TypedLiteral) -> str:
+    match = _TIMESTAMP.fullmatch(literal.text)
     if match is None:
         raise Inconvertible
-    zone = match[3] or ("Z" if given.kind == "timestamptz" else "")
+    zone = match[3] or ("Z" if literal.kind == "timestamptz" else "")
     if zone == "UTC":
         zone = "Z"
     elif len(zone) == 3:
@@ -238,24 +240,24 @@ def _iso(given: TypedLiteral) -> str:
     return f"{match[1]}T{match[2] or '00:00:00'}{zone}"
 
 
-def _string(given: TypedLiteral, _: str) -> tuple[object, bool]:
-    if given.kind == "text":
-        return given.text, True
+def _string(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    if literal.kind == "text":
+        return literal.text, True
     raise Inconvertible
 
 
-def _uuid(given: TypedLiteral, _: str) -> tuple[object, bool]:
-    if given.kind in ("text", "uuid") and _UUID.fullmatch(given.text):
-        return given.text, True
+def _uuid(literal: TypedLiteral, _: str) -> tuple[object, bool]:
+    if literal.kind in ("text", "uuid") and _UUID.fullmatch(literal.text):
+        return literal.text, True
     raise Inconvertible
 
 
-def _bytes(given: TypedLiteral, kind: str) -> tuple[object, bool]:
-    if given.kind != "bytes" or len(given.text) % 2:
+def _bytes(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
+    if literal.kind != "bytes" or len(literal.text) % 2:
         raise Inconvertible
-    if base_name(kind) == "fixed" and len(given.text) != 2 * fixed_length(kind):
+    if base_name(kind) == "fixed" and len(literal.text) != 2 * length_of_fixed(kind):
         raise Inconvertible
-    return given.text, True
+    return literal.text, True
 
 
 _FITS = {

@@ -59,20 +59,20 @@ class BudgetShare(Budget):
     """The charges of one piece of work; leaving the context returns them."""
 
     def __init__(self, whole: Budget) -> None:
-        self._whole = whole
+        self._read_whole = whole
         self._taken = 0
         self.limit_bytes = whole.limit_bytes
 
     @property
     def left_bytes(self) -> int:
-        return self._whole.left_bytes
+        return self._read_whole.left_bytes
 
     def take(self, size_bytes: int, path: str) -> None:
-        self._whole.take(size_bytes, path)
+        self._read_whole.take(size_bytes, path)
         self._taken += size_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        self._whole.give_back(size_bytes)
+        self._read_whole.give_back(size_bytes)
         self._taken -= size_bytes
 
     def __enter__(self) -> BudgetShare:
@@ -82,15 +82,14 @@ class BudgetShare(Budget):
         self.give_back(self._taken)
 
 
-def decoded_budget(limit_bytes: int) -> Budget:
+def create_decoding_budget(limit_bytes: int) -> Budget:
     return Budget(limit_bytes, "decoded it takes")
 
 
-def expanded_bytes(array: pa.Array) -> int:
-    """Memory of an array's values if each row had its own copy, for arrays whose rows share values (dictionaries,
-    runs, views).
+def compute_expanded_bytes(array: pa.Array) -> int:
+    """Return the memory of an array's values if each row had its own copy, without expanding the array.
 
-    Computed without expansion.
+    It is for arrays whose rows share values (dictionaries, runs, views).
     """
     return int(_lengths(array).sum()) + _OFFSET_BYTES * len(array)
 

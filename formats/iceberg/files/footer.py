@@ -1,8 +1,8 @@
 """Codec of Parquet footers that keeps what it does not know (parquet.thrift: FileMetaData, RowGroup, ColumnChunk).
 
-Column chunks stay bytes: a table of numbers says where each of their offsets is, and `patched` writes other offsets.
-All other fields are read without a schema (`thrift.py`). So a footer of thousands of chunks takes milliseconds, and
-fields of later Parquet versions are kept.
+Column chunks stay bytes: a table of numbers says where each of their offsets is, and `patch_chunks` writes other
+offsets. All other fields are read without a schema (`thrift.py`). So a footer of thousands of chunks takes
+milliseconds, and fields of later Parquet versions are kept.
 
 ValueError for bytes that are no footer.
 """
@@ -29,7 +29,7 @@ COLUMN = {name: 2 + 3 * number for number, name in enumerate(_footer.NAMES)}
 """By the name of a field: the column of its value in a table of chunks. The next two are its begin (-1: absent) and
 end."""
 PATCH = {name: number for number, name in enumerate(_footer.NAMES[: _footer.PATCHED_FIELDS])}
-"""By the name of a field that can be changed: its column in the values of `patched`."""
+"""By the name of a field that can be changed: its column in the values of `patch_chunks`."""
 # FileMetaData
 _VERSION, _SCHEMA, _ROWS, _GROUPS, _KEY_VALUES, _CREATED_BY, _ORDERS = range(1, 8)
 _KNOWN = frozenset(range(1, 8))
@@ -139,14 +139,14 @@ def structures(encoded: bytes) -> list[Fields]:
 
 def read_footer(data: bytes) -> ParquetFooter:
     """`data`: the footer without its length and the magic number."""
-    found, _ = _footer.spans(data, 0)
-    if len({number for number, *_ in found}) < len(found):  # of two lists of row groups, pyarrow reads the last
+    spans, _ = _footer.spans(data, 0)
+    if len({number for number, *_ in spans}) < len(spans):  # of two lists of row groups, pyarrow reads the last
         raise ValueError("a field is repeated")
-    raw = {number: (kind, data[begin:end]) for number, kind, begin, end in found if number != _GROUPS}
+    raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:
         version, rows = _number(raw[_VERSION]), _number(raw[_ROWS])
         schema = _of_kind(raw[_SCHEMA], LIST)
-        at = next(begin for number, kind, begin, _ in found if number == _GROUPS and kind == LIST)
+        at = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
         raise ValueError("it lacks a required field") from None
     for number in (_SCHEMA, _KEY_VALUES, _ORDERS):
@@ -165,14 +165,14 @@ def read_footer(data: bytes) -> ParquetFooter:
         schema,
         _of_kind(raw[_ORDERS], LIST) if _ORDERS in raw else None,
         key_values,
-        None if created_by is None else _unprefixed(_of_kind(created_by, BINARY)),
+        None if created_by is None else _strip_prefix(_of_kind(created_by, BINARY)),
         {number: value for number, value in raw.items() if number not in _KNOWN},
     )
 
 
 def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
-    found, end = _footer.spans(data, at)
-    columns = [span for span in found if span[0] == COLUMNS and span[1] == LIST]
+    spans, end = _footer.spans(data, at)
+    columns = [span for span in spans if span[0] == COLUMNS and span[1] == LIST]
     if len(columns) != 1:
         raise ValueError("a row group has not one list of columns")
     _, _, begin, stop = columns[0]
@@ -181,8 +181,8 @@ def _read_group(data: bytes, at: int, ordinal: int) -> RowGroup:
     if begin != at + 1 or data[at] >> 4 != 1:
         raise ValueError("the columns are not the first field of a row group")
     # The fields after the columns, with the field number that the first of them counts from.
-    rest = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
-    fields = {number: value for number, value in rest.items() if number != COLUMNS}
+    other_fields = thrift.read(bytes([1 << 4 | thrift.TRUE]) + data[stop:end])[0]
+    fields = {number: value for number, value in other_fields.items() if number != COLUMNS}
     sorting = fields.get(SORTING)
     if sorting is not None and sorting[0] == LIST and sorting[1][1] and sorting[1][0] != STRUCT:
         raise ValueError("a list has items of another type")  # which pyarrow ignores
@@ -226,16 +226,16 @@ def _binary(fields: Fields, number: int) -> bytes | None:
     return value if value is None else bytes(value)
 
 
-def _unprefixed(encoded: bytes) -> bytes:
+def _strip_prefix(encoded: bytes) -> bytes:
     return bytes(thrift.read(bytes([1 << 4 | BINARY]) + encoded + b"\0")[0][1][1])
 
 
-def encoded_path(names: Sequence[bytes]) -> bytes:
-    """`path_in_schema` of a chunk."""
+def encode_path(names: Sequence[bytes]) -> bytes:
+    """Encode the field `path_in_schema` of a chunk."""
     return thrift.write({1: (LIST, (BINARY, list(names)))})[1:-1]
 
 
-def patched(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
+def patch_chunks(footer: ParquetFooter, chunks: Longs, values: Longs, paths: Sequence[bytes | None]) -> list[bytes]:
     """Encoded column chunks with other offsets.
 
     Args:
@@ -253,9 +253,9 @@ def encode_group(chunks: Sequence[bytes], fields: Fields) -> bytes:
     Args:
         fields: All but the chunks, with the total size.
     """
-    rest = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
-    rest[0] -= 1 << 4  # the total size, which is field 2, follows field 1
-    return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(rest)
+    other_fields = bytearray(thrift.write({number: value for number, value in fields.items() if number != COLUMNS}))
+    other_fields[0] -= 1 << 4  # the total size, which is field 2, follows field 1
+    return bytes([1 << 4 | LIST]) + encode_structures(chunks) + bytes(other_fields)
 
 
 def group_fields(
@@ -298,9 +298,9 @@ def encode_footer(
     """
     fields: dict[int, tuple[int, bytes]] = {
         **others,
-        _VERSION: (I32, _encoded_number(version)),
+        _VERSION: (I32, _encode_number(version)),
         _SCHEMA: (LIST, schema),
-        _ROWS: (I64, _encoded_number(rows)),
+        _ROWS: (I64, _encode_number(rows)),
         _GROUPS: (LIST, encode_structures(groups)),
     }
     if key_values:
@@ -324,7 +324,7 @@ def encode_fields(fields: Mapping[int, tuple[int, bytes]]) -> bytes:
             out.append(number - last << 4 | kind)
         else:
             out.append(kind)
-            out += _encoded_number(number)
+            out += _encode_number(number)
         out += encoded
         last = number
     out.append(0)
@@ -336,7 +336,7 @@ def encode_binary(value: bytes) -> bytes:
     return thrift.write({1: (BINARY, value)})[1:-1]
 
 
-def _encoded_number(value: int) -> bytes:
+def _encode_number(value: int) -> bytes:
     return thrift.write({1: (I64, value)})[1:-1]
 
 
@@ -353,7 +353,7 @@ def encode_structures(parts: Sequence[bytes]) -> bytes:
     return b"".join((out, *parts))
 
 
-def shifted_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
+def shift_offset_index(data: bytes, begin: int, end: int, by: int) -> bytes:
     """Return an OffsetIndex whose pages moved with their chunk, which was at [begin, end).
 
     Raises:

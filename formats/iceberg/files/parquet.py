@@ -125,7 +125,7 @@ def _by_id(fields: Iterable[pa.Field], path: ColumnPath = ()) -> Iterator[tuple[
             yield from _by_id(list(field.type), column_path)
 
 
-def dotted(column_paths: Iterable[ColumnPath]) -> list[str]:
+def to_dotted_names(column_paths: Iterable[ColumnPath]) -> list[str]:
     """Return the column paths in pyarrow's form."""
     return sorted({".".join(column_path) for column_path in column_paths})
 

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from seamark.formats.iceberg.files import _footer, thrift
-from seamark.formats.iceberg.files.budget import Budget, expanded_bytes
+from seamark.formats.iceberg.files.budget import Budget, compute_expanded_bytes
 from seamark.formats.iceberg.files.footer import ENCRYPTED_MAGIC, MAGIC, RowGroup, read_footer
-from seamark.formats.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, dotted
+from seamark.formats.iceberg.files.parquet import ColumnPath, EncryptedFile, Unreadable, column_of, to_dotted_names
 from seamark.formats.iceberg.types.values import INT_MAX
 
 Longs = npt.NDArray[np.int64]
@@ -122,41 +122,51 @@ class BoundedParquet:
         chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for _, table, _ in self._tables(column_paths, None):
             for column_id, column_path in column_paths.items():
-                chunks[column_id] += [_validated(chunk) for chunk in column_of(table, column_path).chunks]
+                chunks[column_id] += [_validate_dictionary(chunk) for chunk in column_of(table, column_path).chunks]
         return {
-            column_id: self._chunked(chunks[column_id], column_paths[column_id]).unify_dictionaries()
+            column_id: self._to_chunked_array(chunks[column_id], column_paths[column_id]).unify_dictionaries()
             for column_id in column_paths
         }
 
-    def plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
+    def read_plain_columns(self, column_paths: Mapping[int, ColumnPath]) -> dict[int, pa.ChunkedArray]:
         """Return the same as `columns`, without dictionaries."""
         columns = self.columns(column_paths) if column_paths else {}
-        plain = {column_id: [self._plain(chunk) for chunk in column.chunks] for column_id, column in columns.items()}
-        return {column_id: self._chunked(chunks, column_paths[column_id]) for column_id, chunks in plain.items()}
+        plain = {
+            column_id: [self._decode_dictionary(chunk) for chunk in column.chunks]
+            for column_id, column in columns.items()
+        }
+        return {
+            column_id: self._to_chunked_array(chunks, column_paths[column_id]) for column_id, chunks in plain.items()
+        }
 
     def columns_at(self, column_paths: Mapping[int, ColumnPath], rows: Longs) -> dict[int, pa.ChunkedArray]:
         """Return the columns of some rows of the file, int64[n] ascending, without dictionaries."""
         chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
         for start, table, cost in self._tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
-            taken = pa.array(rows[first:end] - start)
+            positions = pa.array(rows[first:end] - start)
             for column_id, column_path in column_paths.items():
                 column = column_of(table, column_path)
                 for chunk in (
-                    pa.chunked_array([_validated(chunk) for chunk in column.chunks], column.type).take(taken).chunks
+                    pa.chunked_array([_validate_dictionary(chunk) for chunk in column.chunks], column.type)
+                    .take(positions)
+                    .chunks
                 ):
                     self._budget.take(chunk.nbytes, self._path)
-                    chunks_of[column_id].append(self._plain(chunk))
+                    chunks_of[column_id].append(self._decode_dictionary(chunk))
             self._budget.give_back(cost)
-        return {column_id: self._chunked(chunks_of[column_id], column_paths[column_id]) for column_id in column_paths}
+        return {
+            column_id: self._to_chunked_array(chunks_of[column_id], column_paths[column_id])
+            for column_id in column_paths
+        }
 
-    def _plain(self, array: pa.Array) -> pa.Array:
+    def _decode_dictionary(self, array: pa.Array) -> pa.Array:
         if not pa.types.is_dictionary(array.type):
             return array
-        self._budget.take(expanded_bytes(array), self._path)
+        self._budget.take(compute_expanded_bytes(array), self._path)
         return array.dictionary_decode()
 
-    def _chunked(self, chunks: list[pa.Array], column_path: ColumnPath) -> pa.ChunkedArray:
+    def _to_chunked_array(self, chunks: list[pa.Array], column_path: ColumnPath) -> pa.ChunkedArray:
         if chunks:
             return pa.chunked_array(chunks)
         kind = self._file.schema_arrow.field(column_path[0]).type
@@ -168,7 +178,7 @@ class BoundedParquet:
         self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
     ) -> Iterator[tuple[int, pa.Table, int]]:
         """Yield (first row, columns, charged bytes) of each row group, or of those with one of the rows."""
-        names = dotted(column_paths.values())
+        names = to_dotted_names(column_paths.values())
         leaves = self._leaves(names)
         repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
         file = self._file
@@ -285,13 +295,13 @@ def page_sizes(data: bytes, values: int) -> _Pages:
     return _Pages(total, largest)
 
 
-def plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
+def read_plain_metadata(source: pa.NativeFile, path: str) -> pq.FileMetaData | None:
     """Return the footer of a file without encryption; None for a file that is not Parquet, which pyarrow refuses.
 
     Raises:
         Unreadable: For an encrypted file.
     """
-    footer = _plain_footer(source, path)
+    footer = _read_plain_footer(source, path)
     return _read_metadata(footer) if footer else None
 
 
@@ -299,7 +309,7 @@ def _read_metadata(footer: bytes) -> pq.FileMetaData:
     return pq.read_metadata(pa.BufferReader(b"".join((MAGIC, footer, len(footer).to_bytes(4, "little"), MAGIC))))
 
 
-def _validated(array: pa.Array) -> pa.Array:
+def _validate_dictionary(array: pa.Array) -> pa.Array:
     """Return the array; ArrowInvalid if it is a dictionary array with an index that its dictionary does not have."""
     if pa.types.is_dictionary(array.type):
         array.validate(full=True)
@@ -311,10 +321,10 @@ def check_plain(source: pa.NativeFile, path: str) -> None:
 
     For a file in memory, which is still the same when pyarrow reads its footer.
     """
-    _plain_footer(source, path)
+    _read_plain_footer(source, path)
 
 
-def _plain_footer(source: pa.NativeFile, path: str) -> bytes:
+def _read_plain_footer(source: pa.NativeFile, path: str) -> bytes:
     footer = _footer_of(source, path, limit_bytes=source.size())
     check_unsigned(footer, path)
     return footer

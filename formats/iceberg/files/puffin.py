@@ -84,7 +84,7 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
     written = []
     for blob in blobs:
         start = at
-        for part in blob.parts if blob.codec is None else (_compressed(blob),):
+        for part in blob.parts if blob.codec is None else (_compress(blob),):
             if len(part):
                 yield part
                 at += len(part)
@@ -104,7 +104,7 @@ def write_puffin(blobs: Iterable[Blob], properties: Mapping[str, str]) -> Iterat
     yield MAGIC + payload + _TAIL.pack(len(payload), 0, MAGIC)
 
 
-def _compressed(blob: Blob) -> bytes:
+def _compress(blob: Blob) -> bytes:
     if blob.codec != "zstd":
         raise ValueError(f"Blobs are written plain or with zstd, not with {blob.codec!r}")
     return bytes(pa.Codec("zstd").compress(b"".join(blob.parts), asbytes=True))  # one frame, with its content size
@@ -144,7 +144,7 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
         raise Corrupt(f"{location}: the footer does not start with Puffin's magic bytes")
     payload = footer[len(MAGIC) : -TAIL_BYTES]
     if _tail(tail, location)[1] & _COMPRESSED:
-        payload = memoryview(_inflated(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
+        payload = memoryview(_inflate_lz4(payload, FOOTER_LIMIT_BYTES, f"{location}: the footer"))
     try:
         decoded = from_json(payload, Footer)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -156,7 +156,7 @@ def read_footer(tail: Part, file_size: int, location: str) -> Footer:
     return decoded
 
 
-def _inflated(stored: Part, limit_bytes: int, what: str) -> bytes:
+def _inflate_lz4(stored: Part, limit_bytes: int, subject: str) -> bytes:
     """Inflate exactly one LZ4 frame.
 
     Streamed, because the content size in its header is untrusted.
@@ -165,7 +165,7 @@ def _inflated(stored: Part, limit_bytes: int, what: str) -> bytes:
         with pa.CompressedInputStream(pa.BufferReader(pa.py_buffer(stored)), "lz4") as stream:
             inflated = bytes(stream.read(limit_bytes + 1))
     except OSError as error:
-        raise Corrupt(f"{what} cannot be inflated: {error}") from None
+        raise Corrupt(f"{subject} cannot be inflated: {error}") from None
     if len(inflated) > limit_bytes:
-        raise Corrupt(f"{what} inflates to more than {limit_bytes} bytes")
+        raise Corrupt(f"{subject} inflates to more than {limit_bytes} bytes")
     return inflated

@@ -51,15 +51,15 @@ def _byte(data: memoryview, at: int, _: int) -> tuple[int, int]:
 
 
 def _double(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
-    return _taken(data, at, 8)
+    return _take(data, at, 8)
 
 
 def _binary(data: memoryview, at: int, _: int) -> tuple[bytes, int]:
     size, at = _varint(data, at)
-    return _taken(data, at, size)
+    return _take(data, at, size)
 
 
-def _taken(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
+def _take(data: memoryview, at: int, size: int) -> tuple[bytes, int]:
     if size > len(data) - at:
         raise ValueError(f"{size} bytes at {at} exceed the data")
     return bytes(data[at : at + size]), at + size

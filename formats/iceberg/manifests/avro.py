@@ -75,10 +75,10 @@ def read_container(data: bytes | memoryview, location: str, *, inflated_limit_by
         blocks.append(block)
         edges.append(size)
         counts.append(count)
-    return Container(metadata, _joined(blocks, size), np.array(edges, np.int64), np.array(counts, np.int64))
+    return Container(metadata, _join_blocks(blocks, size), np.array(edges, np.int64), np.array(counts, np.int64))
 
 
-def _joined(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8]:
+def _join_blocks(blocks: Sequence[bytes | memoryview], size: int) -> NDArray[np.uint8]:
     heap = np.frombuffer(memoryview(Memory(size)), np.uint8) if size else np.empty(0, np.uint8)
     view, at = heap.data, 0
     for block in blocks:
@@ -95,21 +95,21 @@ class _Reader:
         self._location = location
         self._at = 0
 
-    def corrupt(self, what: str) -> Corrupt:
-        return Corrupt(f"{self._location}: {what}")
+    def corrupt(self, problem: str) -> Corrupt:
+        return Corrupt(f"{self._location}: {problem}")
 
     def at_end(self) -> bool:
         return self._at == len(self._data)
 
-    def take(self, size: int, what: str) -> memoryview:
+    def take(self, size: int, field: str) -> memoryview:
         end = self._at + size
         if end > len(self._data):
-            raise self.corrupt(f"ends in the middle of {what}: {size} bytes at {self._at}, of {len(self._data)}")
-        taken = self._data[self._at : end]
+            raise self.corrupt(f"ends in the middle of {field}: {size} bytes at {self._at}, of {len(self._data)}")
+        piece = self._data[self._at : end]
         self._at = end
-        return taken
+        return piece
 
-    def long(self, what: str) -> int:
+    def long(self, field: str) -> int:
         """Return a zig-zag varint of at most 64 bits."""
         value = shift = 0
         for byte in self._data[self._at : self._at + 10]:
@@ -121,13 +121,13 @@ class _Reader:
                 self._at += shift // 7
                 return (value >> 1) ^ -(value & 1)
         if shift == 70:
-            raise self.corrupt(f"{what} at {self._at} is not a 64-bit number")
-        raise self.corrupt(f"ends in the middle of {what}")
+            raise self.corrupt(f"{field} at {self._at} is not a 64-bit number")
+        raise self.corrupt(f"ends in the middle of {field}")
 
-    def length(self, what: str) -> int:
-        value = self.long(what)
+    def length(self, field: str) -> int:
+        value = self.long(field)
         if value < 0:
-            raise self.corrupt(f"{what} is negative: {value}")
+            raise self.corrupt(f"{field} is negative: {value}")
         return value
 
 
@@ -151,7 +151,7 @@ def _metadata(reader: _Reader) -> dict[str, str]:
     return entries
 
 
-def _plain(block: memoryview, limit: int) -> memoryview:
+def _check_block_size(block: memoryview, limit: int) -> memoryview:
     if len(block) > limit:
         raise OverflowError
     return block
@@ -206,4 +206,9 @@ def _snappy(block: memoryview, limit: int) -> bytes:
 _SNAPPY_RATIO_MAX = 22
 """A copy of 64 bytes, the maximum, takes three."""
 
-_CODECS: dict[str, _Inflate] = {"null": _plain, "deflate": _deflate, "snappy": _snappy, "zstandard": _zstandard}
+_CODECS: dict[str, _Inflate] = {
+    "null": _check_block_size,
+    "deflate": _deflate,
+    "snappy": _snappy,
+    "zstandard": _zstandard,
+}

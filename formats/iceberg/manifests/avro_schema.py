@@ -35,7 +35,7 @@ class Long:
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class RequestedValue:
     """A number or boolean with no reserved value: a column of int64 with lengths of 1, or -1 for null."""
 
     name: str
@@ -58,7 +58,7 @@ class Text:
     scratch: bool = False
 
 
-Leaf: TypeAlias = Long | Value | Double | Text
+Leaf: TypeAlias = Long | RequestedValue | Double | Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class _SchemaPosition:
     within: tuple[str, ...] = ()
     """Enclosing named types: a type that contains itself is rejected."""
 
-    def below(self, field: str | None = None) -> _SchemaPosition:
+    def descend(self, field: str | None = None) -> _SchemaPosition:
         return _SchemaPosition(self.namespace, field or self.field, self.depth + 1, self.within)
 
 
@@ -171,8 +171,8 @@ class _Compiler:
     partition: list[PartitionFieldColumn] = field(default_factory=list)
     _named: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
 
-    def corrupt(self, position: _SchemaPosition, what: str) -> Corrupt:
-        return Corrupt(f"its Avro schema, {position.field}: {what}")
+    def corrupt(self, position: _SchemaPosition, problem: str) -> Corrupt:
+        return Corrupt(f"its Avro schema, {position.field}: {problem}")
 
     def add(
         self, op: str, position: _SchemaPosition, least: int, *, slot: int = -1, size: int = 0, children: Any = ()
@@ -203,10 +203,10 @@ class _Compiler:
             if isinstance(schema, dict):
                 kind = schema.get("type")
                 if not isinstance(kind, str):
-                    schema, position = kind, position.below()
+                    schema, position = kind, position.descend()
                     continue
                 if kind in ("record", "enum", "fixed", "error"):
-                    name, namespace = self._full_name(schema, position)
+                    name, namespace = self._resolve_full_name(schema, position)
                     self._named[name] = (schema, namespace)
                     within = (*position.within, name) if kind in ("record", "error") else position.within
                     if within.count(name) > 1:
@@ -221,12 +221,15 @@ class _Compiler:
             if schema == "null" or (schema in _WIDTHS and schema != "enum"):
                 return schema, {}, position
             qualified = schema if "." in schema or not position.namespace else f"{position.namespace}.{schema}"
-            known = self._named.get(qualified) or self._named.get(schema)
-            if known is None:
+            defined = self._named.get(qualified) or self._named.get(schema)
+            if defined is None:
                 raise self.corrupt(position, f"unknown type {schema[:100]!r}")
-            schema, position = known[0], _SchemaPosition(known[1], position.field, position.depth + 1, position.within)
+            schema, position = (
+                defined[0],
+                _SchemaPosition(defined[1], position.field, position.depth + 1, position.within),
+            )
 
-    def _full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
+    def _resolve_full_name(self, schema: dict[str, Any], position: _SchemaPosition) -> tuple[str, str]:
         name, namespace = schema.get("name"), schema.get("namespace", position.namespace)
         if not isinstance(name, str) or not isinstance(namespace, str):
             raise self.corrupt(position, "a record, enum or fixed type needs a name")
@@ -252,7 +255,7 @@ class _Compiler:
         if kind == "record":
             return self.record(schema, requested, position)
         if kind in ("array", "map"):
-            item = self.value(schema.get("items" if kind == "array" else "values"), None, position.below())
+            item = self.value(schema.get("items" if kind == "array" else "values"), None, position.descend())
             if kind == "map":  # the key's length comes first
                 return self.add(kind, position, 1, size=1 + self.least[item], children=[item])
             return self.add(kind, position, 1, size=self.least[item], children=[item] if self.least[item] else [])
@@ -284,14 +287,14 @@ class _Compiler:
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
     def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
-        kinds = [self.resolve(branch, position.below())[0] for branch in branches]
+        kinds = [self.resolve(branch, position.descend())[0] for branch in branches]
         nulls = kinds.count("null")
         if not kinds or "union" in kinds or nulls > 1:
             raise self.corrupt(position, "a union needs branches, none of them a union, at most one of them null")
         if len(kinds) - nulls > 1 and isinstance(requested, ByColumn | Elements | PartitionRecord | RecordReader):
             raise self.corrupt(position, "a union of several lists or records")
         children = [
-            -1 if kind == "null" else self.value(branch, requested, position.below())
+            -1 if kind == "null" else self.value(branch, requested, position.descend())
             for branch, kind in zip(branches, kinds, strict=True)
         ]
         if nulls:  # the other branch has created the columns, in which null stores its value
@@ -317,7 +320,7 @@ class _Compiler:
         matched = self.match(fields, requested, position) if isinstance(requested, RecordReader) else {}
         children = []
         for i, each in enumerate(fields):
-            inner = position.below(each["name"][:100])
+            inner = position.descend(each["name"][:100])
             if isinstance(requested, PartitionRecord):
                 child = self.partition_field(each, inner)
             else:
@@ -347,7 +350,7 @@ class _Compiler:
     def partition_field(self, declared: dict[str, Any], position: _SchemaPosition) -> int:
         kind, schema, at = self.resolve(declared["type"], position)
         branches = schema if kind == "union" else [declared["type"]]
-        resolved = [self.resolve(branch, at.below())[:2] for branch in branches]
+        resolved = [self.resolve(branch, at.descend())[:2] for branch in branches]
         values = [(kind, schema) for kind, schema in resolved if kind != "null"]
         field_id = declared.get("field-id")
         field_id = field_id if isinstance(field_id, int) else None
@@ -388,32 +391,32 @@ class _Compiler:
         slot = self.groups[requested.name] = len(self.group_rows)
         self.group_rows.append((by_column, first, len(fields), counts))
         items = schema.get("items")
-        if isinstance(requested, ByColumn) and (op := self.plain_map(items, requested, position)) is not None:
+        if isinstance(requested, ByColumn) and (op := self.match_plain_map(items, requested, position)) is not None:
             return self.add(op, position, 1, slot=slot)
         if isinstance(requested, Elements) and not requested.of_records:
             element: Wanted = fields[0][2]
         else:
             required = tuple(field_id for field_id, _, _ in fields) if by_column else ()
             element = RecordReader({field_id: (name, leaf) for field_id, name, leaf in fields}, required)
-        item = self.value(items, element, position.below())
+        item = self.value(items, element, position.descend())
         if not self.least[item]:
             raise self.corrupt(position, "a list of values that are always null")
         return self.add("array", position, 1, slot=slot, size=self.least[item], children=[item])
 
-    def plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
+    def match_plain_map(self, items: Any, requested: ByColumn, position: _SchemaPosition) -> str | None:
         """Return the operation for the usual layout: an int, then a long or bytes, without nulls or other fields."""
-        kind, schema, inner = self.resolve(items, position.below())
+        kind, schema, inner = self.resolve(items, position.descend())
         fields = schema.get("fields") if kind == "record" else None
         if not isinstance(fields, list) or len(fields) != 2 or not all(isinstance(each, dict) for each in fields):
             return None
         if [each.get("field-id") for each in fields] != [requested.key_id, requested.value_id]:
             return None
-        kinds = [self.resolve(each.get("type"), inner.below())[0] for each in fields]
+        kinds = [self.resolve(each.get("type"), inner.descend())[0] for each in fields]
         return {("int", "long"): "counts", ("int", "bytes"): "bounds"}.get((kinds[0], kinds[1]))
 
 
 _FITTING: dict[type[Leaf], tuple[str, ...]] = {
-    Value: ("boolean", "int", "long"),
+    RequestedValue: ("boolean", "int", "long"),
     Long: ("boolean", "int", "long"),
     Double: ("float", "double"),
     Text: ("bytes", "string", "fixed"),

@@ -124,11 +124,11 @@ def column_type(metadata: TableMetadata, column_id: int) -> str | None:
     """Return the primitive (or variant) type of a column in the current schema, or the last schema with it;
     otherwise None.
     """
-    type_ = declared_type(metadata, column_id)
+    type_ = find_declared_type(metadata, column_id)
     return type_ if isinstance(type_, str) else None
 
 
-def declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
+def find_declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
     """Return the type of a column by its id.
 
     None for a column that no schema of the table has.
@@ -141,7 +141,7 @@ def declared_type(metadata: TableMetadata, column_id: int) -> Type | None:
 
 
 class DeclaredTypes:
-    """The types of a table's columns by id, as `declared_type` has them, for many columns.
+    """The types of a table's columns by id, as `find_declared_type` has them, for many columns.
 
     A manifest may state bounds of a million columns that no schema has; each of them is one lookup here.
     """
@@ -215,7 +215,7 @@ def decode_content_file(json: object, metadata: TableMetadata) -> ContentFile:
         except RecursionError:
             raise ValueError("it is nested too deeply") from None
         _check_text("file-path", parsed.file_path)
-        file = _decoded(parsed, metadata)
+        file = _decode_file(parsed, metadata)
         _check_kind(file, metadata)
         _check_statistics(file, metadata)
         return file
@@ -231,7 +231,7 @@ def _naming(path: str) -> Iterator[None]:
         raise BadRequest(f"Invalid content file {named}: {str(error)[:_SHOWN_CHARACTERS_MAX]}") from None
 
 
-def _decoded(parsed: _Json, metadata: TableMetadata) -> ContentFile:
+def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:
     content = _CONTENTS.get(parsed.content.lower().replace("_", "-"))
     if content is None:
         raise ValueError(f"content: {parsed.content!r} is not one of {', '.join(_CONTENTS)}")
@@ -280,8 +280,8 @@ def _unhex(name: str, text: str) -> bytes:
 def _partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
     spec = metadata.spec(parsed.spec_id)
     if spec is None:
-        known = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
-        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id} (it has {known})")
+        spec_ids = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
+        raise ValueError(f"spec-id: the table has no partition spec {parsed.spec_id} (it has {spec_ids})")
     if len(parsed.partition) != len(spec.fields):
         raise ValueError(
             f"partition: {len(parsed.partition)} values, where spec {spec.spec_id} has {len(spec.fields)} fields"
@@ -397,8 +397,8 @@ def _check_statistics(file: ContentFile, metadata: TableMetadata) -> None:
     for name in _BY_COLUMN:
         for column in getattr(file, name) or ():
             if column not in kinds:
-                known = current.get(column)
-                kind = declared_type(metadata, column) if known is None else known.type
+                current_type = current.get(column)
+                kind = find_declared_type(metadata, column) if current_type is None else current_type.type
                 if kind is None:
                     raise ValueError(f"{name.replace('_', '-')}: no schema of the table has a column {column}")
                 kinds[column] = kind
@@ -415,17 +415,15 @@ def _check_counts(file: ContentFile) -> None:
 
 
 def _check_bounds(file: ContentFile, kinds: Mapping[int, Type]) -> None:
-    lower = _decoded_bounds("lower-bounds", file.lower_bounds, kinds)
-    upper = _decoded_bounds("upper-bounds", file.upper_bounds, kinds)
+    lower = _decode_bounds("lower-bounds", file.lower_bounds, kinds)
+    upper = _decode_bounds("upper-bounds", file.upper_bounds, kinds)
     for column, (kind, least) in lower.items():
         # Java's writers order UUIDs by two signed halves
         if column in upper and kind != "uuid" and least > upper[column][1]:
             raise ValueError(f"lower-bounds: the bound of column {column} is above its upper bound")
 
 
-def _decoded_bounds(
-    name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]
-) -> dict[int, tuple[str, Any]]:
+def _decode_bounds(name: str, bounds: dict[int, bytes] | None, kinds: Mapping[int, Type]) -> dict[int, tuple[str, Any]]:
     """Return (type, value) of each comparable bound, by column id."""
     decoded = {}
     for column, data in (bounds or {}).items():

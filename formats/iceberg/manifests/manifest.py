@@ -305,12 +305,12 @@ def decode_list(
         raise Corrupt(f"{location}: an entry lacks manifest_path, manifest_length or partition_spec_id")
     # Copies, because the columns are parts of larger memory.
     paths = Spans(paths.starts.copy(), paths.lengths.copy())
-    found = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
-    first, last = (0, 0) if known is None else _common_rows(found, known)
+    manifest_list = DecodedList((), rows.container.metadata["avro.schema"], rows.container.heap.tobytes(), paths)
+    first, last = (0, 0) if known is None else _common_rows(manifest_list, known)
     manifests = tuple(_manifests(rows, first, rows.count - last))
     if known is not None:
         manifests = (*known.manifests[:first], *manifests, *known.manifests[len(known.manifests) - last :])
-    return DecodedList(manifests, found.schema, found.heap, paths)
+    return DecodedList(manifests, manifest_list.schema, manifest_list.heap, paths)
 
 
 def _common_rows(new: DecodedList, known: DecodedList) -> tuple[int, int]:
@@ -440,7 +440,7 @@ class _DecodedRows:
         fields = self.compiled.partition
         ids = [field.field_id for field in fields]
         if None in ids:
-            ids = self._declared_ids(len(fields))
+            ids = self._read_declared_ids(len(fields))
         return tuple(self._partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
 
     def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
@@ -457,7 +457,7 @@ class _DecodedRows:
             return PartitionFieldValues(*described, doubles=values.view(np.float64), valid=valid)
         return PartitionFieldValues(*described, spans=Spans(values, lengths))
 
-    def _declared_ids(self, width: int) -> list[int | None]:
+    def _read_declared_ids(self, width: int) -> list[int | None]:
         """Return the partition fields' ids in the header's spec, for a writer that omitted them from the schema."""
         try:
             declared = from_json(self.container.metadata.get("partition-spec", ""), list[_Declared])

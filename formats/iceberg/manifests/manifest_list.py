@@ -149,7 +149,7 @@ def _read_bytes(values: PartitionFieldValues, kind: str) -> Callable[[Any], Valu
         return lambda data: str(data, "utf-8")
     if name in ("uuid", "fixed", "binary") and values.type in ("fixed", "bytes"):
         return lambda data: cast(Value, data)
-    return _refused(values, kind)
+    return _make_refusal(values, kind)
 
 
 def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Value]:
@@ -158,24 +158,24 @@ def _read_number(values: PartitionFieldValues, name: str) -> Callable[[Any], Val
     if name == "boolean" and values.type == "boolean":
         return bool
     if values.type == "int" and values.logical == "date" and name in _UNITS_PER_DAY:
-        return lambda days: _promoted(name, days)
+        return lambda days: _promote_date(name, days)
     if values.doubles is None and values.type != "boolean" and name in (INTS | LONGS):
         return int
-    return _refused(values, name)
+    return _make_refusal(values, name)
 
 
 _UNITS_PER_DAY = {"timestamp": MICROS_PER_DAY, "timestamp_ns": NANOS_PER_DAY}
 """Types to which a date can be promoted."""
 
 
-def _promoted(name: str, days: int) -> int:
+def _promote_date(name: str, days: int) -> int:
     units = days * _UNITS_PER_DAY[name]
     if not LONG_MIN <= units <= LONG_MAX:
         raise ValueError(f"the date {days} is outside the range of {name}")
     return units
 
 
-def _refused(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
+def _make_refusal(values: PartitionFieldValues, kind: str) -> Callable[[Any], Value]:
     def read(value: Any) -> Value:
         if kind == UNKNOWN:
             raise ValueError("it has values, but no schema of the table has its source column")

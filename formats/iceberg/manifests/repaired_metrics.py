@@ -36,7 +36,7 @@ TypeOf = Callable[[int], Type | None]
 """The type of a column by its id; None for a column that no schema of the table has."""
 
 
-def repaired_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
+def repair_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
     """Return the file with usable metrics only.
 
     The same object if nothing is wrong.
@@ -49,19 +49,23 @@ def repaired_file(file: ContentFile, type_of: TypeOf) -> ContentFile:
         if len(sound) < len(counts):
             changes[name] = sound
     lower, upper = file.lower_bounds or {}, file.upper_bounds or {}
-    kept: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
+    usable_bounds: tuple[dict[int, bytes], dict[int, bytes]] = ({}, {})
     for column in {**lower, **upper}:
-        for side, data in zip(kept, _repaired_pair(type_of(column), lower.get(column), upper.get(column)), strict=True):
+        for side, data in zip(
+            usable_bounds, _repair_pair(type_of(column), lower.get(column), upper.get(column)), strict=True
+        ):
             if data is not None:
                 side[column] = data
     changes |= {
-        name: after for name, before, after in ((LOWER, lower, kept[0]), (UPPER, upper, kept[1])) if before != after
+        name: after
+        for name, before, after in ((LOWER, lower, usable_bounds[0]), (UPPER, upper, usable_bounds[1]))
+        if before != after
     }
     return msgspec.structs.replace(file, **changes) if changes else file
 
 
 def has_unusable_metrics(decoded: DecodedManifest, type_of: TypeOf) -> bool:
-    """Return whether `repaired_file` changes a file of the manifest.
+    """Return whether `repair_file` changes a file of the manifest.
 
     False for more bounds than are compared.
     """
@@ -90,7 +94,7 @@ def _has_wrong_bounds(decoded: DecodedManifest, type_of: TypeOf) -> Iterator[boo
         low, high = _by_row(lower, column, heap), _by_row(upper, column, heap)
         # The files of one manifest often have equal bounds.
         for pair in {(low.get(row), high.get(row)) for row in {**low, **high}}:
-            yield _repaired_pair(kind, *pair) != pair
+            yield _repair_pair(kind, *pair) != pair
 
 
 def _by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dict[int, bytes]:
@@ -104,7 +108,7 @@ def _by_row(bounds: BoundsByColumn, column: int, heap: bytes) -> dict[int, bytes
     }
 
 
-def _repaired_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) -> tuple[bytes | None, bytes | None]:
+def _repair_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) -> tuple[bytes | None, bytes | None]:
     if kind is None:
         return lower, upper
     if not isinstance(kind, str):
@@ -113,14 +117,14 @@ def _repaired_pair(kind: Type | None, lower: bytes | None, upper: bytes | None) 
     if name in _OPAQUE:
         return lower, upper
     if name == "string" and lower is not None:
-        lower = _whole_characters(lower)
-    least, most = _decoded(kind, lower), _decoded(kind, upper)
+        lower = _trim_partial_character(lower)
+    least, most = _decode_or_none(kind, lower), _decode_or_none(kind, upper)
     if least is not None and most is not None and name not in _UNORDERED and least > most:  # type: ignore[operator]
         return None, None
-    return _encoded(kind, least, lower), _encoded(kind, most, upper)
+    return _encode_bound(kind, least, lower), _encode_bound(kind, most, upper)
 
 
-def _decoded(kind: str, data: bytes | None) -> Value | None:
+def _decode_or_none(kind: str, data: bytes | None) -> Value | None:
     if data is None:
         return None
     try:
@@ -129,13 +133,13 @@ def _decoded(kind: str, data: bytes | None) -> Value | None:
         return None
 
 
-def _encoded(kind: str, value: Value | None, data: bytes | None) -> bytes | None:
+def _encode_bound(kind: str, value: Value | None, data: bytes | None) -> bytes | None:
     if value is None:
         return None
     return encode(kind, value) if kind.startswith("decimal") else data
 
 
-def _whole_characters(text: bytes) -> bytes | None:
+def _trim_partial_character(text: bytes) -> bytes | None:
     """Return the longest valid start of a text that is cut within a character.
 
     None if nothing is left of it.

@@ -66,8 +66,8 @@ class WrittenManifest:
 
     def described(self, path: str, *, snapshot_id: int, sequence_number: int) -> ManifestFile:
         """Return the entry of the manifest list for the manifest as a file at `path` that this snapshot adds."""
-        known = self.min_sequence_number
-        least = sequence_number if known is None else min(known, sequence_number)
+        oldest = self.min_sequence_number
+        least = sequence_number if oldest is None else min(oldest, sequence_number)
         return ManifestFile(
             manifest_path=path,
             manifest_length=len(self.data),
@@ -147,7 +147,7 @@ def _writable(entry: ManifestEntry) -> ManifestEntry:
 
 
 def _summaries(partitions: Sequence[tuple[Value | None, ...]], types: Sequence[str]) -> tuple[FieldSummary, ...] | None:
-    """Summaries of each partition field over all entries, including deleted entries, as in Java's writers.
+    """Return the summaries of each partition field over all entries, including deleted entries, as in Java's writers.
 
     None if the bounds of UUIDs depend on the reader's order, by bytes or like Java by two signed halves: a reader would
     lose files with bounds in the other order, and treats a field without bounds as always null.
@@ -169,7 +169,7 @@ def _summary(kind: str, values: Sequence[Value | None]) -> FieldSummary | None:
         least, most = (choose(numbers, key=_zeros_apart) for choose in (min, max))
     else:
         least, most = min(numbers), max(numbers)
-    if kind == "uuid" and (least, most) != tuple(choose(numbers, key=_signed_halves) for choose in (min, max)):
+    if kind == "uuid" and (least, most) != tuple(choose(numbers, key=_split_signed_halves) for choose in (min, max)):
         return None
     return FieldSummary(null, nan, encode(kind, least), encode(kind, most))
 
@@ -178,7 +178,7 @@ def _zeros_apart(value: float) -> tuple[float, float]:
     return value, copysign(1.0, value)
 
 
-def _signed_halves(value: bytes) -> tuple[int, int]:
+def _split_signed_halves(value: bytes) -> tuple[int, int]:
     return int.from_bytes(value[:8], "big", signed=True), int.from_bytes(value[8:], "big", signed=True)
 
 
@@ -290,10 +290,10 @@ def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Table
     files = content_files(decoded, spec, partition_types(metadata, spec))
     status = decoded.longs["status"].tolist()
     snapshots = numbers(decoded, "snapshot_id", manifest.added_snapshot_id)
-    data_numbers = _inherited(decoded, "sequence_number", manifest)
+    data_numbers = _inherit_numbers(decoded, "sequence_number", manifest)
     if None in data_numbers:
         raise Corrupt(f"{path}: an existing file has no sequence number, which only added files inherit")
-    file_numbers = _inherited(decoded, "file_sequence_number", manifest)
+    file_numbers = _inherit_numbers(decoded, "file_sequence_number", manifest)
     kinds = (DATA,) if manifest.content == DATA_MANIFEST else (1, 2)
     next_row_id = manifest.first_row_id if manifest.content == DATA_MANIFEST else None
     entries = []
@@ -310,7 +310,7 @@ def entries_of(decoded: DecodedManifest, manifest: ManifestFile, metadata: Table
     return entries
 
 
-def _inherited(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
+def _inherit_numbers(decoded: DecodedManifest, name: str, manifest: ManifestFile) -> list[int | None]:
     """Spec: "Sequence Number Inheritance": added files inherit the manifest's; in version 1 it is 0 for all."""
     own = manifest.sequence_number
     added = (decoded.longs["status"] == ADDED).tolist()

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from seamark.formats.iceberg.metadata import partition, sort_order
-from seamark.formats.iceberg.metadata.compaction import undone_lately
+from seamark.formats.iceberg.metadata.compaction import find_recently_undone
 from seamark.formats.iceberg.metadata.metadata import (
     CLOCK_SKEW_MS,
     FORMAT_VERSION_MAX,
@@ -162,11 +162,11 @@ class TableBuilder:
     # schema
 
     def add_schema(self, added: Schema) -> None:
-        schema = schemas.checked(added)
+        schema = schemas.normalize_schema(added)
         schemas.check_format_version(schema, self.format_version)
         self.last_column_id = max(self.last_column_id, schema.highest_field_id)
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
-        same = next((other.id for other in self.schemas.values() if other.same_as(schema)), None)
+        same = next((other.id for other in self.schemas.values() if other.is_same_as(schema)), None)
         if same is None:
             same = max(self.schemas, default=self.current_schema_id - 1) + 1
             self.schemas[same] = schemas.with_id(schema, same)
@@ -211,7 +211,7 @@ class TableBuilder:
 
     def add_spec(self, added: PartitionSpec) -> None:
         self._comparisons.spend(len(self.specs) + self._spec_fields())
-        existing_id = next((spec.spec_id for spec in self.specs.values() if spec.same_fields(added)), None)
+        existing_id = next((spec.spec_id for spec in self.specs.values() if spec.has_same_fields(added)), None)
         if existing_id is None:
             schema = self._current_schema()
             partition.check_names(added, schema)
@@ -224,7 +224,7 @@ class TableBuilder:
         if any(field.field_id is None for field in spec.fields):
             first_free = max(self.last_partition_id, partition.FIELD_ID_START - 1)
             spec = (
-                partition.numbered(spec)
+                partition.number_fields(spec)
                 if self.format_version == 1
                 else partition.assign_field_ids(spec, self.specs.values(), first_free)
             )
@@ -276,13 +276,13 @@ class TableBuilder:
 
     def add_snapshot(self, snapshot: Snapshot) -> None:
         """CommitConflict if the snapshot is based on older metadata: the client should refresh and retry."""
-        for what, present in (
+        for name, present in (
             ("schema", self.schemas),
             ("partition spec", self.specs),
             ("sort order", self.orders),
         ):
             if not present:
-                raise BadRequest(f"Attempting to add a snapshot before a {what} is added")
+                raise BadRequest(f"Attempting to add a snapshot before a {name} is added")
         if snapshot.snapshot_id in self.snapshots:
             raise BadRequest(f"Snapshot already exists for id: {snapshot.snapshot_id}")
         number, last = snapshot.sequence_number, self.last_sequence_number
@@ -359,7 +359,7 @@ class TableBuilder:
         removed: set[int] = set()
         if self._undone_lately is None:  # once for a commit: it may remove each snapshot by an update
             self._comparisons.spend(len(self.snapshots))
-            self._undone_lately = undone_lately(self.snapshots.values(), self.now_ms)
+            self._undone_lately = find_recently_undone(self.snapshots.values(), self.now_ms)
         for snapshot_id in snapshot_ids:
             if snapshot_id not in self._undone_lately and self.snapshots.pop(snapshot_id, None) is not None:
                 removed.add(snapshot_id)

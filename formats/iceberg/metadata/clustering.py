@@ -94,15 +94,15 @@ def joins_of(properties: Mapping[str, str]) -> dict[str, JoinedTable]:
     if not text:
         return {}
     try:
-        found = from_json(text, dict[str, JoinedTable])
+        tables = from_json(text, dict[str, JoinedTable])
     except msgspec.MsgspecError as error:
         raise BadRequest(
             f'{JOINS} is invalid ({error}); it must be like {{"customer": {{"table": "db.customers", "on": '
             f'{{"customer_id": "id"}}}}}}'
         ) from None
-    if len(found) > JOINS_MAX or not all(join.table and join.on for join in found.values()):
+    if len(tables) > JOINS_MAX or not all(join.table and join.on for join in tables.values()):
         raise BadRequest(f"{JOINS} must have at most {JOINS_MAX} tables, each with a table and columns in on")
-    return found
+    return tables
 
 
 def layer_of(location: str) -> tuple[str, str] | None:

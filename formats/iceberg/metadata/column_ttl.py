@@ -18,7 +18,7 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types.schema import Field, StructType, Type
-from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, first_day
+from seamark.formats.iceberg.types.transforms import IDENTITY, UNITS_PER_DAY, start_of_month
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
@@ -78,14 +78,14 @@ class TtlPolicy:
             BadRequest: If the table is not partitioned by a time column, or by several, and the policy names none.
         """
         time = self._time(metadata)
-        found = []
+        ttls = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
             before = _EPOCH + timedelta(milliseconds=now_ms) - timedelta(hours=min(age_h, now_ms // HOUR_MS))
-            found.append(
+            ttls.append(
                 TtlRule(columns, {"type": "lt", "term": time.name, "value": _literal(time.kind, before)}, age_h)
             )
-        return found
+        return ttls
 
     def _time(self, metadata: TableMetadata) -> TimeColumn:
         """Return the column by which partitions expire."""
@@ -150,15 +150,15 @@ class TimeColumn(NamedTuple):
 
 def time_columns(metadata: TableMetadata, spec: PartitionSpec) -> list[TimeColumn]:
     """Return the times by which a spec partitions, with the columns of the current schema."""
-    found = []
+    ttls = []
     for field in spec.fields:
         column = metadata.current_schema.column(field.sources[0]) if len(field.sources) == 1 else None
         if column is None or field.transform not in _TRANSFORMS or not isinstance(column.type, str):
             continue
         kind = base_name(column.type)
         if kind == "date" or kind in _TIMES:
-            found.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
-    return found
+            ttls.append(TimeColumn(column.name, column.id, kind, field.field_id or 0, field.transform))
+    return ttls
 
 
 def partition_end_ms(time: TimeColumn, value: int) -> int:
@@ -174,7 +174,7 @@ def partition_end_ms(time: TimeColumn, value: int) -> int:
             return (value + 1) * DAY_MS
         case "month" | "year":
             months = value + 1 if time.transform == "month" else 12 * (value + 1)
-            return first_day(months) * DAY_MS
+            return start_of_month(months) * DAY_MS
     return time.to_ms(value + 1 if time.kind == "date" else value)
 
 

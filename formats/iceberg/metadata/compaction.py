@@ -25,7 +25,7 @@ DELETED = 0.1
 """Part of the rows: a file, or a table, of which so many are deleted is worth a rewrite."""
 
 
-def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
+def find_recently_undone(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
     """Return the snapshots that were undone in the last hour, by an undo or by a commit of an engine that they had
     overtaken.
 
@@ -34,15 +34,15 @@ def undone_lately(snapshots: Iterable[Snapshot], now_ms: int) -> frozenset[int]:
     An expiration by an engine that has read the table before the undo, and commits its removals after it, then finds
     the undone snapshot among those that remain, and keeps the files that it had removed and that are back.
     """
-    found: set[int] = set()
+    snapshot_ids: set[int] = set()
     for snapshot in snapshots:
         if snapshot.timestamp_ms <= now_ms - UNDONE_KEPT_MS:
             continue
         text = bytes(snapshot.summary)
         for name in [name for name, key in _UNDONE_KEYS.items() if key in text]:
             undone = snapshot.summary_map().get(name, "").split(",")
-            found.update(int(one) for one in undone if one.isascii() and one.isdecimal() and len(one) < 20)
-    return frozenset(found)
+            snapshot_ids.update(int(one) for one in undone if one.isascii() and one.isdecimal() and len(one) < 20)
+    return frozenset(snapshot_ids)
 
 
 def small_below(metadata: TableMetadata) -> float:

@@ -118,13 +118,13 @@ def check_invariants(m: TableMetadata) -> None:
     _ = m.current_schema, m.default_spec
     if m.sort_order(m.default_sort_order_id) is None and m.default_sort_order_id != 0:
         raise BadRequest(f"Cannot find sort order with default-sort-order-id={m.default_sort_order_id}")
-    for what, ids in (
+    for name, ids in (
         ("schema", [schema.id for schema in m.schemas]),
         ("partition spec", [spec.spec_id for spec in m.partition_specs]),
         ("sort order", [order.order_id for order in m.sort_orders]),
     ):
         if len(set(ids)) != len(ids):
-            raise BadRequest(f"Multiple entries with the same {what} id: {ids}")
+            raise BadRequest(f"Multiple entries with the same {name} id: {ids}")
     _check_snapshots(m)
 
 

@@ -53,13 +53,13 @@ def mapping_of_columns(mapping: NameMapping, column_ids: Iterable[int]) -> NameM
 
 
 def _restrict(mapping: NameMapping, column_ids: Set[int]) -> NameMapping:
-    kept = []
+    mapped = []
     for entry in mapping:
         fields = _restrict(entry.fields, column_ids)
         field_id = entry.field_id if entry.field_id in column_ids else None
         if fields or field_id is not None:
-            kept.append(MappedField(tuple(sorted(entry.names)), field_id, fields))
-    return tuple(sorted(kept, key=lambda entry: entry.names))
+            mapped.append(MappedField(tuple(sorted(entry.names)), field_id, fields))
+    return tuple(sorted(mapped, key=lambda entry: entry.names))
 
 
 def _has_unique_names(mapping: NameMapping) -> bool:

@@ -25,7 +25,7 @@ _SPEC_ID = 0
 _SORT_ORDER_ID = 1
 
 
-def new_table(
+def build_table_metadata(
     *,
     uuid: str,
     location: str,
@@ -48,13 +48,13 @@ def new_table(
     version = props.as_int(properties, props.FORMAT_VERSION, default_format_version)
     if not 1 <= version <= FORMAT_VERSION_MAX:
         raise BadRequest(f"Unsupported format version: v{version} (supported: v{FORMAT_VERSION_MAX})")
-    given = schemas.checked(read(schema, Schema, "schema"))
-    schemas.check_format_version(given, version)
+    requested_schema = schemas.normalize_schema(read(schema, Schema, "schema"))
+    schemas.check_format_version(requested_schema, version)
     stored = {props.PARQUET_COMPRESSION: props.PARQUET_COMPRESSION_NEW_TABLES, **props.drop_reserved(properties)}
-    props.check_new_table(stored, given, version)
-    fresh, renumbered = schemas.fresh_ids(given, _SCHEMA_ID)
-    spec = _fresh_spec(partition_spec, given, fresh, renumbered)
-    order = _fresh_order(sort_order, given, renumbered)
+    props.check_new_table(stored, requested_schema, version)
+    fresh, renumbered = schemas.assign_fresh_ids(requested_schema, _SCHEMA_ID)
+    spec = _renumber_spec(partition_spec, requested_schema, fresh, renumbered)
+    order = _renumber_order(sort_order, requested_schema, renumbered)
     return TableMetadata(
         format_version=version,
         table_uuid=uuid,
@@ -72,12 +72,14 @@ def new_table(
     )
 
 
-def _fresh_spec(value: object, given: Schema, fresh: Schema, renumbered: Mapping[int, int]) -> PartitionSpec:
+def _renumber_spec(
+    value: object, requested_schema: Schema, fresh: Schema, renumbered: Mapping[int, int]
+) -> PartitionSpec:
     if value is None:
         return partition.UNPARTITIONED
-    spec = partition.checked(read(value, PartitionSpecInput, "partition spec"))
-    partition.check_names(spec, given)
-    partition.check_compatible(spec, given)
+    spec = partition.normalize_spec(read(value, PartitionSpecInput, "partition spec"))
+    partition.check_names(spec, requested_schema)
+    partition.check_compatible(spec, requested_schema)
     fields = tuple(
         msgspec.structs.replace(
             field,
@@ -92,11 +94,11 @@ def _fresh_spec(value: object, given: Schema, fresh: Schema, renumbered: Mapping
     return result
 
 
-def _fresh_order(value: object, given: Schema, renumbered: Mapping[int, int]) -> SortOrder:
+def _renumber_order(value: object, requested_schema: Schema, renumbered: Mapping[int, int]) -> SortOrder:
     if value is None:
         return sort_order.UNSORTED
-    order = sort_order.checked(read(value, SortOrder, "sort order"))
-    sort_order.check_compatible(order, given)
+    order = sort_order.normalize_order(read(value, SortOrder, "sort order"))
+    sort_order.check_compatible(order, requested_schema)
     if not order.fields:
         return sort_order.UNSORTED
     fields = tuple(

@@ -61,14 +61,14 @@ class PartitionSpec(msgspec.Struct, frozen=True, dict=True, rename="kebab"):
 
     @cached_property
     def _by_source(self) -> dict[int, tuple[PartitionField, ...]]:
-        found: dict[int, tuple[PartitionField, ...]] = {}
+        fields_by_source: dict[int, tuple[PartitionField, ...]] = {}
         for field in self.fields:
             if field.field_id is not None and len(field.sources) == 1:
                 source = field.sources[0]
-                found[source] = (*found.get(source, ()), field)
-        return found
+                fields_by_source[source] = (*fields_by_source.get(source, ()), field)
+        return fields_by_source
 
-    def same_fields(self, other: PartitionSpec) -> bool:
+    def has_same_fields(self, other: PartitionSpec) -> bool:
         """Return whether the specs are equal except for spec and field ids (spec: such a spec is not added twice)."""
         own = [(field.sources, field.transform, field.name) for field in self.fields]
         return own == [(field.sources, field.transform, field.name) for field in other.fields]
@@ -84,18 +84,18 @@ class PartitionSpecInput(msgspec.Struct, frozen=True, rename="kebab"):
 UNPARTITIONED = PartitionSpec(0, ())
 
 
-def checked(spec: PartitionSpecInput) -> PartitionSpec:
+def normalize_spec(spec: PartitionSpecInput) -> PartitionSpec:
     """Return the client's spec in canonical form; field ids are all present or all absent.
 
     Raises BadRequest.
     """
     fields = tuple(_check_field(field) for field in spec.fields)
-    given = [field.field_id for field in fields if field.field_id is not None]
-    if given and len(given) != len(fields):
-        missing = len(fields) - len(given)
+    field_ids = [field.field_id for field in fields if field.field_id is not None]
+    if field_ids and len(field_ids) != len(fields):
+        missing = len(fields) - len(field_ids)
         raise BadRequest(f"Cannot parse spec with missing field IDs: {missing} missing of {len(fields)} fields.")
-    if len(set(given)) != len(given):
-        raise BadRequest(f"Cannot use partition field id more than once: {given}")
+    if len(set(field_ids)) != len(field_ids):
+        raise BadRequest(f"Cannot use partition field id more than once: {field_ids}")
     return PartitionSpec(spec.spec_id, fields)
 
 
@@ -113,7 +113,7 @@ def _check_field(field: PartitionField) -> PartitionField:
     )
 
 
-def numbered(spec: PartitionSpec) -> PartitionSpec:
+def number_fields(spec: PartitionSpec) -> PartitionSpec:
     """Field ids 1000, 1001, … for a spec without ids, as readers of old version 1 metadata assume."""
     return with_field_ids(spec, (FIELD_ID_START + position for position in range(len(spec.fields))))
 
@@ -133,14 +133,14 @@ def assign_field_ids(spec: PartitionSpec, existing: Iterable[PartitionSpec], las
     """
     known_ids = {(field.sources, field.transform): field.field_id for old in existing for field in old.fields}
     ids: list[int] = []
-    taken: set[int] = set()
+    used_ids: set[int] = set()
     for field in spec.fields:
         field_id = known_ids.get((field.sources, field.transform))
-        if field_id is None or field_id in taken:
+        if field_id is None or field_id in used_ids:
             last_field_id += 1
             field_id = last_field_id
         ids.append(field_id)
-        taken.add(field_id)
+        used_ids.add(field_id)
     return with_field_ids(spec, ids)
 
 

@@ -11,7 +11,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.protocol.wire import fold_name
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 from seamark.formats.storage.storages import STORAGES
 
 FORMAT_VERSION = "format-version"
@@ -73,7 +73,7 @@ _ENCRYPTION = frozenset({"encryption.key-id", "encryption.data-key-length"})
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
-@memoized(8192)
+@memoize(8192)
 def configures_client(name: str) -> bool:
     """Return whether a property of this name selects the host that a client connects to, where its secrets go, or
     code that it loads.
@@ -98,25 +98,25 @@ def configures_client(name: str) -> bool:
     )
 
 
-def check_client_properties(properties: Mapping[str, str], what: str) -> None:
+def check_client_properties(properties: Mapping[str, str], subject: str) -> None:
     """BadRequest, with the keys, for properties that belong to the configuration of a client's catalog, and for names
     that are too long."""
     longest = max(properties, key=len, default="")
     if len(longest) > PROPERTY_NAME_CHARACTERS_MAX:
         raise BadRequest(
-            f"{what} may not have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the limit "
-            f"is {PROPERTY_NAME_CHARACTERS_MAX:,} characters"
+            f"{subject} may not have a property whose name has {len(longest):,} characters ({longest[:40]!r}…); the "
+            f"limit is {PROPERTY_NAME_CHARACTERS_MAX:,} characters"
         )
     refused = sorted(key for key in properties if configures_client(key))
     if refused:
         raise BadRequest(
-            f"{what} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides which "
-            "host a client talks to, where its secrets go or which code it loads; set it in the configuration of the "
-            "client's catalog instead"
+            f"{subject} may not have {', '.join(repr(key[:100]) for key in refused[:5])}: such a property decides "
+            "which host a client talks to, where its secrets go or which code it loads; set it in the configuration of "
+            "the client's catalog instead"
         )
 
 
-def without_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
+def remove_client_properties(properties: Mapping[str, str]) -> dict[str, str]:
     """Return the properties to return to clients, for properties stored by older versions or other catalogs."""
     return {key: value for key, value in properties.items() if not configures_client(key)}
 
@@ -160,18 +160,18 @@ def _integer(properties: Mapping[str, str], name: str, default: int, bits: int) 
 
 
 def as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
-    """As Java parses it: "true" in any case is true, everything else is false."""
+    """Parse a boolean as Java does: "true" in any case is true, everything else is false."""
     value = properties.get(name)
     return default if value is None else value.lower() == "true"
 
 
 def as_names(
-    properties: Mapping[str, str], name: str, what: str, *, least: int = 0, most: int = 1 << 31
+    properties: Mapping[str, str], name: str, subject: str, *, least: int = 0, most: int = 1 << 31
 ) -> tuple[str, ...]:
     """Different names, separated by commas or as a JSON list; () without the property.
 
     Raises:
-        BadRequest: For another value, or fewer or more names, with `what` it must name.
+        BadRequest: For another value, or fewer or more names, with `subject` it must name.
     """
     text = properties.get(name, "").strip()
     if not text:
@@ -182,7 +182,7 @@ def as_names(
         names = ("",)
     if not least <= len(names) <= most or len(set(names)) < len(names) or not all(names):
         raise BadRequest(
-            f"{name} is {text[:200]!r}; it must name {what}, separated by commas, or be a JSON list of names"
+            f"{name} is {text[:200]!r}; it must name {subject}, separated by commas, or be a JSON list of names"
         )
     return names
 
@@ -205,5 +205,5 @@ def check_new_table(properties: Mapping[str, str], schema: Schema, format_versio
     for name in _COMMIT:
         if as_int(properties, name, 0) < 0:
             raise BadRequest(f"Table property {name} must have non negative integer value")
-    if format_version < 3 and (found := sorted(_ENCRYPTION & properties.keys())):
-        raise BadRequest(f"Invalid properties for v{format_version}: {found}")
+    if format_version < 3 and (encryption_properties := sorted(_ENCRYPTION & properties.keys())):
+        raise BadRequest(f"Invalid properties for v{format_version}: {encryption_properties}")

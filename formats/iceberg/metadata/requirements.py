@@ -63,13 +63,13 @@ class AssertRefSnapshotId(Requirement, frozen=True):
             raise _build_failure(f"{kind} {self.ref} has changed: expected id {self.snapshot_id} != {ref.snapshot_id}")
 
 
-def _assert_id(field: str, actual: str, what: str) -> type[Requirement]:
+def _assert_id(field: str, actual: str, subject: str) -> type[Requirement]:
     """Return a requirement whose integer `field` equals the attribute `actual` of the metadata."""
 
     def check(self: Requirement, metadata: TableMetadata) -> None:
         expected, current = getattr(self, field), getattr(metadata, actual)
         if expected != current:
-            raise _build_failure(f"{what} changed: expected id {expected} != {current}")
+            raise _build_failure(f"{subject} changed: expected id {expected} != {current}")
 
     struct: Any = msgspec.defstruct(
         f"Assert_{field}", [(field, Int32)], bases=(Requirement,), frozen=True, namespace={"check": check}

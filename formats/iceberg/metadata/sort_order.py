@@ -43,7 +43,7 @@ class SortOrder(msgspec.Struct, frozen=True, rename="kebab"):
 UNSORTED = SortOrder(0, ())
 
 
-def checked(order: SortOrder) -> SortOrder:
+def normalize_order(order: SortOrder) -> SortOrder:
     """Return the client's order in canonical form.
 
     Raises BadRequest.

@@ -92,7 +92,7 @@ class KnownStatistics:
         """By column, without columns whose type has changed since: a wider type changes the hashes."""
         if self.file is None:
             return {}
-        found = {}
+        blobs_by_column = {}
         for blob in self.file.blob_metadata:
             if blob.type != THETA or len(blob.fields) != 1:
                 continue
@@ -102,8 +102,8 @@ class KnownStatistics:
             then = None if schema is None else schema.column(blob.fields[0])
             now = metadata.current_schema.column(blob.fields[0])
             if then is not None and now is not None and then.type == now.type:
-                found[blob.fields[0]] = blob
-        return found
+                blobs_by_column[blob.fields[0]] = blob
+        return blobs_by_column
 
     def is_stale(self, metadata: TableMetadata, policy: StatisticsPolicy) -> bool:
         """Return whether they are to be computed again: a column lacks them, much has changed, or the newest commits
@@ -123,20 +123,20 @@ class KnownStatistics:
         Files of a replacement have rows that its parent has: they are counted as long as no snapshot before has added
         rows.
         """
-        found, adds = set(), False
+        snapshots, adds = set(), False
         for snapshot in reversed(self.since):
             summary = snapshot.summary_map()
             if is_replace(snapshot):
                 if adds:
-                    found.add(snapshot.snapshot_id)
+                    snapshots.add(snapshot.snapshot_id)
                 continue
-            found.add(snapshot.snapshot_id)
+            snapshots.add(snapshot.snapshot_id)
             # Writers leave out counts that are 0.
             adds |= "total-records" not in summary or _count(snapshot, _ADDED) > 0
-        return frozenset(found)
+        return frozenset(snapshots)
 
 
-def known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
+def find_known_statistics(metadata: TableMetadata, snapshot: Snapshot) -> KnownStatistics:
     by_snapshot = {
         file.snapshot_id: file
         for file in metadata.statistics

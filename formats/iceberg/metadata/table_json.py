@@ -14,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import FORMAT_VERSION_MAX, TableMetadata, check_invariants
-from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec, numbered
+from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec, number_fields
 from seamark.formats.iceberg.metadata.snapshot import (
     MAIN,
     EncryptedKey,
@@ -123,10 +123,10 @@ def refs_view(m: TableMetadata) -> bytes:
     snapshots. Not a metadata file: writing it back would lose history.
     """
     referenced = {ref.snapshot_id for ref in m.refs.values()}
-    known = m.snapshots_by_id
+    snapshots_by_id = m.snapshots_by_id
     # in table order without visiting the whole history: sequence numbers ascend along it
     snapshots = sorted(
-        (known[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
+        (snapshots_by_id[snapshot_id] for snapshot_id in referenced), key=lambda s: (s.sequence_number, s.timestamp_ms)
     )
     return encode_table(
         msgspec.structs.replace(
@@ -202,11 +202,11 @@ def _specs(table: _Table) -> tuple[tuple[PartitionSpec, ...], int]:
         default = table.default_spec_id
         if default is UNSET:
             raise BadRequest("default-spec-id must exist beside partition-specs")
-        return tuple(numbered(spec) for spec in table.partition_specs), default
+        return tuple(number_fields(spec) for spec in table.partition_specs), default
     if table.format_version > 1:
         raise BadRequest(f"partition-specs must exist in format v{table.format_version}")
     fields = () if table.partition_spec is UNSET else table.partition_spec
-    return (numbered(PartitionSpec(0, fields)),), 0
+    return (number_fields(PartitionSpec(0, fields)),), 0
 
 
 def _require(value: T | UnsetType, name: str, format_version: int, default: T) -> T:

@@ -87,7 +87,7 @@ class AddSpec(Update, frozen=True):
     spec: PartitionSpecInput
 
     def apply(self, builder: TableBuilder) -> None:
-        builder.add_spec(partition.checked(self.spec))
+        builder.add_spec(partition.normalize_spec(self.spec))
 
 
 class AddSortOrder(Update, frozen=True):
@@ -95,7 +95,7 @@ class AddSortOrder(Update, frozen=True):
     sort_order: SortOrder
 
     def apply(self, builder: TableBuilder) -> None:
-        builder.add_sort_order(sort_order.checked(self.sort_order))
+        builder.add_sort_order(sort_order.normalize_order(self.sort_order))
 
 
 class AddSnapshot(Update, frozen=True):

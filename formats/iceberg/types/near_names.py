@@ -12,8 +12,8 @@ _STEPS_MAX = 250_000
 """Pairs of characters that are compared, of all names together: `difflib` needs up to 0.1 µs for each of them."""
 
 
-def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Return those of `known` that `name` may be a misspelling of, in any case.
+def near_names(name: str, names: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Return those of `names` that `name` may be a misspelling of, in any case.
 
     Of long names and of many names only some are compared: with 50,000 columns of similar names it would take seconds.
     """
@@ -21,7 +21,7 @@ def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float 
         return []
     similar: dict[str, str] = {}
     steps = 0
-    for other in islice(known, _SEEN_MAX):
+    for other in islice(names, _SEEN_MAX):
         if abs(len(other) - len(name)) <= 2 + len(name) // 2 or other.startswith(name):
             steps += len(name) * len(other)
             if steps > _STEPS_MAX:

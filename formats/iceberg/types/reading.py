@@ -20,14 +20,14 @@ Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 T = TypeVar("T")
 
 
-def read(value: object, kind: type[T], what: str) -> T:
-    """`value` as a `kind`; `what` describes it in the error ("add-schema update").
+def read(value: object, kind: type[T], subject: str) -> T:
+    """Return `value` as a `kind`; `subject` describes it in the error ("add-schema update").
 
     Raises BadRequest.
     """
     try:
         return from_values(value, kind)
     except RecursionError:
-        raise BadRequest(f"Invalid {what}: it is nested too deeply") from None
+        raise BadRequest(f"Invalid {subject}: it is nested too deeply") from None
     except (msgspec.ValidationError, ValueError, TypeError, OverflowError) as error:
-        raise BadRequest(f"Invalid {what}: {error}") from None
+        raise BadRequest(f"Invalid {subject}: {error}") from None

@@ -118,7 +118,7 @@ class Schema(
         """
         return _canonical_fields(self.fields, 0), frozenset(self.identifier_field_ids)
 
-    def same_as(self, other: Schema) -> bool:
+    def is_same_as(self, other: Schema) -> bool:
         try:
             return self.canonical == other.canonical
         except BadRequest:
@@ -126,7 +126,7 @@ class Schema(
             return False
 
 
-def checked(schema: Schema, schema_id: int | None = None) -> Schema:
+def normalize_schema(schema: Schema, schema_id: int | None = None) -> Schema:
     """Return the schema in canonical form, with `schema_id` (its own by default).
 
     Raises:
@@ -151,10 +151,10 @@ def check_format_version(schema: Schema, format_version: int) -> None:
     for column in schema.index.by_id.values():
         if isinstance(column.type, str) and format_version < (needed := min_format_version(column.type)):
             problems[column.id] = f"Invalid type for {column.name}: {column.type} is not supported until v{needed}"
-        for what, value in (("initial", column.initial_default), ("write", column.write_default)):
+        for default_name, value in (("initial", column.initial_default), ("write", column.write_default)):
             if value is not None and format_version < DEFAULTS_MIN_FORMAT_VERSION:
                 problems[column.id] = (
-                    f"Invalid {what} default for {column.name}: non-null default ({value}) is not supported "
+                    f"Invalid {default_name} default for {column.name}: non-null default ({value}) is not supported "
                     f"until v{DEFAULTS_MIN_FORMAT_VERSION}"
                 )
     if problems:
@@ -162,7 +162,7 @@ def check_format_version(schema: Schema, format_version: int) -> None:
         raise BadRequest(f"Invalid schema for v{format_version}:\n- {lines}")
 
 
-def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
+def assign_fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
     """Return the schema with column ids 1, 2, …, and the map from old to new ids.
 
     The order is that of Java (`AssignFreshIds`) and PyIceberg: the fields of a struct first, then the fields inside
@@ -170,11 +170,11 @@ def fresh_ids(schema: Schema, schema_id: int) -> tuple[Schema, dict[int, int]]:
     """
     renumbered: dict[int, int] = {}
 
-    def next_id(old: int) -> int:
+    def assign_id(old: int) -> int:
         renumbered[old] = len(renumbered) + 1
         return renumbered[old]
 
-    fields = _renumber_fields(schema.fields, next_id)
+    fields = _renumber_fields(schema.fields, assign_id)
     identifiers = tuple(sorted(renumbered[old] for old in schema.identifier_field_ids))
     return Schema(fields, schema_id, identifiers), renumbered
 
@@ -256,23 +256,23 @@ def _canonical_fields(fields: tuple[Field, ...], depth: int) -> tuple[Field, ...
     return tuple(msgspec.structs.replace(field, type=_canonical_type(field.type, depth + 1)) for field in fields)
 
 
-def _renumber_fields(fields: tuple[Field, ...], next_id: Callable[[int], int]) -> tuple[Field, ...]:
-    ids = [next_id(field.id) for field in fields]
+def _renumber_fields(fields: tuple[Field, ...], assign_id: Callable[[int], int]) -> tuple[Field, ...]:
+    ids = [assign_id(field.id) for field in fields]
     return tuple(
-        msgspec.structs.replace(field, id=new_id, type=_renumber_type(field.type, next_id))
+        msgspec.structs.replace(field, id=new_id, type=_renumber_type(field.type, assign_id))
         for field, new_id in zip(fields, ids, strict=True)
     )
 
 
-def _renumber_type(kind: Type, next_id: Callable[[int], int]) -> Type:
+def _renumber_type(kind: Type, assign_id: Callable[[int], int]) -> Type:
     if isinstance(kind, StructType):
-        return StructType(_renumber_fields(kind.fields, next_id))
+        return StructType(_renumber_fields(kind.fields, assign_id))
     if isinstance(kind, ListType):
-        element_id = next_id(kind.element_id)
-        return ListType(element_id, _renumber_type(kind.element, next_id), kind.element_required)
+        element_id = assign_id(kind.element_id)
+        return ListType(element_id, _renumber_type(kind.element, assign_id), kind.element_required)
     if isinstance(kind, MapType):
-        key_id, value_id = next_id(kind.key_id), next_id(kind.value_id)
-        key, value = _renumber_type(kind.key, next_id), _renumber_type(kind.value, next_id)
+        key_id, value_id = assign_id(kind.key_id), assign_id(kind.value_id)
+        key, value = _renumber_type(kind.key, assign_id), _renumber_type(kind.value, assign_id)
         return MapType(key_id, key, value_id, value, kind.value_required)
     return kind
 

@@ -18,7 +18,7 @@ import mmh3
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 
 IDENTITY = "identity"
 VOID = "void"
@@ -39,7 +39,7 @@ _SOURCES: dict[str, frozenset[str]] = {
 }
 
 
-@memoized(1024)
+@memoize(1024)
 def canonical(transform: str) -> str:
     """Return the canonical form.
 
@@ -91,7 +91,7 @@ def result_type(transform: str, kind: str) -> str:
     return "date" if name == "day" else "int"
 
 
-@memoized(1024)
+@memoize(1024)
 def values_type(transform: str, kind: str) -> str:
     """Return the same as `result_type`, for a transform in any form."""
     return result_type(canonical(transform), kind)
@@ -106,7 +106,7 @@ def apply(transform: str, kind: str, value: Value | None) -> Value | None:
     return None if value is None else function(transform, kind)(value)
 
 
-@memoized(1024)
+@memoize(1024)
 def function(transform: str, kind: str) -> Callable[..., Value | None]:
     """`apply` for many values that are not null.
 
@@ -124,7 +124,7 @@ def function(transform: str, kind: str) -> Callable[..., Value | None]:
     bits = INTEGER_BITS.get(result_type(transform, kind))
     if bits is None or name == IDENTITY:
         return exact
-    return lambda value: wrapped(exact(value), bits)
+    return lambda value: wrap_to_bits(exact(value), bits)
 
 
 def monotone(transform: str, kind: str) -> Callable[..., Any]:
@@ -162,7 +162,7 @@ UNITS_PER_DAY = {
 INTEGER_BITS = {"int": 32, "date": 32, "long": 64, "time": 64} | dict.fromkeys(_TIMESTAMPS, 64)
 
 
-def wrapped(value: int, bits: int) -> int:
+def wrap_to_bits(value: int, bits: int) -> int:
     """Return the signed number in the lowest `bits` of `value`: what Java stores if a result overflows."""
     half = 1 << bits - 1
     return (value + half) % (2 * half) - half
@@ -180,7 +180,7 @@ def _month(days: int) -> int:
     return (shifted.year + 400 * cycles - 1970) * 12 + shifted.month - 1
 
 
-def first_day(month: int) -> int:
+def start_of_month(month: int) -> int:
     """Return the day since 1970-01-01 on which a month since 1970-01 begins."""
     years, month_of_year = divmod(month, 12)
     cycles, year = divmod(1970 + years - 1, 400)
@@ -188,29 +188,29 @@ def first_day(month: int) -> int:
     return day + cycles * _DAYS_PER_400_YEARS - _DAYS_BEFORE_EPOCH
 
 
-def _hashed_long(value: int) -> bytes:
+def _encode_long(value: int) -> bytes:
     return value.to_bytes(8, "little", signed=True)
 
 
-def _hashed_nanoseconds(value: int) -> bytes:
-    return _hashed_long(value // 1000)
+def _encode_nanoseconds(value: int) -> bytes:
+    return _encode_long(value // 1000)
 
 
-def _hashed_decimal(value: int) -> bytes:
+def _encode_decimal(value: int) -> bytes:
     """Return the minimum number of bytes for the unscaled value in two's complement."""
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
-def _hashed_string(value: str) -> bytes:
+def _encode_string(value: str) -> bytes:
     # a lone surrogate has no UTF-8; Java hashes a question mark
     return value.encode("utf-8", errors="replace")
 
 
 _HASHED: dict[str, Callable[..., bytes]] = {
-    **dict.fromkeys(("int", "long", "date", "time", "timestamp", "timestamptz"), _hashed_long),
-    **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), _hashed_nanoseconds),
+    **dict.fromkeys(("int", "long", "date", "time", "timestamp", "timestamptz"), _encode_long),
+    **dict.fromkeys(("timestamp_ns", "timestamptz_ns"), _encode_nanoseconds),
     **dict.fromkeys(("uuid", "fixed", "binary"), bytes),
-    "decimal": _hashed_decimal,
-    "string": _hashed_string,
+    "decimal": _encode_decimal,
+    "string": _encode_string,
 }

@@ -14,7 +14,7 @@ from math import isfinite
 from uuid import UUID
 
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 
 _PLAIN = frozenset(
     [
@@ -54,7 +54,7 @@ _SINCE_V3 = frozenset({"timestamp_ns", "timestamptz_ns", "variant", "unknown", "
 _NEVER_DEFAULTED = frozenset({"unknown", "variant", "geometry", "geography"})
 
 
-@memoized(1024)
+@memoize(1024)
 def base_name(name: str) -> str:
     """Return the type without its parameters: `decimal(9, 2)` is `decimal`."""
     return re.split(r"[\[(\s]", name, maxsplit=1)[0].lower()
@@ -65,7 +65,7 @@ def min_format_version(name: str) -> int:
     return 3 if base_name(name) in _SINCE_V3 else 1
 
 
-@memoized(1024)
+@memoize(1024)
 def canonical_primitive(name: str) -> str:
     """Return the canonical name of a primitive (or variant) type.
 

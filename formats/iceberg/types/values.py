@@ -90,7 +90,7 @@ def decimal_precision(kind: str) -> int:
 
 
 @lru_cache(maxsize=256)
-def fixed_length(kind: str) -> int:
+def length_of_fixed(kind: str) -> int:
     """L of `fixed[L]`."""
     return int(kind.partition("[")[2].rstrip("]"))
 
@@ -113,9 +113,9 @@ def decode(kind: str, data: bytes) -> Value:
         case "long" if size == 4:
             return int(_INT.unpack(data)[0])
         case "timestamp" if size == 4:
-            return _promoted_date(data, MICROS_PER_DAY)
+            return _promote_date(data, MICROS_PER_DAY)
         case "timestamp_ns" if size == 4:
-            return _promoted_date(data, NANOS_PER_DAY)
+            return _promote_date(data, NANOS_PER_DAY)
         case "float" | "double" if size == 4:
             return float(_FLOAT.unpack(data)[0])
         case "double" if size == 8:
@@ -127,7 +127,7 @@ def decode(kind: str, data: bytes) -> Value:
         case "uuid" if size == 16:
             return bytes(data)
         # bounds of fixed columns may be truncated like those of binary columns
-        case "fixed" if size <= fixed_length(kind):
+        case "fixed" if size <= length_of_fixed(kind):
             return bytes(data)
         case "binary":
             return bytes(data)
@@ -151,7 +151,7 @@ def decode_bound(kind: str, data: bytes) -> Value:
     return value
 
 
-def promoted(stored: str, kind: str, value: Value) -> Value:
+def promote_value(stored: str, kind: str, value: Value) -> Value:
     """Return a value of a column of type `stored` that has the type `kind` now (specification, "Schema Evolution")."""
     if stored == "date" and kind in ("timestamp", "timestamp_ns"):
         assert isinstance(value, int)
@@ -159,7 +159,7 @@ def promoted(stored: str, kind: str, value: Value) -> Value:
     return value
 
 
-def _promoted_date(data: bytes, units_per_day: int) -> int:
+def _promote_date(data: bytes, units_per_day: int) -> int:
     promoted = int(_INT.unpack(data)[0]) * units_per_day
     if not LONG_MIN <= promoted <= LONG_MAX:
         raise ValueError("the date is outside the range of type timestamp")
@@ -278,22 +278,22 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
         case "date":
             return parse_iso_date(text)
         case "time":
-            return _whole_micros(parse_iso_time(text))
+            return _to_whole_micros(parse_iso_time(text))
         case "uuid" if len(text) == 36:
             return UUID(text).bytes
-        case "fixed" if len(text) == 2 * fixed_length(kind):
+        case "fixed" if len(text) == 2 * length_of_fixed(kind):
             return bytes.fromhex(text)
         case "binary":
             return bytes.fromhex(text)
         case _ if name in TIMESTAMPS:
             nanos, offset = parse_iso_timestamp(text)
             if ("tz" in name) == (offset is not None) and not offset:
-                return nanos if name.endswith("_ns") else _whole_micros(nanos)
+                return nanos if name.endswith("_ns") else _to_whole_micros(nanos)
     raise ValueError(f"{text!r} is not a value of type {kind}")
 
 
 def _exact_unscaled(text: str, scale: int) -> int:
-    unscaled, exact = unscaled_floor(parse_decimal(text), scale)
+    unscaled, exact = floor_unscaled(parse_decimal(text), scale)
     if not exact:
         raise ValueError(f"{text!r} is not a decimal of scale {scale}")
     return unscaled
@@ -314,7 +314,7 @@ def parse_decimal(text: str) -> Decimal:
         raise ValueError(f"{text!r} has an exponent that is too large") from None
 
 
-def unscaled_floor(number: Decimal, scale: int) -> tuple[int, bool]:
+def floor_unscaled(number: Decimal, scale: int) -> tuple[int, bool]:
     """Return the floor of `number` · 10^`scale`, and whether it is exact.
 
     In integers, because decimal arithmetic rounds to its context. A huge exponent is reduced to one that still exceeds
@@ -326,13 +326,13 @@ def unscaled_floor(number: Decimal, scale: int) -> tuple[int, bool]:
     shift = exponent + scale
     if shift >= 0:
         return coefficient * 10 ** min(shift, _SHIFT_MAX), True
-    floor, rest = divmod(coefficient, 10 ** min(-shift, len(digits) + 1))
-    return floor, rest == 0
+    floor, remainder = divmod(coefficient, 10 ** min(-shift, len(digits) + 1))
+    return floor, remainder == 0
 
 
-def _whole_micros(nanos: int) -> int:
-    micros, rest = divmod(nanos, NANOS_PER_MICRO)
-    if rest:
+def _to_whole_micros(nanos: int) -> int:
+    micros, remainder = divmod(nanos, NANOS_PER_MICRO)
+    if remainder:
         raise ValueError("the type holds microseconds, not nanoseconds")
     return micros
 
@@ -380,8 +380,8 @@ def iso_time(nanos: int) -> str:
 
 def iso_timestamp(nanos: int) -> str:
     """Return nanoseconds since the epoch, without an offset."""
-    micros, rest = divmod(nanos, NANOS_PER_MICRO)
-    if not rest and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
+    micros, remainder = divmod(nanos, NANOS_PER_MICRO)
+    if not remainder and _DATETIME_FIRST <= micros <= _DATETIME_LAST:
         return (_DATETIME_EPOCH + timedelta(microseconds=micros)).isoformat()
     days, within = divmod(nanos, NANOS_PER_DAY)
     return f"{iso_date(days)}T{iso_time(within)}"

@@ -100,26 +100,26 @@ class _ViewBuilder:
             self.properties.pop(name, None)
 
     def add_schema(self, added: Schema) -> None:
-        schema = schemas.checked(added)
+        schema = schemas.normalize_schema(added)
         self._comparisons.spend(len(self.schemas), len(schema.index.by_id))
-        known = next((old.id for old in self.schemas.values() if old.same_as(schema)), None)
-        if known is None:
-            known = max(self.schemas, default=-1) + 1
-            self.schemas[known] = schemas.with_id(schema, known)
+        schema_id = next((old.id for old in self.schemas.values() if old.is_same_as(schema)), None)
+        if schema_id is None:
+            schema_id = max(self.schemas, default=-1) + 1
+            self.schemas[schema_id] = schemas.with_id(schema, schema_id)
             self.changed = True
-        self.last_schema_id = known
+        self.last_schema_id = schema_id
 
     def add_version(self, added: ViewVersion) -> None:
         version = self._with_schema(added)
         _check_representations(version.representations)
         self._comparisons.spend(len(self.versions), len(version.representations))
-        known = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
-        if known is None:
-            known = max(version.version_id, max(self.versions, default=version.version_id - 1) + 1)
-            self.versions[known] = msgspec.structs.replace(version, version_id=known)
-            self.added_versions.add(known)
+        version_id = next((old.version_id for old in self.versions.values() if old.behaves_as(version)), None)
+        if version_id is None:
+            version_id = max(version.version_id, max(self.versions, default=version.version_id - 1) + 1)
+            self.versions[version_id] = msgspec.structs.replace(version, version_id=version_id)
+            self.added_versions.add(version_id)
             self.changed = True
-        self.last_version_id = known
+        self.last_version_id = version_id
 
     def _with_schema(self, version: ViewVersion) -> ViewVersion:
         if version.schema_id == LAST_ADDED:
@@ -160,7 +160,7 @@ class _ViewBuilder:
         log = () if self.base is None else self.base.version_log
         if self.log_entry is not None:
             log = (*log, self.log_entry)
-        versions, log = self._retained(current, log)
+        versions, log = self._retain_versions(current, log)
         result = ViewMetadata(
             view_uuid=self.uuid,
             format_version=FORMAT_VERSION,
@@ -174,7 +174,7 @@ class _ViewBuilder:
         check_view_invariants(result)
         return result
 
-    def _retained(
+    def _retain_versions(
         self, current: ViewVersion, log: tuple[ViewLogEntry, ...]
     ) -> tuple[tuple[ViewVersion, ...], tuple[ViewLogEntry, ...]]:
         """Return (the versions within the history's size, including all of this commit and the current one; their
@@ -235,7 +235,7 @@ VIEW_ACTIONS = updates_by_action(
 )
 
 
-def new_view(
+def build_view_metadata(
     *,
     uuid: str,
     location: str,

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seamark.formats.iceberg.files.budget import expanded_bytes, has_shared_values
+from seamark.formats.iceberg.files.budget import compute_expanded_bytes, has_shared_values
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import FLOATS, TIMESTAMPS, decimal_scale
 from seamark.formats.index.keys.keys import (
@@ -60,27 +60,27 @@ def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
         ValueError: If an array does not have values of the Iceberg type.
     """
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-    convert = _coded if has_codes(kind) else _byte_keys
-    pieces = [convert(_plain(chunk), kind) for chunk in chunks]
+    convert = _encode_piece if has_codes(kind) else _byte_keys
+    pieces = [convert(_to_plain_array(chunk), kind) for chunk in chunks]
     pieces = pieces or [convert(pa.nulls(0), kind)]
     rows = sum(piece.rows for piece in pieces)
     return Keys(
         kind,
         rows,
-        _joined([piece.codes for piece in pieces]),
-        _joined_starts([piece.starts for piece in pieces]),
-        _joined([piece.heap for piece in pieces]),
-        _marked(pieces, [piece.valid for piece in pieces], True),
-        _marked(pieces, [piece.nan for piece in pieces], False),
+        _concatenate([piece.codes for piece in pieces]),
+        _concatenate_starts([piece.starts for piece in pieces]),
+        _concatenate([piece.heap for piece in pieces]),
+        _concatenate_marks(pieces, [piece.valid for piece in pieces], True),
+        _concatenate_marks(pieces, [piece.nan for piece in pieces], False),
     )
 
 
-def _joined(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
+def _concatenate(parts: Sequence[npt.NDArray[Any] | None]) -> npt.NDArray[Any] | None:
     present = [part for part in parts if part is not None]
     return present[0] if len(present) == 1 else np.concatenate(present) if present else None
 
 
-def _joined_starts(parts: Sequence[Longs | None]) -> Longs | None:
+def _concatenate_starts(parts: Sequence[Longs | None]) -> Longs | None:
     present = [part for part in parts if part is not None]
     if len(present) < 2:
         return present[0] if present else None
@@ -88,7 +88,7 @@ def _joined_starts(parts: Sequence[Longs | None]) -> Longs | None:
     return np.concatenate([*(part[:-1] + end for part, end in zip(present, ends[:-1], strict=True)), ends[-1:]])
 
 
-def _marked(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: bool) -> Bits | None:
+def _concatenate_marks(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: bool) -> Bits | None:
     if all(mark is None for mark in marks):
         return None
     filled = (
@@ -97,22 +97,22 @@ def _marked(pieces: Sequence[_Piece], marks: Sequence[Mask | None], otherwise: b
     return bits_of(np.concatenate(list(filled)))
 
 
-def _plain(array: pa.Array) -> pa.Array:
+def _to_plain_array(array: pa.Array) -> pa.Array:
     """Return the array without extension type, dictionary, runs or views, which only affect storage."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
-    if has_shared_values(array.type) and expanded_bytes(array) > EXPANDED_MAX:
+    if has_shared_values(array.type) and compute_expanded_bytes(array) > EXPANDED_MAX:
         raise ValueError(f"expanded to one value per row, they take more than {EXPANDED_MAX:,} bytes")
     if pa.types.is_dictionary(array.type):
-        return _plain(array.dictionary_decode())
+        return _to_plain_array(array.dictionary_decode())
     if pa.types.is_run_end_encoded(array.type):
-        return _plain(pc.run_end_decode(array))
+        return _to_plain_array(pc.run_end_decode(array))
     if pa.types.is_string_view(array.type) or pa.types.is_binary_view(array.type):
-        return _without_views_of_nulls(array).cast(pa.large_binary())
+        return _clear_views_of_nulls(array).cast(pa.large_binary())
     return array
 
 
-def _without_views_of_nulls(array: pa.Array) -> pa.Array:
+def _clear_views_of_nulls(array: pa.Array) -> pa.Array:
     """Return the array with empty views where it is null: Arrow validates only the views of values, and its cast
     copies those of nulls, too, by lengths that may be negative.
     """
@@ -146,7 +146,7 @@ def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
     return np.frombuffer(data, values, len(array) * width, array.offset * width * values.itemsize)
 
 
-def _coded(array: pa.Array, kind: str) -> _Piece:
+def _encode_piece(array: pa.Array, kind: str) -> _Piece:
     rows, name = len(array), base_name(kind)
     if pa.types.is_null(array.type):
         return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _none_valid(rows), None)
@@ -201,12 +201,12 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
         numbers = _numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
         want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_unit(name)]
-        return _rescaled(numbers, have, want, valid, arrow, kind)
+        return _rescale(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
         if name in TIMESTAMPS and _unit(name) == "ns" and arrow.unit != "ns":
             raise _no_values(arrow, kind)  # files with INT96 timestamps are read in microseconds
         numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
-        return _rescaled(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
+        return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
     raise _no_values(arrow, kind)
 
 
@@ -214,7 +214,7 @@ def _unit(name: str) -> str:
     return "ns" if name.endswith("_ns") else "us"
 
 
-def _rescaled(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
+def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa.DataType, kind: str) -> Longs:
     """Convert counts of 1/`have` to counts of 1/`want`; one divides the other."""
     if want > have:
         factor = want // have
@@ -222,8 +222,8 @@ def _rescaled(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: p
         _refuse((numbers > limit) | (numbers < -limit), valid, arrow, kind)
         return numbers * factor
     if want < have:
-        whole, rest = np.divmod(numbers, have // want)
-        _refuse(rest != 0, valid, arrow, kind)
+        whole, remainder = np.divmod(numbers, have // want)
+        _refuse(remainder != 0, valid, arrow, kind)
         return whole
     return numbers
 
@@ -271,7 +271,7 @@ def _byte_keys(array: pa.Array, kind: str) -> _Piece:
     else:
         raise _no_values(arrow, kind)
     if valid is not None:
-        starts, heap = _without_nulls(starts, heap, valid)
+        starts, heap = _remove_nulls(starts, heap, valid)
     return _Piece(rows, None, starts, heap, valid, None)
 
 
@@ -291,7 +291,7 @@ def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
     return spots - spots[0], heap[spots[0] : spots[-1]]
 
 
-def _without_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
+def _remove_nulls(starts: Longs, heap: Bytes, valid: Mask) -> tuple[Longs, Bytes]:
     """Return the bytes without those of nulls, which Arrow allows."""
     lengths = np.diff(starts)
     if not lengths[~valid].any():

@@ -44,17 +44,17 @@ def fold(text: str) -> str:
     """Return the folded text, or `UNKNOWN_CASE`."""
     if text.isascii():
         return text.lower()
-    return text.translate(_folded_characters()) if has_known_case(text) else UNKNOWN_CASE
+    return text.translate(_load_folds()) if has_known_case(text) else UNKNOWN_CASE
 
 
 def has_known_case(text: str) -> bool:
     """Return whether this version of Unicode assigns all characters of the text."""
     if text.isascii() or _maybe_unknown().search(text) is None:
         return True
-    return _unknown().search(text) is None
+    return _compile_unknown_pattern().search(text) is None
 
 
-def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def fold_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the folded texts of a column of strings.
 
     The column may be a dictionary, or binary without a UTF-8 annotation.
@@ -64,20 +64,20 @@ def folded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """
     if pa.types.is_null(column.type):
         return column
-    return pa.chunked_array([_folded(chunk) for chunk in _as_strings(column).chunks], pa.large_string())
+    return pa.chunked_array([_fold_texts(chunk) for chunk in _as_strings(column).chunks], pa.large_string())
 
 
-def _folded(texts: pa.Array) -> pa.Array:
+def _fold_texts(texts: pa.Array) -> pa.Array:
     is_ascii = pc.string_is_ascii(texts)
     # Not `ascii_lower` nor `replace_with_mask`: of slices, pyarrow 26 makes arrays with wrong offsets.
     lower = pc.utf8_lower(texts)
     if pc.all(is_ascii, min_count=0).as_py():
         return lower
     is_other = pc.fill_null(pc.invert(is_ascii), False)
-    others = texts.filter(is_other).dictionary_encode()
-    values = pa.array([fold(text) for text in others.dictionary.to_pylist()], pa.large_string())
+    non_ascii = texts.filter(is_other).dictionary_encode()
+    values = pa.array([fold(text) for text in non_ascii.dictionary.to_pylist()], pa.large_string())
     places = np.arange(len(texts))
-    places[is_other.to_numpy(zero_copy_only=False)] = len(texts) + others.indices.to_numpy()
+    places[is_other.to_numpy(zero_copy_only=False)] = len(texts) + non_ascii.indices.to_numpy()
     return pa.concat_arrays([lower, values]).take(pa.array(places))
 
 
@@ -99,32 +99,37 @@ _TEXTS = (
 
 
 @cache
-def _folded_characters() -> dict[int, str]:
+def _load_folds() -> dict[int, str]:
     characters: dict[int, str] = {}
     for run in MOVED.split():
         match = _RUN.fullmatch(run)
         assert match is not None
         first, last, step, change = int(match[1], 16), int(match[2], 16), int(match[3]), int(match[4], 16)
         characters |= {point: chr(point + change) for point in range(first, last + 1, step)}
-    for one in REPLACED.split():
-        point, _, text = one.partition("=")
+    for replacement in REPLACED.split():
+        point, _, text = replacement.partition("=")
         characters[int(point, 16)] = "".join(chr(int(part, 16)) for part in text.split("+") if part)
     return characters
 
 
 @cache
 def _maybe_unknown() -> re.Pattern[str]:
-    """Match as `_unknown`, and all characters beyond the first 65,536: it takes no longer with more ranges there."""
-    return _any_of([*((first, last) for first, last in _unassigned() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)])
+    """Return a pattern that also matches all characters beyond the first 65,536.
+
+    The time of a match does not depend on the number of ranges there.
+    """
+    return _any_of(
+        [*((first, last) for first, last in _list_unassigned_ranges() if last <= _TABLED_MAX), (_TABLED_MAX + 1, _LAST)]
+    )
 
 
 @cache
-def _unknown() -> re.Pattern[str]:
+def _compile_unknown_pattern() -> re.Pattern[str]:
     """Match an unassigned character, or half of a surrogate pair, which is no character."""
-    return _any_of(_unassigned())
+    return _any_of(_list_unassigned_ranges())
 
 
-def _unassigned() -> list[tuple[int, int]]:
+def _list_unassigned_ranges() -> list[tuple[int, int]]:
     ranges = (one.split("-") for one in UNASSIGNED.split())
     return [*((int(first, 16), int(last, 16)) for first, last in ranges), _SURROGATES]
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyroaring
 from isal import isal_zlib
 
-from seamark.formats.iceberg.files.budget import Budget, decoded_budget
+from seamark.formats.iceberg.files.budget import Budget, create_decoding_budget
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
 from seamark.formats.iceberg.types.reserved import DELETED_PATH, DELETED_POSITION
@@ -129,10 +129,10 @@ def merge_zeros(columns: list[Keys]) -> list[Keys] | None:
     """Return the columns with 0.0 in place of -0.0; None if no column has floats."""
     if not any(column.kind in FLOATS for column in columns):
         return None
-    return [_without_sign(column) if column.kind in FLOATS else column for column in columns]
+    return [_unify_zeros(column) if column.kind in FLOATS else column for column in columns]
 
 
-def _without_sign(column: Keys) -> Keys:
+def _unify_zeros(column: Keys) -> Keys:
     assert column.codes is not None
     codes = np.where(column.codes == _NEGATIVE_ZERO, _ZERO, column.codes)
     return Keys(column.kind, column.rows, codes, None, None, column.valid, column.nan)
@@ -141,7 +141,7 @@ def _without_sign(column: Keys) -> Keys:
 Content: TypeAlias = Positions | DeletedKeys
 
 
-def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
+def decode_delete_content(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, limit_bytes: int) -> Content:
     """Return the content of a delete file or a deletion vector.
 
     Args:
@@ -154,7 +154,7 @@ def decoded(data: bytes | memoryview, file: DeleteFile, columns: Columns, *, lim
         raise Unreadable(file.path, f"delete files of format {file.format!r} are not supported")
     if file.is_vector:
         return _vector(data, file, limit_bytes)
-    budget = decoded_budget(limit_bytes)
+    budget = create_decoding_budget(limit_bytes)
     return _keys(data, file, columns, budget) if file.content == EQUALITY else _positions(data, file, budget)
 
 
@@ -177,7 +177,7 @@ def _positions(data: bytes | memoryview, file: DeleteFile, budget: Budget) -> Po
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
+        raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
     order = np.lexsort((rows, codes))
     codes, rows = codes[order], rows[order]
     # Each position once: merged files may repeat a position.
@@ -195,12 +195,12 @@ def _keys(data: bytes | memoryview, file: DeleteFile, columns: Columns, budget: 
         absent = [column_id for column_id, _ in columns if column_id not in column_paths]
         if absent:
             raise Unreadable(file.path, f"it has no column with field id {absent[0]}")
-        arrays = opened.plain_columns(column_paths)
+        arrays = opened.read_plain_columns(column_paths)
         return DeletedKeys.of([keys_of(arrays[column_id], kind) for column_id, kind in columns])
     except AmbiguousColumn as error:
         raise Unreadable(file.path, str(error)) from None
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise Unreadable(file.path, f"it cannot be read: {_first_line(error)}") from None
+        raise Unreadable(file.path, f"it cannot be read: {_shorten_error(error)}") from None
 
 
 def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Positions:
@@ -229,5 +229,5 @@ def _vector(data: bytes | memoryview, file: DeleteFile, limit_bytes: int) -> Pos
     return Positions({file.referenced: 0}, np.array([0, len(rows)], dtype=np.int64), rows)
 
 
-def _first_line(error: BaseException) -> str:
+def _shorten_error(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:200]

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, E
 from seamark.formats.iceberg.types.functions import LOWER, UPPER, takes
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
-from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, folded, has_known_case
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
 
 CASE_KEYS = "folded-16"
 """The form of the keys of folded texts. Another table of characters needs another name: keys would differ."""
@@ -55,7 +55,7 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
         if not has_known_case(texts[0]):
             return unknown if of_column else TRUE
         # The rest of a stored text may have a character of unknown case.
-        return any_of(_replaced(template, Op.STARTS_WITH, fold(texts[0])), unknown)
+        return any_of(_replace_predicate(template, Op.STARTS_WITH, fold(texts[0])), unknown)
     if predicate.op not in (Op.EQ, Op.IN):
         return TRUE
     if of_column:
@@ -64,13 +64,13 @@ def _project_case(predicate: Bound, template: Bound) -> Expression:
 
 
 def _among(template: Bound, values: set[str]) -> Expression:
-    return _replaced(template, Op.EQ if len(values) == 1 else Op.IN, *sorted(values)) if values else FALSE
+    return _replace_predicate(template, Op.EQ if len(values) == 1 else Op.IN, *sorted(values)) if values else FALSE
 
 
-def _replaced(template: Bound, op: Op, *values: str) -> Bound:
+def _replace_predicate(template: Bound, op: Op, *values: str) -> Bound:
     return Bound(op, template.column_id, template.name, "string", IDENTITY, "string", values)
 
 
 INDEXED_FUNCTIONS = {
-    name: IndexedFunction(name, CASE_KEYS, values=folded, value=fold, project=_project_case) for name in _CASES
+    name: IndexedFunction(name, CASE_KEYS, values=fold_column, value=fold, project=_project_case) for name in _CASES
 }

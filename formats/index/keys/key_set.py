@@ -128,7 +128,7 @@ class KeySet:
     def marks(self, distinct: Distinct) -> Bytes:
         """Return uint8[n]: 1 if the set contains the key, for n ascending keys."""
         if distinct.codes is not None:
-            return self._coded(distinct.codes)
+            return self._mark_codes(distinct.codes)
         assert distinct.starts is not None
         assert distinct.heap is not None
         hashes = hash_keys(Keys(self.kind, len(distinct), None, distinct.starts, distinct.heap, None, None), 0)
@@ -137,7 +137,7 @@ class KeySet:
         mask[np.diff(distinct.starts) >= CLIPPED_BYTES] = 0
         return mask
 
-    def _coded(self, codes: Codes) -> Bytes:
+    def _mark_codes(self, codes: Codes) -> Bytes:
         table = self.table
         if table is not None and table[0] is not None:
             return _bitmap.marks_of(codes, table[0], *table[1:])

@@ -130,8 +130,8 @@ class KeyRanges:
         """
         ranges = self.ranges
         if has_codes(self.kind):
-            ranges = tuple(_bounded(key_range) for key_range in ranges)
-        return tuple(closed for closed in map(_closed, ranges) if closed is not None)
+            ranges = tuple(_fill_bounds(key_range) for key_range in ranges)
+        return tuple(closed for closed in map(_close_range, ranges) if closed is not None)
 
     @cached_property
     def points(self) -> tuple[Key, ...] | None:
@@ -165,14 +165,14 @@ def _overlap(before: KeyRange, after: KeyRange) -> bool:
     return bool(high > low) or (high == low and not before.high_open and not after.low_open)
 
 
-def _bounded(key_range: KeyRange) -> KeyRange:
+def _fill_bounds(key_range: KeyRange) -> KeyRange:
     """Return a range of codes with the minimum and maximum code in place of missing bounds."""
     low = (0, False) if key_range.low is None else (key_range.low, key_range.low_open)
     high = (CODE_MAX, False) if key_range.high is None else (key_range.high, key_range.high_open)
     return KeyRange(low[0], high[0], low[1], high[1])
 
 
-def _closed(key_range: KeyRange) -> KeyRange | None:
+def _close_range(key_range: KeyRange) -> KeyRange | None:
     """Return the same keys with closed bounds if the bound's key has a neighbour; None for an empty range.
 
     The successor of a bytes key is the key and a zero; only keys that end in a zero have a predecessor.

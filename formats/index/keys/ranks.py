@@ -49,7 +49,7 @@ class Distinct:
         return self.starts is not None and bool((np.diff(self.starts) == CLIPPED_BYTES).any())
 
 
-def ranked(keys: Keys) -> tuple[Distinct, Ranks]:
+def rank_keys(keys: Keys) -> tuple[Distinct, Ranks]:
     """Return the distinct keys and each row's rank among them, uint32[rows]; 0 for rows that are null or NaN.
 
     Raises:
@@ -59,14 +59,14 @@ def ranked(keys: Keys) -> tuple[Distinct, Ranks]:
         raise ValueError(f"a data file of {keys.rows:,} rows is too long for a bitmap index")
     present = keys.present
     if keys.codes is not None:
-        distinct, ranks = ranked_codes(keys.codes if present is None else keys.codes[present])
+        distinct, ranks = rank_codes(keys.codes if present is None else keys.codes[present])
     else:
         assert keys.starts is not None
         assert keys.heap is not None
         begins, ends = keys.starts[:-1], keys.starts[1:]
         if present is not None:
             begins, ends = begins[present], ends[present]
-        distinct, ranks = ranked_bytes(begins, ends, keys.heap)
+        distinct, ranks = rank_bytes(begins, ends, keys.heap)
     if present is None:
         return distinct, ranks
     spread = np.zeros(keys.rows, dtype=np.uint32)
@@ -74,7 +74,7 @@ def ranked(keys: Keys) -> tuple[Distinct, Ranks]:
     return distinct, spread
 
 
-def ranked_codes(codes: Codes) -> tuple[Distinct, Ranks]:
+def rank_codes(codes: Codes) -> tuple[Distinct, Ranks]:
     codes = np.ascontiguousarray(codes)
     if not len(codes):
         return Distinct(codes), np.zeros(0, dtype=np.uint32)
@@ -89,22 +89,22 @@ def ranked_codes(codes: Codes) -> tuple[Distinct, Ranks]:
             codes_found, ranks = _bitmap.rank_sorting(codes, low, high - low)
         else:
             order = np.argsort(numbered[0])
-            codes_found, ranks = numbered[0][order], _renumbered(order, numbered[1])
+            codes_found, ranks = numbered[0][order], _to_ranks(order, numbered[1])
     return Distinct(codes_found), ranks
 
 
-def ranked_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks]:
+def rank_bytes(begins: Longs, ends: Longs, heap: Bytes) -> tuple[Distinct, Ranks]:
     begins = np.ascontiguousarray(begins)
     ends = np.minimum(ends, begins + CLIPPED_BYTES)
     firsts, numbers = _bitmap.number_bytes(begins, ends, heap)
     begins, ends = begins[firsts], ends[firsts]
     order = _bitmap.order_bytes(begins, ends, heap)
     starts, together = _bitmap.gather_bytes(begins[order], ends[order], heap)
-    return Distinct(None, starts, together), _renumbered(order, numbers)
+    return Distinct(None, starts, together), _to_ranks(order, numbers)
 
 
-def _renumbered(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
-    """From numbers to ranks; `order` lists the numbers by rank."""
+def _to_ranks(order: npt.NDArray[np.integer], numbers: Ranks) -> Ranks:
+    """Return the ranks of numbers; `order` lists the numbers by rank."""
     rank = np.empty(len(order), dtype=np.uint32)
     rank[order] = np.arange(len(order), dtype=np.uint32)
     return rank[numbers]

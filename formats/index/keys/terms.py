@@ -117,8 +117,11 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """
     transform, name = parse_term(text)
     schemas = (schema, *older)
-    for known in (schema, *sorted((other for other in schemas if other is not schema), key=lambda other: -other.id)):
-        column = _named(known, name)
+    for candidate in (
+        schema,
+        *sorted((other for other in schemas if other is not schema), key=lambda other: -other.id),
+    ):
+        column = _find_column(candidate, name)
         if column is not None:
             return resolve_id(transform, column.id, schema, schemas)
     near = near_names(name, schema.index.by_name)
@@ -128,10 +131,10 @@ def resolve(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Term:
 
 def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[Schema] = ()) -> Term:
     """Return the term of a column id; a dropped column is found in the newest schema that has it."""
-    for known in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
-        column = known.column(column_id)
+    for candidate in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
+        column = candidate.column(column_id)
         if column is not None:
-            return _term(known, column, _transform(transform))
+            return _term(candidate, column, _transform(transform))
     raise BadRequest(f"Cannot index field {column_id}: the table has no column with this id")
 
 
@@ -146,7 +149,7 @@ def _transform(text: str) -> str:
     return transform
 
 
-def _named(schema: Schema, name: str) -> Column | None:
+def _find_column(schema: Schema, name: str) -> Column | None:
     """Return a column by its exact name, otherwise case-insensitively, as Spark resolves names, if that is unique."""
     column = schema.column_named(name)
     if column is not None:

@@ -62,9 +62,9 @@ class ThetaSketch:
 
     @staticmethod
     def union(sketches: Iterable[ThetaSketch]) -> ThetaSketch:
-        given = list(sketches)
-        theta = min((sketch.theta for sketch in given), default=_ALL)
-        return _reduced(theta, [sketch.hashes for sketch in given])
+        inputs = list(sketches)
+        theta = min((sketch.theta for sketch in inputs), default=_ALL)
+        return _keep_smallest(theta, [sketch.hashes for sketch in inputs])
 
     def encode(self) -> bytes:
         count, flags = len(self.hashes), _READ_ONLY | _COMPACT | _ORDERED
@@ -79,7 +79,7 @@ class ThetaSketch:
 
     @staticmethod
     def decode(data: bytes | memoryview) -> ThetaSketch:
-        """Of any writer; larger sketches are reduced.
+        """Decode a sketch of any writer, and reduce a larger one.
 
         Raises:
             Corrupt: For other bytes, and for a sketch that is not compact.
@@ -103,7 +103,7 @@ class ThetaSketch:
         hashes = np.frombuffer(data, "<u8", count, 8 * longs)
         if not 0 < theta <= _ALL or (count and not 0 < int(hashes.min()) <= int(hashes.max()) < theta):
             raise Corrupt("a hash of a theta sketch is outside of its range")
-        return _reduced(theta, [hashes])
+        return _keep_smallest(theta, [hashes])
 
 
 class SketchBuilder:
@@ -122,7 +122,7 @@ class SketchBuilder:
             self._reduce()
 
     def _reduce(self) -> None:
-        self._sketch = _reduced(self._sketch.theta, [self._sketch.hashes, *self._waiting])
+        self._sketch = _keep_smallest(self._sketch.theta, [self._sketch.hashes, *self._waiting])
         self._waiting, self._count = [], 0
 
     def build(self) -> ThetaSketch:
@@ -130,7 +130,7 @@ class SketchBuilder:
         return self._sketch
 
 
-def _reduced(theta: int, parts: list[Hashes]) -> ThetaSketch:
+def _keep_smallest(theta: int, parts: list[Hashes]) -> ThetaSketch:
     """Return the hashes below `theta`, and of them the smallest."""
     hashes = np.unique(np.concatenate([part for part in parts if len(part)] or [_NO_HASHES])).astype(np.uint64)
     hashes = hashes[(hashes > 0) & (hashes < theta)]

@@ -97,7 +97,7 @@ def encode(entries: Sequence[FileBitmap]) -> list[bytes | memoryview]:
     Raises:
         ValueError: If keys are codes in one file and bytes in another.
     """
-    return _assembled([memoryview(entry.section) for entry in entries])
+    return _assemble([memoryview(entry.section) for entry in entries])
 
 
 def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes | memoryview]:
@@ -115,10 +115,10 @@ def merge(parts: Iterable[tuple[Bitmap, npt.NDArray[np.bool_]]]) -> list[bytes |
             start, length = opened.section_range(file)
             opened.section(file).verify()
             sections.append(opened.memory[start : start + length])
-    return _assembled(sections)
+    return _assemble(sections)
 
 
-def _assembled(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
+def _assemble(sections: Sequence[memoryview]) -> list[bytes | memoryview]:
     opened = [Section(section) for section in sections]
     forms = {section.form for section in opened}
     if len(forms) > 1:
@@ -283,7 +283,7 @@ class Bitmap:
         bounds = self._bounds(ranges)
         for pieces in self._postings.reads(bounds):
             yield [(self._postings_start + start, length) for start, length in pieces]
-        if numbers := self._postings.left_open(bounds, self._has_keys).tolist():
+        if numbers := self._postings.list_undecided_files(bounds, self._has_keys).tolist():
             yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.section_range, numbers)]
             yield [self._dictionary_range(number) for number in numbers]
 
@@ -317,7 +317,7 @@ class Bitmap:
         with self._lock:
             slices = self._decoded.get(file)
         if slices is None:
-            slices, size_bytes = self.section(file).decoded()
+            slices, size_bytes = self.section(file).decode_slices()
             with self._lock:
                 self._decoded.put(file, slices, size_bytes + _bitmap.SLICES_BYTES)
         return slices

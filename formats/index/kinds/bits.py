@@ -122,9 +122,9 @@ def _bits_of(bitmap: pyroaring.BitMap, rows: int) -> Bits:
         raise ValueError(f"a bitmap names rows beyond the {rows} that there are")
     if len(bitmap) <= _LISTED_ROWS:
         return _bitmap.bits_at(np.asarray(bitmap.to_array(), dtype=np.uint32), rows)
-    found = none_of(rows)
+    marks = none_of(rows)
     for start in range(0, rows, _LISTED_ROWS):
         end = min(start + _LISTED_ROWS, rows)
         part = np.asarray((bitmap & pyroaring.BitMap(range(start, end))).to_array(), dtype=np.uint32)
-        found[start // 64 : words_of(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
-    return found
+        marks[start // 64 : words_of(end)] = _bitmap.bits_at(part - np.uint32(start), end - start)
+    return marks

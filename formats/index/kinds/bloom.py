@@ -97,13 +97,13 @@ def build(keys: Keys, fpp: float = FPP) -> FileBloom:
     present = keys.present
     distinct = _bloom.distinct(hashes if present is None else hashes[present])
     k = hash_count(fpp)
-    if (distinct == _unknown_case()).any():
+    if (distinct == _hash_unknown_case()).any():
         return FileBloom(k, np.full(FILTER_BITS_MIN // 64, CODE_MAX, dtype=np.uint64))
     return FileBloom(k, _bloom.fill(distinct, filter_bits(len(distinct), fpp), k))
 
 
 @cache
-def _unknown_case() -> np.uint64:
+def _hash_unknown_case() -> np.uint64:
     return np.uint64(hash_key(key_of(UNKNOWN_CASE, "string"), _SEED))
 
 
@@ -279,7 +279,7 @@ class Bloom:
 
     def byte_ranges(self, hashes: Hashes) -> list[tuple[int, int]]:
         """Return (offset, length) of the byte ranges that a probe reads, ascending: at most k per hash and group."""
-        mixed = _mixed(hashes, self.hash_count)
+        mixed = _mix_hashes(hashes, self.hash_count)
         ranges: list[tuple[int, int]] = []
         for group in self._groups:
             rows = mixed * np.uint64(group.filter_bits) >> np.uint64(32)
@@ -381,7 +381,7 @@ def _groups(text: memoryview, files: int, count: int, size: int) -> list[_Group]
     return groups
 
 
-def _mixed(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
+def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
     """Return uint64[hashes, k]: the factors that the kernel's `position` multiplies by a filter's bits."""
     low = np.uint64(0xFFFFFFFF)
     steps = np.outer(hashes & low | np.uint64(1), np.arange(k, dtype=np.uint64))
@@ -445,7 +445,7 @@ class BloomKind(IndexKind[FileBloom, Bloom]):
             return None
         hashes = hash_keys(columns[0], _SEED)
         if ranges[0].of_function and len(hashes) > 1:
-            hashes = hashes[hashes != _unknown_case()]
+            hashes = hashes[hashes != _hash_unknown_case()]
         return BloomQuery(hashes)
 
     def query_of_keys(self, keys: KeySet) -> BloomQuery | None:

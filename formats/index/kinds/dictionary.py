@@ -101,14 +101,14 @@ class Bounds:
             ends = np.full(self.count, dictionary.count, dtype=np.uint64)  # the last range may be unbounded
             ends[: len(self.high_bytes)] = dictionary.below(self.high_bytes, self._upto)
         if len(begins) > 1:
-            return _joined(begins, ends)
+            return _join_intervals(begins, ends)
         return Intervals(begins, ends) if len(begins) and begins[0] < ends[0] else _NONE
 
 
 _NONE = Intervals(np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.uint64))
 
 
-def _joined(begins: RankArray, ends: RankArray) -> Intervals:
+def _join_intervals(begins: RankArray, ends: RankArray) -> Intervals:
     """Remove empty intervals, and joins intervals that touch or overlap (clipped keys can overlap)."""
     non_empty = begins < ends
     begins, ends = begins[non_empty], ends[non_empty]
@@ -126,17 +126,17 @@ def pack(distinct: Distinct) -> Bytes:
     return _ordered.pack_strings(distinct.starts, distinct.heap)
 
 
-def opened(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
+def open_dictionary(data: bytes | memoryview, count: int, form: int) -> _ordered.Numbers | _ordered.Strings:
     """Open a dictionary of `count` keys in place.
 
     Raises:
         ValueError: If the bytes are damaged.
     """
-    memory = aligned(data)
+    memory = align_bytes(data)
     return _ordered.Numbers(memory, count) if form == CODES else _ordered.Strings(memory, count)
 
 
-def aligned(data: bytes | memoryview) -> Bytes:
+def align_bytes(data: bytes | memoryview) -> Bytes:
     """Return the bytes in place, or a copy if they are not aligned to 8 bytes."""
     memory = np.frombuffer(data, dtype=np.uint8)
     return memory if memory.ctypes.data % 8 == 0 else memory.copy()

@@ -24,10 +24,18 @@ import pyarrow as pa
 from seamark.formats.index.kernels import _bitmap, _ordered
 from seamark.formats.index.keys.key_set import KeySet, WantedKeys
 from seamark.formats.index.keys.keys import Bytes
-from seamark.formats.index.keys.ranks import Distinct, Ranks, ranked_bytes, ranked_codes
+from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_bytes, rank_codes
 from seamark.formats.index.kinds import bits
 from seamark.formats.index.kinds.bits import MARGIN, Coding
-from seamark.formats.index.kinds.dictionary import CODES, Bounds, RankArray, aligned, distinct_of, opened, pack
+from seamark.formats.index.kinds.dictionary import (
+    CODES,
+    Bounds,
+    RankArray,
+    align_bytes,
+    distinct_of,
+    open_dictionary,
+    pack,
+)
 from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
@@ -107,10 +115,10 @@ def _batches(sections: Sequence[Searchable]) -> list[list[int]]:
 
 def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct | None:
     """Return the distinct keys of all sections; None if there are too many."""
-    union = _ranked([], form)[0]
+    union = _rank_parts([], form)[0]
     for batch in _batches(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
-        union = _ranked([union, *parts], form)[0]
+        union = _rank_parts([union, *parts], form)[0]
         if len(union) > min(KEYS_MAX, budget) or (union.heap is not None and len(union.heap) > HEAP_MAX):
             return None  # each key takes at least a byte
     return union
@@ -118,14 +126,14 @@ def _union(sections: Sequence[Searchable], form: int, budget: float) -> Distinct
 
 def union_of(parts: Sequence[Distinct], form: int) -> Distinct:
     """Return the distinct keys of all parts."""
-    return _ranked(parts, form)[0]
+    return _rank_parts(parts, form)[0]
 
 
-def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
+def _rank_parts(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
     """Return the distinct keys of all parts, and the rank of each input key, in input order."""
     if form == CODES:
         codes = [part.codes for part in parts if part.codes is not None]
-        return ranked_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
+        return rank_codes(np.concatenate([np.zeros(0, dtype=np.uint64), *codes]))
     starts, heaps, base = [np.zeros(1, dtype=np.int64)], [np.zeros(0, dtype=np.uint8)], 0
     for part in parts:
         if part.starts is not None and part.heap is not None:
@@ -133,7 +141,7 @@ def _ranked(parts: Sequence[Distinct], form: int) -> tuple[Distinct, Ranks]:
             heaps.append(part.heap)
             base += len(part.heap)
     together = np.concatenate(starts)
-    return ranked_bytes(together[:-1], together[1:], np.concatenate(heaps))
+    return rank_bytes(together[:-1], together[1:], np.concatenate(heaps))
 
 
 def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total: int, budget: float) -> bytes | None:
@@ -154,7 +162,7 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
     pairs: list[tuple[Ranks, npt.NDArray[np.uint32]]] = []
     for batch in _batches(sections):
         parts = [distinct_of(sections[number].dictionary) for number in batch]
-        ranks = _ranked([distinct, *parts], form)[1][keys:]
+        ranks = _rank_parts([distinct, *parts], form)[1][keys:]
         lengths = np.array([len(part) for part in parts], dtype=np.int64)
         owners = np.repeat(np.array(batch, dtype=np.uint32), lengths)
         ends = np.cumsum(lengths)
@@ -165,9 +173,9 @@ def _by_key(sections: Sequence[Searchable], form: int, distinct: Distinct, total
             _bitmap.fill_matrix(matrix, ranks, owners)
         else:
             pairs.append((ranks, owners))
-    pieces = [_flat(dictionary), _packed(least), _packed(most)]
+    pieces = [_flat(dictionary), _pack(least), _pack(most)]
     if layout == MATRIX:
-        pieces.append(_packed(matrix))
+        pieces.append(_pack(matrix))
     else:
         pieces += _lists(pairs, keys, width)
     return write_pieces(Head(keys, files, form, layout, 0), pieces)
@@ -179,7 +187,7 @@ def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, wid
     starts = np.zeros(keys + 1, dtype=np.uint64)
     np.cumsum(np.bincount(ranks, minlength=keys), out=starts[1:])
     listed = owners[np.argsort(ranks, kind="stable")].astype(f"<u{width}")
-    return [_packed(listed), _flat(_ordered.pack_numbers(starts))]
+    return [_pack(listed), _flat(_ordered.pack_numbers(starts))]
 
 
 def _edges(sections: Sequence[Searchable], form: int) -> bytes:
@@ -191,7 +199,7 @@ def _edges(sections: Sequence[Searchable], form: int) -> bytes:
     for number, section in enumerate(sections):
         if section.cardinality:
             sides[0, number], sides[1, number] = section.dictionary.edges()
-    pieces = [_packed(np.ascontiguousarray(side)) for side in sides]
+    pieces = [_pack(np.ascontiguousarray(side)) for side in sides]
     return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
 
 
@@ -199,7 +207,7 @@ def _flat(array: Bytes) -> Piece:
     return Piece(Coding.FLAT, array.data)
 
 
-def _packed(array: npt.NDArray[Any]) -> Piece:
+def _pack(array: npt.NDArray[Any]) -> Piece:
     """Return a flat piece; or, if it is clearly smaller, zstd after the decompressed size (u64)."""
     data = array.reshape(-1).view(np.uint8).data
     if len(data) > _INFLATED_MAX:
@@ -257,7 +265,7 @@ class Postings:
         """Yield (offset, length) of the pieces that `files_with` reads, step by step: the caller loads each list
         into memory before it takes the next.
 
-        The sections of the files (`left_open`) are not included.
+        The sections of the files (`list_undecided_files`) are not included.
         """
         if not bounds.count:
             return
@@ -265,14 +273,14 @@ class Postings:
             yield [self._pieces.spot(0), self._pieces.spot(1)]
             return
         yield [self._pieces.spot(_DICTIONARY)]
-        begins, ends = bounds.intervals(self._opened())
+        begins, ends = bounds.intervals(self._open_dictionary())
         if _is_wide(begins, ends):
             yield [self._pieces.spot(_LEAST), self._pieces.spot(_MOST)]
             _, begins, ends = self._by_extremes(begins, ends)
         if len(begins):
             yield [self._pieces.spot(number) for number in range(_FILES, self._pieces.count)]
 
-    def left_open(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    def list_undecided_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
         """Return the numbers of the files whose section dictionaries `files_with` searches."""
         if not bounds.count or self.layout != EDGES:
             return np.empty(0, dtype=np.intp)
@@ -288,11 +296,11 @@ class Postings:
             begins, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
             if not len(begins):
                 return np.zeros(self._files, dtype=np.uint8)
-            return self._listed(begins.astype(np.uint64), ends.astype(np.uint64))
+            return self._mark_files(begins.astype(np.uint64), ends.astype(np.uint64))
         file_marks = np.zeros(self._files, dtype=np.uint8)
         bounds = Bounds(keys.extremes, self._form)
         if bounds.count:
-            for number in np.flatnonzero(self._between(bounds, has_keys)).tolist():
+            for number in np.flatnonzero(self._mark_possible_files(bounds, has_keys)).tolist():
                 file_marks[number] = keys.marks(distinct_of(section(number).dictionary)).any()
         return file_marks
 
@@ -313,28 +321,28 @@ class Postings:
         """
         marked = self._marked
         if marked is None or marked[0] is not keys:
-            self._marked = marked = (keys, keys.marks(distinct_of(self._opened())))
+            self._marked = marked = (keys, keys.marks(distinct_of(self._open_dictionary())))
         return marked[1]
 
-    def _between(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    def _mark_possible_files(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Return bool[files]: false if the least and the greatest key of a file exclude a key within the bounds."""
         marks, numbers = self._by_edges(bounds, has_keys)
         possible: npt.NDArray[np.bool_] = marks != 0
         possible[numbers] = True
         return possible
 
-    def _opened(self) -> _ordered.Numbers | _ordered.Strings:
+    def _open_dictionary(self) -> _ordered.Numbers | _ordered.Strings:
         if self._dictionary is None:
-            self._dictionary = opened(self._pieces.read(_DICTIONARY).data, self._keys, self._form)
+            self._dictionary = open_dictionary(self._pieces.read(_DICTIONARY).data, self._keys, self._form)
         return self._dictionary
 
     def _by_key(self, bounds: Bounds) -> Marks:
-        begins, ends = bounds.intervals(self._opened())
+        begins, ends = bounds.intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
         if _is_wide(begins, ends):
             marks, begins, ends = self._by_extremes(begins, ends)
         if len(begins):
-            marks |= self._listed(begins, ends)
+            marks |= self._mark_files(begins, ends)
         return marks
 
     def _by_extremes(self, begins: RankArray, ends: RankArray) -> tuple[Marks, RankArray, RankArray]:
@@ -355,14 +363,14 @@ class Postings:
             begins, ends = begins[~wide], ends[~wide]
         return marks, begins, ends
 
-    def _listed(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
+    def _mark_files(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
         if self.layout == MATRIX:
             words = bits.words_of(self._files)
             matrix = self._array(_FILES, "<u8", words * self._keys)
             file_words = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
             return np.unpackbits(file_words.view(np.uint8), count=self._files, bitorder="little")
         if self._starts is None:
-            self._starts = _ordered.Numbers(aligned(self._pieces.read(_STARTS).data), self._keys + 1)
+            self._starts = _ordered.Numbers(align_bytes(self._pieces.read(_STARTS).data), self._keys + 1)
         width = 1 if self._files <= 1 << 8 else 2 if self._files <= 1 << 16 else 4
         marks = np.zeros(self._files, dtype=np.uint8)
         pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
@@ -421,7 +429,7 @@ class Postings:
                 raise ValueError(f"a piece does not inflate: {error}") from None
             array = np.frombuffer(data, dtype=dtype)
         elif piece.coding == Coding.FLAT:
-            array = aligned(piece.data).view(dtype)
+            array = align_bytes(piece.data).view(dtype)
         else:
             raise ValueError(f"a piece has the coding {piece.coding}")
         if len(array) != count:

@@ -75,7 +75,7 @@ class FileRecords:
 
 
 def build(columns: Sequence[Keys]) -> FileRecords:
-    """From the key columns of one data file, in the order of the definition.
+    """Build the entries from the key columns of one data file, in the order of the definition.
 
     Raises:
         ValueError: For more than ROWS_MAX rows.
@@ -91,7 +91,7 @@ def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
     Data files are numbered in the given order.
     """
     runs = [(records.run, -1, np.array([number], np.uint32)) for number, records in enumerate(entries)]
-    return _written(Merger(runs, len(entries)), len(entries))
+    return _write_parts(Merger(runs, len(entries)), len(entries))
 
 
 def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
@@ -107,14 +107,14 @@ def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
         if len(keep) != record.files:
             raise ValueError(f"{len(keep)} flags for {record.files} data files")
         numbers = np.full(record.files, DROPPED_FILE, np.uint32)
-        kept = int(np.count_nonzero(keep))
-        numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept, dtype=np.uint32)
-        files += kept
+        kept_files = int(np.count_nonzero(keep))
+        numbers[np.asarray(keep, dtype=np.bool_)] = np.arange(files, files + kept_files, dtype=np.uint32)
+        files += kept_files
         runs.append((record.memory, len(record.fences.first), numbers))
-    return _written(Merger(runs, files), files)
+    return _write_parts(Merger(runs, files), files)
 
 
-def _written(merger: Merger, files: int) -> Iterator[Part]:
+def _write_parts(merger: Merger, files: int) -> Iterator[Part]:
     if files > FILES_MAX:
         raise ValueError(f"{files} data files do not fit into one record index; the most is {FILES_MAX}")
     counts = np.zeros(files, dtype="<u8")
@@ -251,7 +251,7 @@ class Record:
         return self._pages.lookup(hi, lo)
 
     def find(self, hi: int, lo: int) -> list[tuple[int, int]]:
-        """As `lookup`, for one hash and without arrays: (file, position) of each row."""
+        """Look up one hash as `lookup` does and without arrays: (file, position) of each row."""
         return self._pages.find(hi, lo)
 
     def verify(self) -> None:
@@ -303,7 +303,7 @@ class RemoteRecord:
         return None if matches is None else files_of(matches, self.data_files)
 
     async def rows(self, high: Hashes, low: Hashes) -> Found | None:
-        """As `Record.lookup`; None if it would take too many reads."""
+        """Look up as `Record.lookup` does; None if it would take too many reads."""
         pages = await self._blob.read_all(self._fences.page_ranges(high, low))
         return None if pages is None else self._fences.lookup_bytes(high, low, pages)
 

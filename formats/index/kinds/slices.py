@@ -20,10 +20,10 @@ import numpy as np
 
 from seamark.formats.index.kernels import _bitmap, _ordered
 from seamark.formats.index.keys.keys import Bits, Bytes, Keys
-from seamark.formats.index.keys.ranks import ROWS_MAX, Ranks, ranked
+from seamark.formats.index.keys.ranks import ROWS_MAX, Ranks, rank_keys
 from seamark.formats.index.kinds import bits
 from seamark.formats.index.kinds.bits import Coding
-from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, aligned, opened, pack
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, align_bytes, open_dictionary, pack
 from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
 
 SLICES, EQUALITY = 0, 1
@@ -58,11 +58,11 @@ def build_section(keys: Keys) -> bytes:
     Raises:
         ValueError: If it has too many rows, or its dictionary is too long.
     """
-    distinct, ranks = ranked(keys)
+    distinct, ranks = rank_keys(keys)
     nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
     nans = bits.none_of(keys.rows) if keys.nan is None else keys.nan
     flags = (NULLS if nulls.any() else 0) | (NANS if nans.any() else 0) | (CLIPPED if distinct.clipped else 0)
-    layout, stored = _stored(ranks, len(distinct), _present(nulls, nans, keys.rows))
+    layout, stored = _choose_layout(ranks, len(distinct), _present(nulls, nans, keys.rows))
     pieces = [
         Piece(Coding.FLAT, pack(distinct).data),
         bits.encode(nulls, keys.rows),
@@ -77,12 +77,12 @@ def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:
     return bits.all_of(rows) & ~(nulls | nans)
 
 
-def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
+def _choose_layout(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Piece]]:
     """Return the layout with the smaller size, and its bitmaps."""
     rows = len(ranks)
     words_of_slices = _bitmap.slice_ranks(ranks, slice_count(cardinality))
     slices = [bits.encode(words, rows) for words in words_of_slices]
-    if _decoded_bytes([piece.coding for piece in slices], rows) > DECODED_MAX_BYTES:
+    if _count_decoded_bytes([piece.coding for piece in slices], rows) > DECODED_MAX_BYTES:
         slices = [Piece(Coding.FLAT, words.view(np.uint8).data) for words in words_of_slices]
     if cardinality > EQUALITY_MAX or not slices:
         return SLICES, slices
@@ -96,7 +96,7 @@ def _stored(ranks: Ranks, cardinality: int, present: Bits) -> tuple[int, list[Pi
     return EQUALITY, by_value
 
 
-def _decoded_bytes(codings: Iterable[int], rows: int) -> int:
+def _count_decoded_bytes(codings: Iterable[int], rows: int) -> int:
     """Return what the bitmaps of these codings take in memory, besides what is stored."""
     return 8 * bits.words_of(rows) * sum(coding in (Coding.ZSTD, Coding.ROARING) for coding in codings)
 
@@ -138,7 +138,7 @@ class Section:
     @property
     def dictionary(self) -> _ordered.Numbers | _ordered.Strings:
         if self._dictionary is None:
-            self._dictionary = opened(self._pieces.read(DICTIONARY).data, self.cardinality, self.form)
+            self._dictionary = open_dictionary(self._pieces.read(DICTIONARY).data, self.cardinality, self.form)
         return self._dictionary
 
     @property
@@ -163,7 +163,7 @@ class Section:
 
         `slices` returns the first result of `decoded`, possibly from a cache.
         """
-        rows = self._ranked(self.intervals(bounds), slices)
+        rows = self._select_ranks(self.intervals(bounds), slices)
         null_rows = self._marks(NULL_ROWS, NULLS)
         nan_rows = self._marks(NAN_ROWS, NANS)
         for marks, included in ((null_rows, nulls), (nan_rows, nans)):
@@ -208,23 +208,25 @@ class Section:
         return self._bits(piece)
 
     def _bits(self, piece: int) -> Bits:
-        decoded = self._decoded(piece)
+        decoded = self._decode_slice(piece)
         if isinstance(decoded, bool):
             return bits.all_of(self.rows) if decoded else bits.none_of(self.rows)
         return decoded
 
-    def _decoded(self, number: int) -> Bits | bool:
+    def _decode_slice(self, number: int) -> Bits | bool:
         piece = self._pieces.read(number)
         if piece.coding == Coding.FLAT:
-            piece = Piece(piece.coding, aligned(piece.data).data)
+            piece = Piece(piece.coding, align_bytes(piece.data).data)
         return bits.decode(piece, self.rows)
 
-    def decoded(self) -> tuple[_bitmap.Slices, int]:
+    def decode_slices(self) -> tuple[_bitmap.Slices, int]:
         """Return the slices, ready for comparisons, and the bytes that they take in addition to the stored section."""
-        inflated = _decoded_bytes((self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows)
+        inflated = _count_decoded_bytes(
+            (self._pieces.coding(FIRST + number) for number in range(self.bitmaps)), self.rows
+        )
         if inflated > DECODED_MAX_BYTES:
             raise ValueError(f"the slices of a section take {inflated:,} bytes; at most {DECODED_MAX_BYTES:,} are read")
-        slices = [self._decoded(FIRST + number) for number in range(self.bitmaps)]
+        slices = [self._decode_slice(FIRST + number) for number in range(self.bitmaps)]
         size_bytes = sum(
             words.nbytes
             for number, words in enumerate(slices)
@@ -232,7 +234,7 @@ class Section:
         )
         return _bitmap.Slices(slices, self.rows), size_bytes
 
-    def _ranked(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
+    def _select_ranks(self, intervals: Intervals, slices: Callable[[], _bitmap.Slices]) -> Bits:
         """Return the rows with a rank in the intervals.
 
         Rows without a key have rank 0; the result for them is undefined.

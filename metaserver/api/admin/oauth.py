@@ -142,10 +142,11 @@ def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None
 
     If both are present they must be equal.
     """
-    given = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
+    credentials = (form.get("client_id"), form["client_secret"]) if "client_secret" in form else None
     scheme, _, encoded = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
-        return given  # a bearer token in this header is the current token and proves nothing in addition to the form
+        # a bearer token in this header is the current token and proves nothing in addition to the form
+        return credentials
     try:
         name, _, secret = base64.b64decode(encoded.strip(), validate=True).decode().partition(":")
     except (binascii.Error, ValueError):
@@ -153,7 +154,7 @@ def _credentials(request: web.Request, form: dict[str, str]) -> tuple[str | None
     basic = (unquote_plus(name) or None, unquote_plus(secret))
     if not secret:  # some clients encode a credential without an id this way
         basic = (None, unquote_plus(name))
-    if given is not None and given != basic:
+    if credentials is not None and credentials != basic:
         raise _Refusal("invalid_request", "The form and the Authorization header have different credentials")
     return basic
 

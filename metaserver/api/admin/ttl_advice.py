@@ -105,24 +105,24 @@ class _Advisor:
     table: tuple[str, ...]
 
     def advise(self, unread_days: int, *, is_on: bool) -> TtlAdvice:
-        known, unknown = self._reads_of(NAMED_COLUMNS), self._reads_of(UNKNOWN_COLUMNS)
+        column_reads, unknown = self._reads_of(NAMED_COLUMNS), self._reads_of(UNKNOWN_COLUMNS)
         first_day = min((one.first_day for one in self.reads), default=self.today)
         days = self.today - first_day
         times = time_columns(self.metadata, self.metadata.default_spec)
         reason = ""
         if not is_on:
             reason = "the setting column_usage_days is 0, so no reads are counted"
-        elif not known + unknown:
+        elif not column_reads + unknown:
             reason = "the server has not seen a read of this table yet"
         elif days < unread_days:
             counted = "1 day" if days == 1 else f"{days} days"
             reason = f"reads are counted for {counted}, which is less than unread-days, {unread_days}"
         elif len(times) != 1:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
-        found = () if reason else tuple(self._advice(times[0], unread_days, first_day))
-        confidence = known / (known + unknown) if known + unknown else 0.0
-        ordered = tuple(sorted(found, key=lambda one: -one.size_in_bytes))
-        return TtlAdvice(known + unknown, known, round(confidence, 3), days, ordered, reason)
+        advice = () if reason else tuple(self._advice(times[0], unread_days, first_day))
+        confidence = column_reads / (column_reads + unknown) if column_reads + unknown else 0.0
+        ordered = tuple(sorted(advice, key=lambda one: -one.size_in_bytes))
+        return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, ordered, reason)
 
     @property
     def today(self) -> int:
@@ -138,7 +138,7 @@ class _Advisor:
             if why_kept(self.metadata, field):
                 continue
             sizes = _sizes(files, schema, field.id)
-            related = {field.id, EVERY_COLUMN, *_within(schema, field.id)}
+            related = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
                 before_ms = self._boundary_ms(time, age_d)
                 old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
@@ -149,8 +149,8 @@ class _Advisor:
                 if not old.any():
                     break
                 if self.today - last >= unread_days:
-                    condition = f"{_quoted(time.name)} < {_literal(time, before_ms)}"
-                    name = ".".join(map(_quoted, self.table))
+                    condition = f"{_quote(time.name)} < {_literal(time, before_ms)}"
+                    name = ".".join(map(_quote, self.table))
                     yield ColumnAdvice(
                         field.name,
                         age_d,
@@ -158,7 +158,7 @@ class _Advisor:
                         int(old.sum()),
                         len(np.unique(ends[old])),
                         int(sizes[old].sum()),
-                        f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quoted(field.name)})",
+                        f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote(field.name)})",
                         f"{_policy_name(field.name)}: {age_d} days",
                     )
                     break
@@ -187,7 +187,7 @@ class _Advisor:
         return int(at.timestamp()) * 1000
 
 
-def _within(schema: Schema, column_id: int) -> set[int]:
+def _find_columns_inside(schema: Schema, column_id: int) -> set[int]:
     """Return the columns inside a column."""
     return {one.id for one in schema.index.by_id.values() if column_id in {up.id for up in schema.ancestors(one)}}
 
@@ -196,7 +196,7 @@ def _sizes(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     """Return int64[files]: bytes of the column that are not null in all rows; 0 if unknown."""
     total = np.zeros(files.files, dtype=np.int64)
     rows = files.longs("record_count")
-    for leaf_id in {column_id, *_within(schema, column_id)}:
+    for leaf_id in {column_id, *_find_columns_inside(schema, column_id)}:
         leaf = schema.index.by_id[leaf_id]
         if isinstance(leaf.type, str):
             stats = files.stats(RequestedColumn(leaf_id, leaf.type))
@@ -205,7 +205,7 @@ def _sizes(files: FoundFiles, schema: Schema, column_id: int) -> Longs:
     return total
 
 
-def _quoted(name: str) -> str:
+def _quote(name: str) -> str:
     plain = name.isascii() and name.isidentifier()
     return name if plain else '"' + name.replace('"', '""') + '"'
 

@@ -108,7 +108,7 @@ async def _index_files(
     folder = f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}"
     slots = asyncio.Semaphore(_READ_AT_ONCE)
 
-    async def registered(location: str, size_bytes: int) -> RegisteredIndexFile:
+    async def read_file(location: str, size_bytes: int) -> RegisteredIndexFile:
         async with slots:
             file = await read_index_file(
                 call.app[READER],
@@ -126,5 +126,5 @@ async def _index_files(
         return file
 
     return await asyncio.gather(
-        *(registered(index_file.location, index_file.size_in_bytes) for index_file in change.index_files)
+        *(read_file(index_file.location, index_file.size_in_bytes) for index_file in change.index_files)
     )

@@ -84,7 +84,7 @@ async def list_dropped(call: Call) -> DroppedPage:
     dropped = call.components.catalog.dropped
     listing = dropped.list_retained if boolean_query(call.query, "retained") else dropped.list
     page = await listing(path, *call.paging())
-    return DroppedPage([_dropped(row) for row in page.items], page.next_token)
+    return DroppedPage([_to_answer(row) for row in page.items], page.next_token)
 
 
 @Route(
@@ -166,7 +166,7 @@ async def _row(call: Call) -> DroppedEntry:
     return row
 
 
-def _dropped(row: DroppedEntry) -> DroppedAnswer:
+def _to_answer(row: DroppedEntry) -> DroppedAnswer:
     entry = row.entry
     return DroppedAnswer(
         entry.kind,

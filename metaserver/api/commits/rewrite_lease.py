@@ -65,21 +65,21 @@ async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLe
     entry = await call.components.catalog.parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
     now_ms, lasts_ms = call.components.clock.now_ms(), 0 if body.release else LASTS_MS
     name = f"{REWRITE}{entry.uuid}"
-    held = await _held(call, name, now_ms)
-    since_ms = held.since_ms if held is not None and held.holder == body.holder else now_ms
+    holder = await _read_holder(call, name, now_ms)
+    since_ms = holder.since_ms if holder is not None and holder.holder == body.holder else now_ms
     state = msgspec.json.encode(_Holder(body.holder, body.job, since_ms)).decode()
     try:
         await call.components.store.transact([TakeLease(name, body.holder, now_ms, now_ms + lasts_ms, state)])
     except CommitConflict:
-        held = await _held(call, name, now_ms)
-        shown = f" ({held})" if held is not None else ""
+        holder = await _read_holder(call, name, now_ms)
+        shown = f" ({holder})" if holder is not None else ""
         raise CommitConflict(
             f"Another job rewrites files of the table {call.name} now{shown}; try again in {LASTS_MS // 1000} seconds"
         ) from None
     return RewriteLease(lasts_ms)
 
 
-async def _held(call: Call, name: str, now_ms: int) -> _Holder | None:
+async def _read_holder(call: Call, name: str, now_ms: int) -> _Holder | None:
     """Return None if no job has the lease, or a server of another version wrote it."""
     try:
         return from_json(await call.components.store.lease_state(name, now_ms), _Holder)

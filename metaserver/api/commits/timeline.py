@@ -216,7 +216,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
         try:
             await response.write(b"retry: 1000\n\n")
             while not call.components.drain.is_set():
-                instants = await _next_instants(call, timeline, watcher, namespace)
+                instants = await _await_instants(call, timeline, watcher, namespace)
                 visible = [instant for instant in instants if call.may(instant.namespace)]
                 await response.write(_events(call, visible))
         except ConnectionError:
@@ -231,7 +231,7 @@ async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespac
         return response
 
 
-async def _next_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
+async def _await_instants(call: Call, timeline: Timeline, watcher: Watcher, namespace: NamespacePath) -> list[Instant]:
     """Return the next instants; empty after HEARTBEAT_S without any.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seamark.formats.iceberg.expressions.arrow import plain_type
+from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.index.packing import MISSING, Longs
 from seamark.formats.runtime.errors import NotAcceptable, TooLarge
@@ -110,7 +110,7 @@ def arrow_type(kind: str) -> pa.DataType:
     if base_name(kind) in ("uuid", "fixed"):
         return pa.binary()
     try:
-        return plain_type(kind)
+        return to_row_type(kind)
     except ValueError:
         return pa.null()
 

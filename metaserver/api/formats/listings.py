@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.types.values import Value, encode_json, promoted
+from seamark.formats.iceberg.types.values import Value, encode_json, promote_value
 from seamark.formats.index.packing import MISSING, Form, Longs, value_of
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.metaserver.api.formats import arrow
@@ -331,7 +331,7 @@ def encode_partition(metadata: TableMetadata, partition: PartitionTuple) -> dict
             json_values[field.name] = None
             continue
         kind = field_kind(metadata, field) or value.kind
-        json_values[field.name] = encode_bound_json(kind, promoted(value.kind, kind, value.value))
+        json_values[field.name] = encode_bound_json(kind, promote_value(value.kind, kind, value.value))
     return json_values
 
 

@@ -83,7 +83,7 @@ class Inflater:
     def finish(self) -> None:
         """BadRequest where the input ends before the stream does."""
         if self._sent and not (self._stream is not None and self._stream.eof):
-            raise self._malformed("ends too early")
+            raise self._to_bad_request("ends too early")
 
     def _tail(self) -> bytes:
         stream = self._stream
@@ -100,7 +100,7 @@ class Inflater:
         try:
             out = stream.decompress(packed, size)
         except zlib.error:
-            raise self._malformed("is corrupt") from None
+            raise self._to_bad_request("is corrupt") from None
         self._is_full = len(out) == size and not stream.eof
         if stream.eof:  # what follows is input of the next member
             unused = len(stream.unused_data)
@@ -115,14 +115,14 @@ class Inflater:
             self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
             if self._coding != "gzip":
-                raise self._malformed("goes on after its end")
+                raise self._to_bad_request("goes on after its end")
             self._members += 1
             if self._members > MEMBERS_MAX:
                 raise BadRequest(f"The gzip request body has more than {MEMBERS_MAX:,} members; send one")
             self._stream = zlib.decompressobj(_GZIP)
         return self._stream
 
-    def _malformed(self, why: str) -> BadRequest:
+    def _to_bad_request(self, why: str) -> BadRequest:
         return BadRequest(f"The {self._coding} request body {why}: check its encoding")
 
 

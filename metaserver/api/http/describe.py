@@ -45,7 +45,7 @@ _PATH = {
 
 
 def doc(description: str, **schema: Any) -> msgspec.Meta:
-    """Documents a field of a body or an answer; `schema` are further entries of its JSON schema, which are not
+    """Document a field of a body or an answer; `schema` are further entries of its JSON schema, which are not
     enforced when it is decoded."""
     return msgspec.Meta(description=description, extra_json_schema=schema or None)
 

@@ -55,9 +55,9 @@ class Router(web.UrlDispatcher):
 
     async def resolve(self, request: web.Request) -> web.UrlMappingMatchInfo:
         key = request.method, request.rel_url.raw_path
-        found = self._found.get(key)
-        if found is not None:
-            return web.UrlMappingMatchInfo(*found)  # with its own copy of the variables
+        match = self._found.get(key)
+        if match is not None:
+            return web.UrlMappingMatchInfo(*match)  # with its own copy of the variables
         matched = await super().resolve(request)
         if matched.http_exception is None and len(key[1]) <= PATH_CHARACTERS_MAX:
             if len(self._found) >= PATHS_MAX:
@@ -72,17 +72,17 @@ _PREFIXED = "/v1/{prefix}/"
 _UNPREFIXED = ("/v1/config", "/v1/oauth/tokens")
 
 
-def served_paths(app: web.Application, template: str) -> list[str]:
+def list_served_paths(app: web.Application, template: str) -> list[str]:
     """Return the paths at which a template of the specification is served."""
     if not template.startswith(_PREFIXED):
         return [template]
-    prefixes = ["/v1/", _prefixed(app)]
+    prefixes = ["/v1/", _prefix_path_of(app)]
     return [template.replace(_PREFIXED, prefix) for prefix in prefixes if prefix]
 
 
-def served_endpoints(app: web.Application) -> list[str]:
+def list_served_endpoints(app: web.Application) -> list[str]:
     """Return all registered Iceberg operations as `METHOD template` of the specification, sorted."""
-    skipped = _prefixed(app)
+    skipped = _prefix_path_of(app)
     served = set()
     for route in app.router.routes():
         if route.resource is None:
@@ -96,8 +96,8 @@ def served_endpoints(app: web.Application) -> list[str]:
     return sorted(served)
 
 
-def _prefixed(app: web.Application) -> str | None:
-    """`/v1/<prefix>/`; None without a configured prefix."""
+def _prefix_path_of(app: web.Application) -> str | None:
+    """Return `/v1/<prefix>/`; None without a configured prefix."""
     prefix = app.get(PREFIX)
     return f"/v1/{quote(prefix, safe='')}/" if prefix else None
 
@@ -167,7 +167,7 @@ class Call:
 
     @property
     def request(self) -> web.Request:
-        """For routes that declare that they stream."""
+        """Return the request, for routes that declare that they stream."""
         if not self._route.streams:
             raise RuntimeError(f"{self._route.operation} does not declare that it streams")
         return self._request
@@ -192,7 +192,12 @@ class Call:
         return await bodies.parse(self._request, body, shape)
 
     def keep(self, size_bytes: int) -> None:
-        """Counts memory that the request takes until its answer as bytes of its body. RetryLater, TooManyRequests."""
+        """Count memory that the request takes until its answer as bytes of its body.
+
+        Raises:
+            RetryLater: The requests in progress use all of the memory.
+            TooManyRequests: The requests of this client use its share.
+        """
         slot = self._request.get(bodies.SLOT)
         if slot is not None:
             slot.keep(size_bytes)
@@ -449,7 +454,7 @@ def add_endpoints(app: web.Application, *modules: ModuleType) -> None:
             if isinstance(endpoint, Endpoint):
                 by_path.setdefault(endpoint.route.path, []).append(endpoint)
     for template, endpoints in by_path.items():
-        for path in served_paths(app, template):
+        for path in list_served_paths(app, template):
             # aiohttp's default pattern for a variable excludes braces, which names may contain; variables have no
             # hyphens.
             resource = app.router.add_resource(

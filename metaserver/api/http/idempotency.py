@@ -100,10 +100,10 @@ async def _record_refusal(call: Call, key: IdempotencyKey, refusal: web.Response
     """
     now_ms = call.components.clock.now_ms()
     now_s, ttl_s = call.components.clock.monotonic(), call.components.settings.idempotency_ttl_s
-    quota, who = call.app[KEPT], call.principal.name
-    if not quota.has_room(who, now_s):  # then a repeat is evaluated again
+    quota, principal_name = call.app[KEPT], call.principal.name
+    if not quota.has_room(principal_name, now_s):  # then a repeat is evaluated again
         return None
-    quota.add(who, now_s, now_s + ttl_s)
+    quota.add(principal_name, now_s, now_s + ttl_s)
     body = refusal.body
     record = IdempotencyRecord(
         key=key.key,

@@ -66,13 +66,13 @@ class _RequestPipeline:
         template, described = self._route(request)
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
-        request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.new()
+        request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()
         request[REQUEST_ID] = request_id
         staleness = self._staleness(request, described) if self._stale_limit_s else None
         if self._tracer is None:
             answer = self._answer(request, handler, described, request_id)
         else:
-            answer = self._traced(self._tracer, request, handler, template, described, request_id)
+            answer = self._trace(self._tracer, request, handler, template, described, request_id)
         if staleness is None:
             response, error = await answer
         else:
@@ -197,7 +197,7 @@ class _RequestPipeline:
         finally:
             logins.release(address)
 
-    async def _traced(
+    async def _trace(
         self,
         tracer: Tracer,
         request: web.Request,
@@ -266,7 +266,7 @@ class _RequestIds:
         self._tail = f"{_VARIANTS[rand[0]]}{rand[1:4]}-{rand[4:16]}"
         self._count = int(rand[16:], 16)
 
-    def new(self) -> str:
+    def generate(self) -> str:
         """Return a new id, unique at up to 4,096 requests a millisecond."""
         self._count = count = self._count + 1 & 0xFFF
         stamp = f"{self._clock.now_ms():012x}"
@@ -274,7 +274,7 @@ class _RequestIds:
 
 
 async def add_age(request: web.Request, response: web.StreamResponse) -> None:
-    """Says how old an answer is that was made without the database or the storage (RFC 9111, 5.1)."""
+    """Say how old an answer is that was made without the database or the storage (RFC 9111, 5.1)."""
     staleness = request.get(STALENESS)
     if staleness is not None and staleness.age_s > 0 and response.status < 400:
         response.headers["Age"] = str(math.ceil(staleness.age_s))

@@ -82,7 +82,7 @@ def table_etag(
     access = access_stamp(settings, call.headers.get(DELEGATION))
     config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
     ids = ",".join(str(plan.shown_id) for plan in shown)
-    tag = _shown_etag if shown else _etag
+    tag = _compute_plan_etag if shown else _etag
     return tag(_REVISION, metadata_location, mode, path, *config, ids)
 
 
@@ -91,8 +91,8 @@ def _etag(*parts: str | bool) -> str:
     return f'W/"{hashlib.sha256(encode_json(parts)).hexdigest()[:32]}"'
 
 
-def _shown_etag(*parts: str | bool) -> str:
-    """Not cached: each statement sees other plans."""
+def _compute_plan_etag(*parts: str | bool) -> str:
+    """Compute an ETag without the cache: each statement sees other plans."""
     return _etag.__wrapped__(*parts)
 
 
@@ -134,7 +134,9 @@ async def table_answer(
     snapshots = loaded.metadata.snapshots_by_id
     shown = [plan for plan in shown if plan.shown_id not in snapshots]
     etag = table_etag(call, location, namespace, name, mode, shown)
-    return await _located_answer(call, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown)
+    return await _answer_with_location(
+        call, location, loaded.metadata, mode, tail, etag, compress=compress, shown=shown
+    )
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
@@ -151,7 +153,7 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
     tail = _tail({**config, PLANNING_MODE: planned_by}, credentials)
     etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
-    return await _located_answer(call, plan.location, loaded.metadata, mode, tail, etag)
+    return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
 
 
 def _tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
@@ -159,7 +161,7 @@ def _tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes
     return tail + b',"storage-credentials":' + encode_json(credentials) if credentials else tail
 
 
-async def _located_answer(
+async def _answer_with_location(
     call: Call,
     location: str,
     metadata: TableMetadata,
@@ -176,7 +178,7 @@ async def _located_answer(
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(call.headers):
-        body = await _gzipped(call, etag, (head, document, tail, b"}"))
+        body = await _gzip(call, etag, (head, document, tail, b"}"))
         return _json(body, {**headers, "Content-Encoding": "gzip"})
     return _json(b"".join((head, document, tail, b"}")), headers)
 
@@ -215,11 +217,11 @@ def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, nam
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
     etag = table_etag(call, location, namespace, name, "all")
-    return _json(_located(call, loaded), {"ETag": etag, "Vary": _VARY})
+    return _json(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
 
 
-def unregistered_answer(call: Call, loaded: LoadedTable) -> web.Response:
-    return _json(_located(call, loaded), {})
+def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
+    return _json(_render_with_location(call, loaded), {})
 
 
 def view_answer(call: Call, loaded: LoadedView) -> web.Response:
@@ -254,11 +256,17 @@ def access_config(
     requested = delegation or call.headers.get(DELEGATION)
 
     def vend() -> VendedKeys:
-        who, writable = call.principal.name, call.may(namespace, "updateTable")
+        principal_name, writable = call.principal.name, call.may(namespace, "updateTable")
         pinned = metadata.properties.get(CACHE_PINNED, "").lower() == "true"
         keys = call.components.gateway_keys
         return keys.issue(
-            table_uuid, location, writable=writable, who=who, pinned=pinned, staged=staged, namespace=namespace
+            table_uuid,
+            location,
+            writable=writable,
+            who=principal_name,
+            pinned=pinned,
+            staged=staged,
+            namespace=namespace,
         )
 
     return SERVER_STORAGES[table.scheme].client_access(
@@ -278,14 +286,14 @@ def _grant_stamp(call: Call, namespace: NamespacePath) -> tuple[str | bool, ...]
     return call.principal.name, call.may(namespace, "updateTable"), call.components.gateway_keys.stamp()
 
 
-def _located(call: Call, loaded: LoadedTable) -> bytes:
+def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
     document = call.components.catalog.documents.render(location, loaded.metadata, "all")
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 
-async def _gzipped(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
+async def _gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
     cache = call.components.catalog.documents.cache
     body = cache.get(("gzip", etag))
     if isinstance(body, bytes):

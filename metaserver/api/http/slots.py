@@ -34,13 +34,13 @@ class HolderLimit:
         if self.taken + amount > self.limit:
             raise RetryLater(f"The server is at its limit of {self.limit:,} {self._what}; try again shortly")
         if holder is not None:
-            held = self._held.get(holder, 0) + amount
-            if held > self.share:
+            taken_slots = self._held.get(holder, 0) + amount
+            if taken_slots > self.share:
                 raise TooManyRequests(
                     f"{holder[:100]} uses its share of {self.share:,} of the server's {self.limit:,} {self._what}; "
                     "wait for answers before you send more"
                 )
-            self._held[holder] = held
+            self._held[holder] = taken_slots
         self.taken += amount
 
     def release(self, holder: str | None, amount: int = 1) -> None:
@@ -53,7 +53,7 @@ class HolderLimit:
                 del self._held[holder]
 
     @contextmanager
-    def reserved(self, holder: str | None, amount: int = 1) -> Iterator[None]:
+    def reserve(self, holder: str | None, amount: int = 1) -> Iterator[None]:
         """Take as `take`, and release at the end.
 
         Nothing for an amount of 0, which would leave an empty entry.
@@ -126,7 +126,7 @@ class RequestSlot:
         """The whole body, once it was read."""
 
     def begin_reading(self) -> None:
-        """The body is being received.
+        """Note that the body is being received.
 
         Raises:
             RetryLater: As for `HolderLimit`.
@@ -140,7 +140,7 @@ class RequestSlot:
             self._move(self._own)
 
     def keep(self, size: int) -> None:
-        """Accounts further bytes of the body, until the answer."""
+        """Account for further bytes of the body, until the answer."""
         if not size:  # an entry of zero bytes would never be released
             return
         self._bounds.bodies.take(self._holder, size)

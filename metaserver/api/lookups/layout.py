@@ -13,7 +13,12 @@ from seamark.metaserver.api.formats.listings import encode_bound_json
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.paging import page_size
-from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of, whole_number
+from seamark.metaserver.api.http.parameters.snapshots import (
+    SNAPSHOT,
+    find_requested_snapshot,
+    parse_whole_number,
+    snapshot_of,
+)
 from seamark.metaserver.api.lookups.metadata import stats_column
 from seamark.metaserver.planner.lookup.layout import Axis, Ranges, bars_of, count_size_classes, read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, lookup
@@ -110,8 +115,8 @@ async def load_column_layout(call: Call) -> ColumnLayout:
         raise BadRequest(f"scale is {scale[:40]!r}; it must be value or rank")
     bars = page_size(call.query.get("bars", str(BARS)), "bars", BARS_MAX)
     points = page_size(call.query.get("points", str(POINTS)), "points", POINTS_MAX)
-    ids = [requested_snapshot(call.query, metadata)]
-    compared = whole_number(call.query.get("compare-to"), "compare-to")
+    ids = [find_requested_snapshot(call.query, metadata)]
+    compared = parse_whole_number(call.query.get("compare-to"), "compare-to")
     if compared is not None:
         ids.append(snapshot_of(metadata, compared, None, None))
 

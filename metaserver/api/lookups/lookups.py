@@ -37,7 +37,7 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.requests import boolean_query
-from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot, snapshot_of
+from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot, snapshot_of
 from seamark.metaserver.api.indexes.indexes import find_defined_index
 from seamark.metaserver.planner.indexes.resolver import IndexResolver
 from seamark.metaserver.planner.lookup.lookup import files_at
@@ -186,7 +186,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
 
 async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     if call.content_type == arrow.ARROW_STREAM:
-        snapshot_id = requested_snapshot(call.query, metadata)
+        snapshot_id = find_requested_snapshot(call.query, metadata)
         table = await asyncio.to_thread(read_stream, body, "The body", rows_max=KEYS_MAX)
         columns = None if "index" in call.query else list(table.column_names)
         return _KeyQuery(call.query.get("index"), columns, table, snapshot_id, boolean_query(call.query, "partitions"))

@@ -40,7 +40,7 @@ from seamark.metaserver.api.http.components import COMPONENTS
 from seamark.metaserver.api.http.describe import Parameter, ResponseSpec
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.parameters.paging import page_size, read_token, write_token
-from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, requested_snapshot
+from seamark.metaserver.api.http.parameters.snapshots import SNAPSHOT, find_requested_snapshot
 from seamark.metaserver.planner.lookup.lookup import RequestedColumn, lookup
 from seamark.metaserver.planner.lookup.prefix import Prefix, PrefixCache, parse_prefix
 from seamark.metaserver.planner.scan.request import ScanRequest
@@ -253,7 +253,7 @@ def _read_page_request(call: Call, metadata: TableMetadata, checksum: tuple[str,
     number = zlib.crc32(encode_json(parts))
     page_token = call.query.get("page-token")
     if not page_token:
-        return _Page(requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
+        return _Page(find_requested_snapshot(call.query, metadata), 0, limit, number, wanted_arrow)
     return _Page(*read_token(page_token, number, metadata), limit, number, wanted_arrow)
 
 

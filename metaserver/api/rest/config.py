@@ -8,7 +8,7 @@ from aiohttp import web
 
 from seamark.formats.runtime.errors import BadRequest, NoSuchWarehouse
 from seamark.formats.storage.locations import parse_location
-from seamark.metaserver.api.http.dispatch import Call, Check, Route, served_endpoints
+from seamark.metaserver.api.http.dispatch import Call, Check, Route, list_served_endpoints
 from seamark.metaserver.api.http.render import PLANNING_MODE
 
 _COMPLIANCE_KIT = "rck_warehouse"
@@ -33,7 +33,7 @@ def _endpoints(app: web.Application) -> list[str]:
     """Listed once: the routes of a server that runs do not change."""
     endpoints = app[_ENDPOINTS]
     if not endpoints:
-        endpoints += served_endpoints(app)
+        endpoints += list_served_endpoints(app)
     return endpoints
 
 

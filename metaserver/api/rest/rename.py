@@ -29,8 +29,8 @@ async def rename_view(call: Call, body: _Rename) -> web.Response:
 
 
 async def _rename(call: Call, body: _Rename, entries: Tables | Views) -> web.Response:
-    for what, end in (("source", body.source), ("destination", body.destination)):
+    for end_name, end in (("source", body.source), ("destination", body.destination)):
         check_namespace(end.namespace)
-        check_name(end.name, f"{what} name")
+        check_name(end.name, f"{end_name} name")
     call.allow(body.source.namespace, body.destination.namespace)
     return await run_idempotent(call, lambda caller: entries.rename(caller, body.source, body.destination))

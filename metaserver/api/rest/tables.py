@@ -19,13 +19,13 @@ from seamark.metaserver.api.http.parameters.requests import boolean_query, page_
 from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
+    answer_unregistered,
     commit_answer,
     not_modified,
     plan_answer,
     snapshot_mode,
     table_answer,
     table_etag,
-    unregistered_answer,
 )
 from seamark.metaserver.api.plans.column_reads import count_read, read_of_report, usage_of
 from seamark.metaserver.catalog.documents import SnapshotMode
@@ -137,7 +137,7 @@ async def unregister_table(call: Call) -> web.Response:
     return await run_idempotent(
         call,
         lambda caller: call.components.catalog.tables.unregister(caller, call.namespace, call.name),
-        lambda loaded: unregistered_answer(call, loaded),
+        lambda loaded: answer_unregistered(call, loaded),
         replayed=LoadedTable,
     )
 

@@ -17,14 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replaced
-from seamark.formats.iceberg.files.budget import decoded_budget
+from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, predicates_of, replace_predicates
+from seamark.formats.iceberg.files.budget import create_decoding_budget
 from seamark.formats.iceberg.files.parquet import AmbiguousColumn, Unreadable, find_columns
 from seamark.formats.iceberg.files.parquet_reading import BoundedParquet
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.values import FLOATS
 from seamark.formats.index.keys.arrow_keys import keys_of
-from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decoded
+from seamark.formats.index.keys.delete_files import EQUALITY, DeletedKeys, decode_delete_content
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.runtime.errors import SeamarkError
 from seamark.metaserver.commit.conflicts.history import AddedFiles
@@ -111,7 +111,7 @@ def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expressio
         is_known = column_ids is None or predicate.column_id in column_ids
         return predicate if is_known and predicate.kind not in FLOATS else TRUE
 
-    return replaced(bound, part)
+    return replace_predicates(bound, part)
 
 
 def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
@@ -211,7 +211,7 @@ async def find_first_match(
         if not file.is_parquet or any(kind in FLOATS for _, kind in columns):
             return True
         try:
-            deleted_keys = decoded(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
+            deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
             there = _columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [there[column_id] for column_id, _ in columns]
             hashes = hash_halves([keys_of(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)])
@@ -277,7 +277,7 @@ def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.Chunked
     Raises Unreadable.
     """
     try:
-        opened = BoundedParquet(pa.BufferReader(data), path, decoded_budget(DECODED_BYTES_MAX))
-        return opened.plain_columns(find_columns(opened.schema, ids))
+        opened = BoundedParquet(pa.BufferReader(data), path, create_decoding_budget(DECODED_BYTES_MAX))
+        return opened.read_plain_columns(find_columns(opened.schema, ids))
     except (pa.ArrowException, AmbiguousColumn, OSError, KeyError, ValueError) as error:
         raise Unreadable(path, str(error)) from None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
-from seamark.formats.iceberg.expressions.ranges import is_ordered, is_rounded, stored_as_int
+from seamark.formats.iceberg.expressions.ranges import find_stored_as_int, is_ordered, is_rounded
 from seamark.formats.iceberg.manifests.content_file import partition_types
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, apply, canonical, is_known, name_of, width_of
@@ -179,7 +179,7 @@ def _differs(exact: _Constraint, other: _Constraint) -> bool:
     transformed = _apply_transform(other.transform, exact.kind, exact.value)
     if transformed is None or transformed == other.value:
         return False
-    stored = stored_as_int(other.transform, exact.kind)
+    stored = find_stored_as_int(other.transform, exact.kind)
     if stored is not None and (transformed, other.value) == (stored.exact, stored.wrapped):
         return False
     rounded = is_rounded(other.transform, exact.kind) and int(transformed) < 0

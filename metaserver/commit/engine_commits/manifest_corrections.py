@@ -27,7 +27,7 @@ from msgspec import structs
 
 from seamark.formats.iceberg.manifests.content_file import DATA, DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, ManifestFile
-from seamark.formats.iceberg.manifests.repaired_metrics import TypeOf, has_unusable_metrics, repaired_file
+from seamark.formats.iceberg.manifests.repaired_metrics import TypeOf, has_unusable_metrics, repair_file
 from seamark.formats.iceberg.manifests.writer import ADDED, DATA_MANIFEST, DELETE_MANIFEST, ManifestEntry
 from seamark.formats.iceberg.metadata.metadata import ROW_LINEAGE_MIN_FORMAT_VERSION, TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
@@ -271,7 +271,7 @@ class _Correction:
                 continue
             entries = await self._read_all_entries(self._own, manifest)
             entries = [
-                _inherit_numbers(structs.replace(entry, file=repaired_file(entry.file, type_of))) for entry in entries
+                _inherit_numbers(structs.replace(entry, file=repair_file(entry.file, type_of))) for entry in entries
             ]
             stored = await writer.manifest(entries, self._metadata, manifest.partition_spec_id, manifest.content)
             described = stored.describe(snapshot.snapshot_id, manifest.sequence_number)

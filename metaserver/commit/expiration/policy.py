@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from seamark.formats.iceberg.metadata.compaction import undone_lately
+from seamark.formats.iceberg.metadata.compaction import find_recently_undone
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import as_int, as_long
 from seamark.formats.iceberg.metadata.retention import (
@@ -92,7 +92,7 @@ def find_expired(
         passed: The time by which ages count, if it is not that of the clock.
     """
     passed = passed or PassedTime(now_ms, now_ms)
-    kept_ids: set[int] = {*in_use, *undone_lately(metadata.snapshots, now_ms)}
+    kept_ids: set[int] = {*in_use, *find_recently_undone(metadata.snapshots, now_ms)}
     ended: list[str] = []
     branches: list[SnapshotRef] = []
     for name, ref in metadata.refs.items():

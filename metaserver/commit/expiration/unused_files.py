@@ -17,7 +17,7 @@ from seamark.formats.iceberg.manifests.manifest import ManifestFile
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, Corrupt
-from seamark.formats.storage.locations import plain_location, spellings
+from seamark.formats.storage.locations import normalize_location, spellings
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.lookup.lookup import lookup
@@ -96,9 +96,9 @@ async def find_unused(
     async for files in content_files(manifests, compared):
         for key in files:
             unused_files.pop(key, None)
-    paths_in_use = {plain_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
+    paths_in_use = {normalize_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
     unused_paths = [
-        path for path in (*_lists(removed), *statistics_files(before)) if plain_location(path) not in paths_in_use
+        path for path in (*_lists(removed), *statistics_files(before)) if normalize_location(path) not in paths_in_use
     ]
 
     def choose() -> UnusedFiles:
@@ -141,7 +141,7 @@ async def _manifests(
             if not skip_missing:
                 raise
             continue
-        manifests_by_path.update((plain_location(manifest.manifest_path), manifest) for manifest in listed)
+        manifests_by_path.update((normalize_location(manifest.manifest_path), manifest) for manifest in listed)
         if len(manifests_by_path) > MANIFESTS_MAX:
             raise _too_large(f"{MANIFESTS_MAX:,} manifests")
     return manifests_by_path
@@ -179,5 +179,5 @@ def _sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str,
         for path, size in zip(paths, sizes, strict=True):
             if path is not None:
                 text = path.decode()
-                sizes_by_path[plain_location(text)] = text, size
+                sizes_by_path[normalize_location(text)] = text, size
     return sizes_by_path

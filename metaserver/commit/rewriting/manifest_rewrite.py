@@ -24,7 +24,7 @@ import msgspec
 from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import ManifestFile
-from seamark.formats.iceberg.manifests.repaired_metrics import has_unusable_metrics, repaired_file
+from seamark.formats.iceberg.manifests.repaired_metrics import has_unusable_metrics, repair_file
 from seamark.formats.iceberg.manifests.writer import EXISTING, ManifestEntry, write_manifest
 from seamark.formats.iceberg.metadata.manifest_policy import MARK, MIN_COUNT, MIN_COUNT_DEFAULT
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
@@ -328,7 +328,7 @@ def _divide_entries(
     type_of = DeclaredTypes(metadata)
     former = [entry for listed in read for entry in listed]
     entries = [
-        msgspec.structs.replace(entry, status=EXISTING, file=repaired_file(entry.file, type_of)) for entry in former
+        msgspec.structs.replace(entry, status=EXISTING, file=repair_file(entry.file, type_of)) for entry in former
     ]
     repaired = sum(new.file is not old.file for new, old in zip(entries, former, strict=True))
     chunks = divide(entries, _fitting(entries, metadata, spec_id, content), clustering_bound(metadata))

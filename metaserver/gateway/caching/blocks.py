@@ -96,7 +96,7 @@ class ObjectBlocks:
         return self._memory.get(_key(name, number), counted=counted)
 
     def has_in_memory(self, name: str, number: int) -> bool:
-        """Not counted as a request."""
+        """Return whether memory has the block; this does not count as a request."""
         return _key(name, number) in self._memory
 
     def may_be_on_disk(self, name: str, number: int) -> bool:
@@ -162,8 +162,8 @@ class ObjectBlocks:
         while self._waiting:
             tier = self._waiting[0][0]
             batch = [one for one in self._waiting[:_WRITES_MAX] if one[0] is tier]
-            rest = [one for one in self._waiting[:_WRITES_MAX] if one[0] is not tier]
-            self._waiting[:_WRITES_MAX] = rest
+            other_writes = [one for one in self._waiting[:_WRITES_MAX] if one[0] is not tier]
+            self._waiting[:_WRITES_MAX] = other_writes
             try:
                 await asyncio.get_running_loop().run_in_executor(
                     self._writer, tier.put_many, [value for _, value, _ in batch]

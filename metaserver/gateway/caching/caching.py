@@ -28,7 +28,7 @@ from seamark.metaserver.api.http.observability.metrics import GatewayCacheMetric
 from seamark.metaserver.gateway.backend import Backend, BrokenAnswer, PromptResponse, S3Call, S3Read, StartedAnswer
 from seamark.metaserver.gateway.caching.blocks import Owner
 from seamark.metaserver.gateway.caching.fetches import ChangedObject, RefusedRead, bucket_and_key
-from seamark.metaserver.gateway.caching.reader import RangeReader, kept_part
+from seamark.metaserver.gateway.caching.reader import RangeReader, keep_part
 from seamark.metaserver.gateway.caching.records import ObjectRecord, record_of
 from seamark.metaserver.gateway.caching.sending import SendBudget, Unsent
 from seamark.metaserver.gateway.caching.store import StoreAnswer
@@ -118,14 +118,14 @@ class CachingBackend:
                 if answered is not None:
                     return answered
             return await self._inner.answer(call)
-        written = _written(call)
+        written = _list_written(call)
         for location in written:
-            self._records.changed(location)
+            self._records.note_write(location)
         try:
             return await self._inner.answer(call)
         finally:
             for location in written:
-                self._records.changed(location)
+                self._records.note_write(location)
 
     def begin(self, read: S3Read, transport: asyncio.Transport) -> StartedAnswer | None:
         """Send the answer as far as nothing has to be waited for: neither the store, nor the disk, nor the client.
@@ -136,7 +136,7 @@ class CachingBackend:
         if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
             return None
         location = _location(read)
-        record = self._records.trusted(location)
+        record = self._records.get_trusted(location)
         if record is None:
             return None
         try:
@@ -151,7 +151,7 @@ class CachingBackend:
         size_bytes = 0
         if sent < end:
             continues = self._continues(record, start)
-            pieces, size_bytes = self._next_pieces(record, start, end, owner, unsent, counted=not continues)
+            pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not continues)
             if not pieces:
                 return None
             self._follow(record, start, end, owner)
@@ -159,7 +159,7 @@ class CachingBackend:
         transport.writelines([head, *pieces])
         sent += sum(map(len, pieces))
         while sent < end and not transport.get_write_buffer_size() and sent - start < _AT_ONCE_BYTES:
-            pieces, size_bytes = self._next_pieces(record, sent, end, owner, unsent)
+            pieces, size_bytes = self._take_pieces(record, sent, end, owner, unsent)
             if not pieces:
                 break
             transport.writelines(pieces)
@@ -175,7 +175,7 @@ class CachingBackend:
 
         return StartedAnswer(status, length, rest, partial(unsent.keep, 0))
 
-    def _next_pieces(
+    def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: Unsent, *, counted: bool = True
     ) -> tuple[list[memoryview], int]:
         """Return (the bytes from `start` on that may be given to the connection now, what they keep in memory until
@@ -184,7 +184,7 @@ class CachingBackend:
         offer, block_bytes = unsent.offer, self._tiers.blocks.block_bytes
         pieces = self._reader.read_at_once(record, start, min(end, start + offer), owner, counted=counted)
         if offer < block_bytes:
-            pieces = [kept_part(piece, 0, len(piece), 0)[0] for piece in pieces]
+            pieces = [keep_part(piece, 0, len(piece), 0)[0] for piece in pieces]
             return pieces, sum(map(len, pieces))
         return pieces, len(pieces) * block_bytes
 
@@ -198,12 +198,16 @@ class CachingBackend:
         writer: AbstractStreamWriter,
         unsent: Unsent,
     ) -> None:
-        """The rest of an answer: several blocks together while they are here, then as they arrive. BrokenAnswer."""
+        """Send the rest of an answer: several blocks together while they are here, then as they arrive.
+
+        Raises:
+            BrokenAnswer: The answer cannot be completed.
+        """
         try:
             await writer.drain()
             unsent.keep(0)
             while start < end and not transport.is_closing():
-                pieces, size_bytes = self._next_pieces(record, start, end, owner, unsent)
+                pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent)
                 if not pieces:
                     break
                 transport.writelines(pieces)
@@ -225,13 +229,19 @@ class CachingBackend:
         return self._fetches.is_half_used
 
     async def preload(self, location: str, last_bytes: int | None, holder: str) -> int:
-        """Reads the object, or its last bytes, into the pinned part of the cache. Returns the number of bytes; 0 if the
-        object is gone, or one that cannot be cached. RetryLater."""
+        """Read the object, or its last bytes, into the pinned part of the cache.
+
+        Returns:
+            The number of bytes; 0 if the object is gone, or one that cannot be cached.
+
+        Raises:
+            RetryLater: The object cannot be read now.
+        """
         owner, unsent = Owner(holder, pinned=True), Unsent(self._sending, holder)
         headers = {} if last_bytes is None else {"range": f"bytes=-{last_bytes}"}
         read = S3Read("GET", Address(*bucket_and_key(location), {}), headers, "preload", holder, True)
         try:
-            record = self._records.trusted(location) or await self._find(location, read, owner)
+            record = self._records.get_trusted(location) or await self._find(location, read, owner)
             if record is None:
                 return 0
             start = 0 if last_bytes is None else max(0, record.size - last_bytes)
@@ -247,7 +257,7 @@ class CachingBackend:
         """Return the answer from the cache; None if the store has to answer."""
         location, owner = _location(call), _owner(call)
         for _ in range(2):
-            record = self._records.trusted(location)
+            record = self._records.get_trusted(location)
             if record is None:
                 try:
                     record = await self._find(location, call, owner)
@@ -264,7 +274,11 @@ class CachingBackend:
         return None
 
     async def _find(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord | None:
-        """The record of the object: known, or from the store. None if the store has to answer. RefusedRead."""
+        """Return the record of the object, known or from the store; None if the store has to answer.
+
+        Raises:
+            RefusedRead: The store refuses the read.
+        """
         is_conditional = call.method == "GET" and not _CONDITIONS.isdisjoint(call.headers)
         if is_conditional and await self._records.find(location, owner.holder) is None:
             return None  # the store decides about conditions on an object that is not known here
@@ -276,34 +290,39 @@ class CachingBackend:
         return None
 
     async def _open(self, location: str, call: S3Read, owner: Owner) -> ObjectRecord:
-        """The record, checked with the store. RefusedRead, RetryLater."""
-        version, now_ms = self._records.version(location), self._clock.now_ms()
-        known = await self._records.find(location, owner.holder)
-        if known is not None and self._records.is_trusted(known):
-            return known
+        """Return the record, checked with the store.
 
-        def recorded(answer: StoreAnswer) -> ObjectRecord | None:
+        Raises:
+            RefusedRead: The store refuses the read.
+            RetryLater: The store cannot answer now.
+        """
+        version, now_ms = self._records.version(location), self._clock.now_ms()
+        cached_record = await self._records.find(location, owner.holder)
+        if cached_record is not None and self._records.is_trusted(cached_record):
+            return cached_record
+
+        def to_record(answer: StoreAnswer) -> ObjectRecord | None:
             return record_of(answer, location, version=version, now_ms=now_ms)
 
         record = None
-        if known is None and call.method == "GET":
+        if cached_record is None and call.method == "GET":
             span, expected_bytes = self._opening_span(call.headers.get("range"))
-            record = await self._fetches.open(location, span, expected_bytes, recorded, owner)
+            record = await self._fetches.open(location, span, expected_bytes, to_record, owner)
         if record is None:
             try:
                 async with self._tiers.store.request("HEAD", *bucket_and_key(location), {}) as answer:
-                    record = recorded(answer) if answer.status == 200 else None
+                    record = to_record(answer) if answer.status == 200 else None
             except RetryLater:
-                if known is not None and known.version == version:
-                    return known  # the store is away: what is immutable is still right
+                if cached_record is not None and cached_record.version == version:
+                    return cached_record  # the store is away: what is immutable is still right
                 raise
         if record is None:
-            if known is not None:
+            if cached_record is not None:
                 self._records.forget(location)
             raise RefusedRead
         self._records.keep(record, owner.holder)
         self._tiers.write_record(record, owner)
-        if known is None and owner.pinned and record.size <= self._tiers.whole_bytes:
+        if cached_record is None and owner.pinned and record.size <= self._tiers.whole_bytes:
             self._reader.read_ahead(record, 0, record.size, owner)
         return record
 
@@ -445,7 +464,7 @@ def _owner(read: S3Read) -> Owner:
 
 
 def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
-    """Status line and headers of an answer with the part (start, length), or the whole object.
+    """Return the status line and headers of an answer with the part (start, length), or the whole object.
 
     Raises:
         ValueError: If a value contains the end of a line.
@@ -494,7 +513,7 @@ def _is_plain(call: S3Read) -> bool:
     return not matched[2] or int(matched[1]) <= int(matched[2])
 
 
-def _written(call: S3Call) -> list[str]:
+def _list_written(call: S3Call) -> list[str]:
     """Return the objects that a request may change."""
     bucket, key = call.address.bucket, call.address.key
     if "partNumber" in call.address.query or "uploads" in call.address.query:

@@ -173,7 +173,10 @@ class Fetches:
         self._retire(fetch)
 
     def blocks_max(self) -> int:
-        """Of one fetch: fewer when much of the budget is used, so that many readers have a part of it."""
+        """Return the most blocks of one fetch.
+
+        They are fewer when much of the budget is used, so that many readers have a part of it.
+        """
         free = self._budget.limit - self._budget.taken
         return max(1, min(self.request_bytes, free // 8) // self._blocks.block_bytes)
 
@@ -195,7 +198,7 @@ class Fetches:
                 check_part(answer, record, start, fetch.end)
                 await self._receive(fetch, answer, 0)
 
-        _spawn(self._reads, self._finished(fetch, run()))
+        _spawn(self._reads, self._finish(fetch, run()))
         return fetch
 
     async def open(
@@ -206,7 +209,7 @@ class Fetches:
         record_of: Callable[[StoreAnswer], ObjectRecord | None],
         owner: Owner,
     ) -> ObjectRecord | None:
-        """Reads a part of an object without a record: `span` is the value of the Range header. Returns the record as
+        """Read a part of an object without a record: `span` is the value of the Range header. Returns the record as
         soon as the answer begins, while its blocks arrive. None without budget. RefusedRead, RetryLater."""
         if not self._take(expected_bytes, owner):
             return None
@@ -245,7 +248,7 @@ class Fetches:
                 self._register(fetch)
                 opened.set_result(record)
                 skip = first * block_bytes - start
-                await self._finished(fetch, self._receive(fetch, answer, skip))
+                await self._finish(fetch, self._receive(fetch, answer, skip))
         except Exception as error:  # noqa: BLE001  all that wait for the record get it
             if not opened.done():
                 opened.set_exception(error)
@@ -291,7 +294,7 @@ class Fetches:
 
         _spawn(self._writes, write())
 
-    async def _finished(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
+    async def _finish(self, fetch: Fetch, work: Coroutine[Any, Any, None]) -> None:
         self.requests += 1
         try:
             await work

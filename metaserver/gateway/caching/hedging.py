@@ -89,16 +89,16 @@ class HedgedStore:
                 self._allowed -= 1
                 self.hedged += 1
                 attempts.append(_Attempt(self._store.request(method, bucket, key, headers)))
-            used = await _first_usable(attempts)
+            used = await _await_usable(attempts)
         except BaseException:
-            for one in attempts:
-                await one.close()
+            for attempt in attempts:
+                await attempt.close()
             raise
         # Also of a read whose second request was faster: it would have taken longer.
         self._wait.add(self._clock.monotonic() - began_s)
-        for one in attempts:
-            if one is not used:
-                await one.close()
+        for attempt in attempts:
+            if attempt is not used:
+                await attempt.close()
         answer = await used.opening  # its error, if none was usable
         try:
             yield answer
@@ -109,7 +109,7 @@ class HedgedStore:
             await used.close()
 
 
-async def _first_usable(attempts: list[_Attempt]) -> _Attempt:
+async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
     """Return the attempt whose answer began first and is no failure of the store; the first attempt if all failed."""
     waiting = {one.opening for one in attempts}
     while waiting:

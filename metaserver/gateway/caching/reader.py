@@ -86,19 +86,19 @@ class RangeReader:
                             async for piece in pieces:
                                 self.served_bytes["fetch"] += len(piece)
                                 start += len(piece)
-                                tries.advanced()
+                                tries.note_progress()
                                 yield piece
                     except (RetryLater, RefusedRead) as error:
-                        await tries.failed(error)
+                        await tries.wait_after(error)
                     continue
             offer = unsent.offer
             if offer < block_bytes:
                 stop = min(stop, start + offer)
-            piece, size_bytes = kept_part(block, offset, offset + stop - start, offer)
+            piece, size_bytes = keep_part(block, offset, offset + stop - start, offer)
             del block  # the frame must not keep it while the client is slow
             self.served_bytes[source] += len(piece)
             start = stop
-            tries.advanced()
+            tries.note_progress()
             unsent.keep(size_bytes)
             try:
                 yield piece
@@ -186,7 +186,7 @@ class RangeReader:
     async def _direct(
         self, record: ObjectRecord, start: int, end: int, unsent: Unsent, *, started: bool
     ) -> AsyncGenerator[memoryview]:
-        """From the store to the reader, without the cache.
+        """Read from the store, without the cache.
 
         An answer of the store that ends early is continued by a read of what is missing, of the same object (If-Match).
 
@@ -207,16 +207,16 @@ class RangeReader:
                     async with aclosing(self._from_store(record, start, stop)) as pieces:
                         async for piece in pieces:
                             start += len(piece)
-                            tries.advanced()
+                            tries.note_progress()
                             yield piece
                 else:
                     async with aclosing(self._from_store(record, start, stop)) as pieces:
                         data = b"".join([piece async for piece in pieces])
                     start = stop
-                    tries.advanced()
+                    tries.note_progress()
                     yield memoryview(data)
             except (RetryLater, RefusedRead) as error:
-                await tries.failed(error)
+                await tries.wait_after(error)
             finally:
                 unsent.keep(0)
 
@@ -235,7 +235,7 @@ class RangeReader:
             raise RetryLater("The store's answer ended early, try again")
 
 
-def kept_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
+def keep_part(block: memoryview, start: int, end: int, offer: int) -> tuple[memoryview, int]:
     """Return (a part of a block, the bytes that it keeps in memory): the whole block, or a copy of the part if only
     so much may be kept.
     """
@@ -253,17 +253,17 @@ class _Tries:
 
     def __init__(self, started: bool) -> None:
         self.started = started
-        self._failed = 0
+        self._note_failure = 0
 
-    def advanced(self) -> None:
-        self.started, self._failed = True, 0
+    def note_progress(self) -> None:
+        self.started, self._note_failure = True, 0
 
-    async def failed(self, error: RetryLater | RefusedRead) -> None:
+    async def wait_after(self, error: RetryLater | RefusedRead) -> None:
         """Wait before the next try.
 
         Raises the error if there is none.
         """
-        self._failed += 1
-        if self._failed == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
+        self._note_failure += 1
+        if self._note_failure == _ATTEMPTS or (isinstance(error, RefusedRead) and not self.started):
             raise error
-        await asyncio.sleep(_PAUSE_S * self._failed)
+        await asyncio.sleep(_PAUSE_S * self._note_failure)

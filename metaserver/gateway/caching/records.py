@@ -72,14 +72,14 @@ def record_of(answer: StoreAnswer, location: str, *, version: int, now_ms: int) 
         size = int(headers.get("content-length", "-1"))
     if size < 0 or len(etag) < 3 or not etag.startswith('"') or any(name in headers for name in _UNCACHED):
         return None
-    kept = {
+    kept_headers = {
         name: value
         for name, value in headers.items()
         if name not in _NOT_KEPT and not name.startswith("x-amz-checksum-")
     }
     about = f"{location}\n{etag}\n{modified}\n{size}".encode("utf-8", "surrogatepass")
     name = hashlib.blake2b(about, digest_size=16).hexdigest()
-    return ObjectRecord(location, etag, size, modified, kept, version, now_ms, name)
+    return ObjectRecord(location, etag, size, modified, kept_headers, version, now_ms, name)
 
 
 def content_range(answer: StoreAnswer) -> tuple[int, int, int] | None:
@@ -128,7 +128,7 @@ class Records:
     def version(self, location: str) -> int:
         return self._versions.of(location)
 
-    def trusted(self, location: str) -> ObjectRecord | None:
+    def get_trusted(self, location: str) -> ObjectRecord | None:
         """Return the record, if it needs no check."""
         record = self._memory.get(location)
         return record if record is not None and self.is_trusted(record) else None
@@ -171,13 +171,13 @@ class Records:
             data, key = msgspec.msgpack.encode(record), _key(record.location)
             await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, key, data, holder)
 
-    def changed(self, location: str) -> None:
-        """A write of the object begins or ends here."""
+    def note_write(self, location: str) -> None:
+        """Note that a write of the object begins or ends here."""
         self._versions.change(location)
         self._memory.discard(location)
 
     def forget(self, location: str) -> None:
-        """The record has proved wrong."""
+        """Forget a record that has proved wrong."""
         self._memory.discard(location)
         self._versions.change(location)
 

@@ -113,7 +113,7 @@ class CacheTiers:
 
 
 def _lower_priority() -> None:
-    """Of this thread, on Linux: on a busy machine, writes to the cache must not delay answers."""
+    """Lower the priority of this thread, on Linux: on a busy machine, writes to the cache must not delay answers."""
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _WRITER_NICE)
 

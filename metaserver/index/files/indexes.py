@@ -112,7 +112,7 @@ class Indexes:
 
     def in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Return the open file if it is in memory."""
-        return self._stack.cached(_key(file.location))
+        return self._stack.get_cached(_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Open an index file; None if it cannot be used.

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import And, Bound, Op
 from seamark.formats.iceberg.expressions.projection import project
-from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.metadata.clustering import COLUMNS_MAX as POLICY_COLUMNS_MAX
 from seamark.formats.iceberg.metadata.clustering import LAYER_BYTES, LAYER_FILES, ClusteringLayout
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
@@ -262,7 +262,7 @@ def _find_intervals(part: Bound) -> list[Interval] | None:
             return [(keys[0], None, part.op == Op.GT_EQ, True)]
         case Op.STARTS_WITH:
             assert isinstance(keys[0], bytes)
-            return [(keys[0], after_prefix(keys[0]), True, False)]
+            return [(keys[0], end_of_prefix(keys[0]), True, False)]
     return None
 
 

@@ -19,13 +19,13 @@ from typing import NamedTuple
 import numpy as np
 
 from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Expression, Op, predicates_of
-from seamark.formats.iceberg.expressions.expression_json import expression_json, transformed_json
+from seamark.formats.iceberg.expressions.expression_json import expression_json, to_transform_json
 from seamark.formats.iceberg.expressions.residuals import (
     nameable,
     remove_nan,
     tautologies,
     tautology,
-    weakened,
+    weaken_residual,
     with_both_zeros,
 )
 from seamark.formats.index.packing import Longs
@@ -296,7 +296,7 @@ class _Residuals:
         self._work = RESIDUAL_VALUES_MAX
         self._unknown = tautologies(scan.bound)
         self._whole_files = form.whole_files
-        self.encode = transformed_json if form.whole_files else expression_json
+        self.encode = to_transform_json if form.whole_files else expression_json
         self._is_java = dialect.filters_by_residual
         self._size = 0
         self._nan_columns: set[int] = set()
@@ -394,7 +394,7 @@ class _Residuals:
             return _KEY + text
         if not self._needed:
             return b""
-        short = to_json(expression_json(weakened(named)))
+        short = to_json(expression_json(weaken_residual(named)))
         if len(short) > self._longest:
             short = to_json(expression_json(tautology(predicates_of(named)[0])))
         return _KEY + short

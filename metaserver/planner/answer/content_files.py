@@ -23,7 +23,7 @@ from seamark.cache.memory import MemoryCache
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.transforms import values_type
 from seamark.formats.iceberg.types.types import base_name
-from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, Value, encode, encode_json, promoted
+from seamark.formats.iceberg.types.values import FLOATS, INTS, LONGS, Value, encode, encode_json, promote_value
 from seamark.formats.index.packing import MISSING, NONE, Form, Longs, PackedColumn
 from seamark.formats.protocol.wire import encode_json as to_json
 from seamark.formats.runtime.errors import Corrupt, NotAcceptable
@@ -502,7 +502,7 @@ def _encode_partition(fields: Fields, values: tuple[Value | None, ...], dialect:
 def _encode_value(kind: str, target: str, value: Value, dialect: ClientDialect) -> str:
     if isinstance(value, float):
         return _encode_float(target, value)
-    value = promoted(kind, target, value)
+    value = promote_value(kind, target, value)
     as_number = dialect.numbers_for_times and target in _INT_LIKE
     return to_json(value if as_number else encode_json(target, value)).decode()
 

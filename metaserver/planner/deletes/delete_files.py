@@ -15,7 +15,7 @@ from seamark.cache.single_flight import SingleFlight
 from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.files.budget import Budget
 from seamark.formats.iceberg.files.parquet import Unreadable
-from seamark.formats.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decoded
+from seamark.formats.index.keys.delete_files import EQUALITY, Columns, Content, DeleteFile, decode_delete_content
 from seamark.formats.index.packing import MISSING
 from seamark.formats.runtime.errors import BadRequest, StorageError, TooLarge
 from seamark.metaserver.index.blocks.block import Block
@@ -114,6 +114,8 @@ class DeleteFiles:
         except (BadRequest, StorageError, TooLarge) as error:  # outside of the warehouse, missing, or not permitted
             raise Unreadable(file.path, error.message) from None
         async with self._decoding:
-            content = await asyncio.to_thread(decoded, data, file, columns, limit_bytes=self._decoded_bytes)
+            content = await asyncio.to_thread(
+                decode_delete_content, data, file, columns, limit_bytes=self._decoded_bytes
+            )
         self._kept.put(key, content, object_bytes(content))
         return content

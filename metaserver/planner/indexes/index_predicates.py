@@ -20,7 +20,7 @@ from seamark.formats.iceberg.expressions.expression import (
     Op,
     all_of,
     predicates_of,
-    replaced,
+    replace_predicates,
 )
 from seamark.formats.iceberg.expressions.projection import inclusive
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
@@ -128,8 +128,8 @@ def project(
         field = PartitionField(definition.name, term.transform, source_id=term.column_id, field_id=field_id)
         fields.setdefault(term.column_id, []).append(field)
     budget = _Budget(TRANSFORMED_MAX)
-    expression = replaced(bound, lambda predicate: _project_predicate(predicate, fields, by_field, budget))
-    expression = replaced(expression, lambda predicate: _keep_if_supported(predicate, by_field))
+    expression = replace_predicates(bound, lambda predicate: _project_predicate(predicate, fields, by_field, budget))
+    expression = replace_predicates(expression, lambda predicate: _keep_if_supported(predicate, by_field))
     composite = tuple(
         (definition, equalities)
         for definition in definitions

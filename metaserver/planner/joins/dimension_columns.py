@@ -23,8 +23,8 @@ from seamark.formats.index.kernels import _ordered
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import Bytes, KeyRanges, Keys, Mask, has_codes, has_keys, key_of, mask_of
-from seamark.formats.index.keys.ranks import Distinct, Ranks, ranked
-from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, opened, pack
+from seamark.formats.index.keys.ranks import Distinct, Ranks, rank_keys
+from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, distinct_of, open_dictionary, pack
 from seamark.formats.index.kinds.postings import union_of
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.planner.pruning.dynamic_filters import DynamicFilter
@@ -78,7 +78,7 @@ class FileColumn:
 
     @staticmethod
     def _of_keys(keys: Keys) -> FileColumn:
-        distinct, ranks = ranked(keys)
+        distinct, ranks = rank_keys(keys)
         nans = None if keys.nan is None else mask_of(keys.nan, keys.rows)
         return FileColumn(distinct, ranks, codes=keys.codes is not None, present=keys.present, nans=nans)
 
@@ -89,7 +89,7 @@ class FileColumn:
         It may have keys that no row has.
         """
         keys = keys_of(array.chunk(0).dictionary, kind)
-        distinct, ranks = ranked(keys)
+        distinct, ranks = rank_keys(keys)
         indices = pa.chunked_array([chunk.indices for chunk in array.chunks]).combine_chunks()
         indexes = indices.fill_null(0).to_numpy(zero_copy_only=False)
         if not keys.rows:
@@ -167,7 +167,7 @@ class FileColumn:
 
     @property
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
-        return opened(self._packed.data, self._count, self._form)
+        return open_dictionary(self._packed.data, self._count, self._form)
 
     def _rows_with(self, selected: Mask) -> Mask:
         if not self._count:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
-from seamark.formats.iceberg.types.transforms import accepts, first_day, monotone, values_type
+from seamark.formats.iceberg.types.transforms import accepts, monotone, start_of_month, values_type
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.metaserver.planner.pruning.file_pruning import pack_key
 
@@ -88,5 +88,5 @@ def _ordinal(value: int, kind: str, transform: str) -> int | None:
     if transform == "hour":
         return None if micros % _HOUR_MICROS else micros // _HOUR_MICROS
     number: int = monotone(transform, "date")(day)
-    begin = {"day": day, "month": first_day(number), "year": first_day(12 * number)}[transform]
+    begin = {"day": day, "month": start_of_month(number), "year": start_of_month(12 * number)}[transform]
     return number if begin == day and not time_of_day else None

@@ -41,7 +41,7 @@ from seamark.formats.iceberg.types.values import Value, decimal_scale, parse_iso
 from seamark.formats.index.packing import NONE, Form, Longs, key_of
 from seamark.formats.protocol.wire import decode_json
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition
 from seamark.metaserver.planner.view.view import Selection, TableView
@@ -353,7 +353,7 @@ def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
     return _result_type(field.transform, column.type)
 
 
-@memoized(1024)
+@memoize(1024)
 def _result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), canonical_primitive(kind))
 

@@ -15,7 +15,7 @@ from itertools import islice
 
 import numpy as np
 
-from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replaced
+from seamark.formats.iceberg.expressions.expression import FALSE, TRUE, Bound, Expression, Op, replace_predicates
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.metaserver.planner.pruning.file_pruning import IN_LIMIT, narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
@@ -32,7 +32,7 @@ def as_java_prunes(expression: Expression) -> Expression:
     Java stops at lists of `IN_LIMIT` values (`InclusiveMetricsEvaluator`). Releases differ about negations and
     transforms.
     """
-    return replaced(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
+    return replace_predicates(expression, lambda predicate: predicate if _is_simple(predicate) else TRUE)
 
 
 def file_against_metadata_delete(

@@ -29,7 +29,7 @@ from seamark.cache.sizes import object_bytes
 from seamark.formats.iceberg.expressions.expression import Op, predicates_of
 from seamark.formats.iceberg.manifests.content_file import DeclaredTypes
 from seamark.formats.iceberg.manifests.manifest import DecodedManifest, ManifestFile, decode_manifest
-from seamark.formats.iceberg.manifests.repaired_metrics import repaired_file
+from seamark.formats.iceberg.manifests.repaired_metrics import repair_file
 from seamark.formats.iceberg.manifests.rows import rows_of
 from seamark.formats.iceberg.manifests.writer import (
     DATA_MANIFEST,
@@ -192,7 +192,7 @@ def _read_entries(
     type_of = DeclaredTypes(metadata)
     entries = []
     for entry in entries_of(rows_of(decoded, part.rows), part.manifest, metadata):
-        file = repaired_file(entry.file, type_of)
+        file = repair_file(entry.file, type_of)
         file = drop_nan_bounds(file, type_of) if hidden else file
         entries.append(entry if file is entry.file else msgspec.structs.replace(entry, file=file))
     return entries

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.expressions.projection import source_ranges
-from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.manifests.writer import ADDED
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.values import Value
@@ -107,7 +107,7 @@ def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColu
     """Narrow by STARTS_WITH: some value between lower and upper has the prefix `value`."""
     prefix = _text(value)
     compare_keys(selection, upper, GE, prefix)
-    if following := after_prefix(prefix):
+    if following := end_of_prefix(prefix):
         compare_keys(selection, lower, LT, following)
 
 
@@ -117,7 +117,7 @@ def conditions_outside_prefix(
     """Return the conditions of NOT_STARTS_WITH: some value between lower and upper lacks the prefix `value`."""
     prefix = _text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
-    if following := after_prefix(prefix):
+    if following := end_of_prefix(prefix):
         conditions.append(partial(compare_keys, sides=upper, op=GE, key=following))
     return conditions
 

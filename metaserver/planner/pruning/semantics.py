@@ -18,7 +18,7 @@ from enum import Enum
 
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import ORDERED, Bound, Op
-from seamark.formats.iceberg.expressions.ranges import after_prefix
+from seamark.formats.iceberg.expressions.ranges import end_of_prefix
 from seamark.formats.iceberg.types.values import FLOATS, Value
 from seamark.formats.index.keys.keys import Key, KeyRange, KeyRanges, key_of
 
@@ -97,7 +97,7 @@ def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> lis
 def _prefix(value: Value) -> KeyRange:
     assert isinstance(value, str)
     prefix = value.encode("utf-8", "surrogatepass")
-    after = after_prefix(prefix)
+    after = end_of_prefix(prefix)
     return KeyRange(prefix, after, False, after is not None)
 
 

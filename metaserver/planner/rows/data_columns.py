@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import pyarrow as pa
 
-from seamark.formats.iceberg.files.budget import Budget, BudgetShare, decoded_budget
+from seamark.formats.iceberg.files.budget import Budget, BudgetShare, create_decoding_budget
 from seamark.formats.iceberg.files.parquet import (
     AmbiguousColumn,
     ColumnPath,
@@ -112,7 +112,7 @@ class DataRows:
         """
         self._objects, self._loop, self._mapping = objects, loop, mapping
         self._fetched = Budget(limit_bytes, "reading rows of data files, one request would fetch")
-        self.decoded = decoded_budget(decoded_bytes)
+        self.decoded = create_decoding_budget(decoded_bytes)
 
     @contextmanager
     def read(

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from seamark.formats.iceberg.expressions.binding import Above, Below, Between, Literal, parse_literal
-from seamark.formats.iceberg.files.budget import expanded_bytes, has_shared_values
+from seamark.formats.iceberg.files.budget import compute_expanded_bytes, has_shared_values
 from seamark.formats.iceberg.types.values import FLOATS, INT_MAX, INT_MIN, LONG_MAX, LONG_MIN
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
@@ -66,7 +66,7 @@ def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], i
         try:
             array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
             array = array.storage if isinstance(array, pa.ExtensionArray) else array
-            shared_bytes += expanded_bytes(array) if has_shared_values(array.type) else 0
+            shared_bytes += compute_expanded_bytes(array) if has_shared_values(array.type) else 0
         except pa.ArrowException as error:
             raise _invalid(term, error) from None
         arrays.append(array)

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from seamark.formats.iceberg.files.budget import expanded_bytes
+from seamark.formats.iceberg.files.budget import compute_expanded_bytes
 from seamark.formats.index.keys import hashing
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
@@ -367,11 +367,11 @@ async def test_values_that_keys_share_are_limited_as_if_each_key_had_its_own(
 
 def test_shared_values_of_shared_values_count_in_each_row() -> None:
     for form in (*FORMS, "dictionary of a dictionary"):
-        assert 409_600 <= expanded_bytes(sharing(form, "x" * 4096, 100)) < 420_000, form
+        assert 409_600 <= compute_expanded_bytes(sharing(form, "x" * 4096, 100)) < 420_000, form
     runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5]), pa.array(["ab", "cde"]))
-    assert expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
+    assert compute_expanded_bytes(runs.slice(1, 3)) - 8 * 3 == 2 + 3 + 3
     with_nulls = pa.DictionaryArray.from_arrays(pa.array([0, None, 1], pa.int8()), pa.array(["abc", None]))
-    assert expanded_bytes(with_nulls) - 8 * 3 == 3
+    assert compute_expanded_bytes(with_nulls) - 8 * 3 == 3
 
 
 async def test_few_long_keys_are_hashed_beside_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from seamark.commands.serving import explain_query as routes
 from seamark.commands.serving import query_notes
-from seamark.commands.serving.query_notes import unknown_columns
+from seamark.commands.serving.query_notes import find_unknown_columns
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.api.plans.joins import JoinSpec
@@ -258,7 +258,7 @@ async def test_conditions_that_are_not_used_are_told_with_the_reason(star: Star)
 )
 def test_names_that_a_query_gives_itself_are_no_unknown_columns(query: str, dialect: str) -> None:
     columns = {"f_key", "f_list", "f_day", "st"}
-    assert unknown_columns(query.format("db.fact"), dialect, [("db", "fact")], columns) == {}
+    assert find_unknown_columns(query.format("db.fact"), dialect, [("db", "fact")], columns) == {}
 
 
 def test_of_many_unknown_columns_few_are_compared_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,5 +271,5 @@ def test_of_many_unknown_columns_few_are_compared_and_each_once(monkeypatch: pyt
     monkeypatch.setattr(query_notes, "near_names", near_names)
     names = [f"z{number}" for number in range(500)]
     query = f"SELECT {', '.join(names + names)} FROM db.fact"
-    assert unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}
+    assert find_unknown_columns(query, "trino", [("db", "fact")], {"k"}) == {}
     assert compared == names[:100]

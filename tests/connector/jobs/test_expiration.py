@@ -24,7 +24,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import StorageError
-from seamark.formats.storage.locations import plain_location
+from seamark.formats.storage.locations import normalize_location
 from seamark.metaserver.commit.expiration import expiration as server
 from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.store.model import InstantState
@@ -444,5 +444,5 @@ def test_a_policy_may_be_as_long_as_iceberg_allows(client: IndexClient, served: 
     ],
 )
 def test_spellings_of_a_location_are_one_file(one: str, other: str) -> None:
-    assert plain_location(one) == plain_location(other)
-    assert plain_location(one) != plain_location(f"{other}x")
+    assert normalize_location(one) == normalize_location(other)
+    assert normalize_location(one) != normalize_location(f"{other}x")

@@ -28,7 +28,7 @@ from seamark.formats.iceberg.files.footer import (
     ParquetFooter,
     encode_footer,
     encode_group,
-    patched,
+    patch_chunks,
     read_footer,
 )
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -224,7 +224,7 @@ def test_a_footer_is_encoded_as_it_was(tmp_path: Path) -> None:
 
 def _same(footer: ParquetFooter, group: Any) -> bytes:
     values = np.stack([group.values(name) for name in PATCH], axis=1)
-    return encode_group(patched(footer, group.chunks, values, [None] * len(values)), group.fields)
+    return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 
 
 def _footer_of(path: Path) -> bytes:
@@ -278,7 +278,7 @@ def test_chunks_that_overlap_are_refused(tmp_path: Path) -> None:
         version=2,
         schema=footer.schema,
         rows=footer.rows,
-        groups=[encode_group(patched(footer, group.chunks, values, [None, None]), group.fields)],
+        groups=[encode_group(patch_chunks(footer, group.chunks, values, [None, None]), group.fields)],
         key_values=(),
         created_by=None,
         orders=footer.orders,

@@ -33,7 +33,7 @@ from seamark.formats.iceberg.manifests.content_file import decode_content_file
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import UNPARTITIONED
 from seamark.formats.iceberg.types.schema import Field, Schema
-from seamark.formats.index.keys.delete_files import DeleteFile, Positions, decoded
+from seamark.formats.index.keys.delete_files import DeleteFile, Positions, decode_delete_content
 from tests.connector.write.written import by_column, spec, table, target
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "land", False, "string"), Field(3, "ratio", False, "double")))
@@ -56,7 +56,7 @@ def rows_of(file: dict[str, Any], path: str) -> list[int]:
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
-    found = decoded(
+    found = decode_delete_content(
         data[offset : offset + length],
         DeleteFile(file["file-path"], *named, offset, length, ()),
         (),

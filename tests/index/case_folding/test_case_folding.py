@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.formats.index.keys import case_folding_table
-from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, folded, has_known_case
+from seamark.formats.index.keys.case_folding import UNKNOWN_CASE, fold, fold_column, has_known_case
 from seamark.formats.index.keys.functions import CASE_KEYS
 from tests.index.case_folding.mappings import Mappings, duckdb_mappings, java_mappings, python_mappings
 from tests.index.case_folding.texts import random_texts
@@ -54,15 +54,15 @@ def test_columns_are_folded_as_their_values_are() -> None:
         plain = pa.array(texts, pa.string())
         array = plain.dictionary_encode() if pa.types.is_dictionary(kind) else plain.cast(kind)
         chunks = pa.chunked_array([array[:100], array[100:100], array[100:]])
-        result = folded(chunks)
+        result = fold_column(chunks)
         result.validate(full=True)
         assert result.to_pylist() == expected, kind
         for first in range(0, 300, 37):
-            piece = folded(pa.chunked_array([array[first : first + 90]]))
+            piece = fold_column(pa.chunked_array([array[first : first + 90]]))
             piece.validate(full=True)
             assert piece.to_pylist() == expected[first : first + 90], (kind, first)
-    assert folded(pa.chunked_array([pa.array(["AB", None])])).to_pylist() == ["ab", None]
-    assert folded(pa.chunked_array([pa.nulls(2)])).to_pylist() == [None, None]
+    assert fold_column(pa.chunked_array([pa.array(["AB", None])])).to_pylist() == ["ab", None]
+    assert fold_column(pa.chunked_array([pa.nulls(2)])).to_pylist() == [None, None]
 
 
 def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:

@@ -231,7 +231,7 @@ def test_a_section_of_few_bytes_is_not_decoded_to_gigabytes() -> None:
     pieces = [numbers, none, none, *[Piece(Coding.ZSTD, words)] * 12]
     section = Section(memoryview(write_pieces(Head(rows, 1 << 12, CODES, SLICES, 0), pieces)))
     with pytest.raises(ValueError, match="at most 268,435,456 are read"):
-        section.decoded()
+        section.decode_slices()
     with pytest.raises(ValueError, match="cannot be right"):
         Section(memoryview(write_pieces(Head(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
 
@@ -241,7 +241,7 @@ def test_slices_that_would_not_be_read_compressed_are_stored_flat(monkeypatch: p
     packed = bitmap.build(keys_of(values, "long"))
     monkeypatch.setattr(slices, "DECODED_MAX_BYTES", 10_000)
     with pytest.raises(ValueError, match="at most 10,000"):
-        Section(memoryview(packed.section)).decoded()
+        Section(memoryview(packed.section)).decode_slices()
     flat = bitmap.build(keys_of(values, "long"))
     blobs = [b"".join(bitmap.encode([one])) for one in (packed, flat)]
     assert answers(blobs[1], "long")

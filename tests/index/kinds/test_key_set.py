@@ -17,13 +17,13 @@ from seamark.formats.index.keys import key_set
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.key_set import KeySet, KeySpan
 from seamark.formats.index.keys.keys import mask_of
-from seamark.formats.index.keys.ranks import Distinct, ranked
+from seamark.formats.index.keys.ranks import Distinct, rank_keys
 from seamark.formats.index.kinds import bitmap
 from tests.seeds import quick
 
 
 def keys_in(values: list[Any], kind: str, arrow: pa.DataType) -> KeySet:
-    return KeySet(kind, ranked(keys_of(pa.array(values, arrow), kind))[0])
+    return KeySet(kind, rank_keys(keys_of(pa.array(values, arrow), kind))[0])
 
 
 def opened(files: list[list[Any]], kind: str, arrow: pa.DataType) -> bitmap.Bitmap:

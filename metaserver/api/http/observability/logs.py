@@ -32,7 +32,7 @@ def configure_logging(settings: Settings, worker: int | None = None) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if worker is not None:
-        shared.append(_named(worker))
+        shared.append(_add_worker(worker))
     renderer: list[Any]
     if console:
         # Plain tracebacks: the default shows local variables, which may be keys and tokens.
@@ -64,10 +64,10 @@ class _Lines:
         pass
 
     def msg(self, line: bytes) -> None:
-        rest = memoryview(line + b"\n")
+        unwritten = memoryview(line + b"\n")
         with suppress(OSError):
-            while rest:
-                rest = rest[os.write(_STANDARD_ERROR, rest) :]
+            while unwritten:
+                unwritten = unwritten[os.write(_STANDARD_ERROR, unwritten) :]
 
     log = debug = info = warning = error = critical = exception = msg
 
@@ -76,7 +76,7 @@ def _to_bytes(logger: Any, method: str, line: str) -> bytes:
     return line.encode(errors="backslashreplace")
 
 
-def _named(worker: int) -> Any:
+def _add_worker(worker: int) -> Any:
     def add(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
         event["worker"] = worker
         return event
@@ -105,11 +105,11 @@ class _Bridge(logging.Handler):
         if error is not None and record.name.split(".")[0] in _QUOTING:
             # Frames and type only: the message may quote the request.
             frames = "".join(traceback.format_tb(error.__traceback__))
-            log.log(record.levelno, _first_line(record), error=type(error).__name__, at=frames)
+            log.log(record.levelno, _read_first_line(record), error=type(error).__name__, at=frames)
             return
         log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
-def _first_line(record: logging.LogRecord) -> str:
+def _read_first_line(record: logging.LogRecord) -> str:
     """Return the first line; the other lines may contain a task or a protocol with the exception in it."""
     return record.getMessage().partition("\n")[0]

@@ -25,7 +25,7 @@ EXPORT_TIMEOUT_S = 5
 
 @asynccontextmanager
 async def open_tracing(settings: Settings) -> AsyncIterator[Tracer]:
-    """A tracer whose spans leave in batches from a thread of the SDK; what is left is sent when the block ends.
+    """Yield a tracer whose spans leave in batches from a thread of the SDK; what is left is sent when the block ends.
 
     `otel_endpoint` is the collector's base URL (http://host:4318) or the full path to /v1/traces.
     """

@@ -20,7 +20,7 @@ from aiohttp import web
 
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR, check_name, parse_namespace
 from seamark.formats.runtime.errors import BadRequest
-from seamark.formats.runtime.memoization import memoized
+from seamark.formats.runtime.memoization import memoize
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.keys import PRINCIPAL
 from seamark.metaserver.catalog.values import IdempotencyKey
@@ -43,19 +43,19 @@ def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[
     """
     segments = raw_path.split("/")
     return tuple(
-        check_name(_decoded(segments[_position(template, variable)], variable), f"{variable} name")
+        check_name(_decode_segment(segments[_position(template, variable)], variable), f"{variable} name")
         for variable in variables
     )
 
 
-@memoized(2048)
+@memoize(2048)
 def namespace_in(raw_path: str, template: str) -> NamespacePath:
     """Return the namespace in the path; levels are separated by 0x1F (`%1F`).
 
     Raises:
         BadRequest: For an invalid namespace.
     """
-    return parse_namespace(_decoded(raw_path.split("/")[_position(template, "namespace")], "namespace"))
+    return parse_namespace(_decode_segment(raw_path.split("/")[_position(template, "namespace")], "namespace"))
 
 
 @lru_cache(maxsize=8192)  # pure, and called for every load of a table
@@ -138,14 +138,14 @@ def _position(template: str, variable: str) -> int:
     return template.split("/").index(f"{{{variable}}}")
 
 
-def _decoded(segment: str, what: str) -> str:
+def _decode_segment(segment: str, subject: str) -> str:
     raw = segment.encode()
     at = raw.find(b"%")
     while at >= 0:
         if len(raw) < at + 3 or raw[at + 1] not in _HEX or raw[at + 2] not in _HEX:
-            raise BadRequest(f"The {what} in the path is not percent-encoded; encode % as %25")
+            raise BadRequest(f"The {subject} in the path is not percent-encoded; encode % as %25")
         at = raw.find(b"%", at + 3)
     try:
         return unquote_to_bytes(raw.replace(b"+", b" ")).decode()
     except UnicodeDecodeError:
-        raise BadRequest(f"The {what} in the path is not valid UTF-8 after percent-decoding") from None
+        raise BadRequest(f"The {subject} in the path is not valid UTF-8 after percent-decoding") from None

@@ -25,13 +25,13 @@ SNAPSHOT = (
 )
 
 
-def requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
-    """Like `snapshot_of`, for a query."""
+def find_requested_snapshot(query: Mapping[str, str], metadata: TableMetadata) -> int | None:
+    """Return the snapshot id as `snapshot_of` does, for a query."""
     return snapshot_of(
         metadata,
-        whole_number(query.get("snapshot-id"), "snapshot-id"),
+        parse_whole_number(query.get("snapshot-id"), "snapshot-id"),
         query.get("ref"),
-        whole_number(query.get("as-of"), "as-of"),
+        parse_whole_number(query.get("as-of"), "as-of"),
     )
 
 
@@ -80,7 +80,7 @@ def _as_of(metadata: TableMetadata, as_of_ms: int) -> int:
     return snapshot_id
 
 
-def whole_number(text: str | None, name: str) -> int | None:
+def parse_whole_number(text: str | None, name: str) -> int | None:
     """Return the number; None for None.
 
     Raises:
