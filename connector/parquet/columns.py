@@ -41,7 +41,7 @@ class Projection:
     Attributes:
         partitioned: Columns with an identity field in the file's partition spec; if the file lacks them, readers take
             their values from the partition.
-        mapping: For files without field ids, which are not read without it.
+        mapping: The name mapping of files without field ids, which are not read without it.
     """
 
     schema: Schema
@@ -143,7 +143,7 @@ def _with_plain_footer(
 
 
 class _Overlaid(io.RawIOBase):
-    """A file of which the bytes from `at` on are others."""
+    """A file whose bytes from `at` on are replaced by others."""
 
     def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
         self._source, self._at, self._end, self._place = source, at, end, 0

@@ -31,9 +31,10 @@ class FileProjection:
     def __init__(
         self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
     ) -> None:
-        """`file`: its columns with ids (`with_mapped_ids`).
+        """Match the fields with the columns of the file.
 
         Args:
+            file: The columns of the file, with ids (`with_mapped_ids`).
             partition: The values of identity partition fields, by column id.
 
         Raises:
@@ -60,7 +61,7 @@ class FileProjection:
         """Return the projected columns by id.
 
         Args:
-            batch: `rows` rows with at least the columns of `names`; None if that is empty.
+            batch: `rows` rows with at least the columns of `names`; None if there are no such columns.
         """
         arrays = {}
         for column_id in column_ids:
