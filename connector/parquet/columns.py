@@ -110,7 +110,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
         return True
     length = int.from_bytes(end[:4], "little")
     if end[-4:] != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
-        return False  # what is wrong with it is said when it is read
+        return False  # reading the file reports the error
     try:
         return is_signed(source.read_at(length, size - END_BYTES - length))
     except ValueError:

@@ -143,7 +143,7 @@ def _make_struct_converter(
 
 def _check_id(field: pa.Field, field_id: int, name: str) -> None:
     if id_of(field) not in (None, field_id):
-        raise AmbiguousColumn(f"what is inside its column for {name} has the id {id_of(field)}, not {field_id}")
+        raise AmbiguousColumn(f"an inner field of its column for {name} has the id {id_of(field)}, not {field_id}")
 
 
 def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) -> pa.Array:

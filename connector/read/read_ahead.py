@@ -38,7 +38,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
         Unreadable: While the batches of the file are requested or before.
     """
     own = TaskReader(read_plan, storage, threads=False)
-    readers = threading.local()  # a reader has caches, which are not for several threads
+    readers = threading.local()  # a reader has caches, which are not thread-safe
 
     def read(together: Sequence[ScanTask]) -> list[_Read]:
         reader: TaskReader | None = getattr(readers, "reader", None)

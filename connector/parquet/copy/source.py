@@ -186,7 +186,7 @@ class SourceFile:
                 )
             self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
             plain = self.encryption.plain
-        # What is copied is not decoded here; a chunk that readers cannot decode would make the new file unreadable.
+        # Copied chunks are not decoded here; a chunk that readers cannot decode would make the new file unreadable.
         pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
         return read_footer(plain)
 
