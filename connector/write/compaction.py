@@ -373,7 +373,7 @@ class _Copies:
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """Copy a partition with a writer of its own, which deletes its files on an error."""
+        """Copy a partition with a separate writer, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)

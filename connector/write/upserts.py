@@ -462,7 +462,7 @@ def _choose_protection(
     """Return how the files of new rows are encrypted.
 
     They are encrypted as the files of the rows that they replace, or without such rows as the table's. If some files
-    are encrypted and others are not, the encrypted ones decide.
+    are encrypted and others are not, the encrypted files decide.
 
     Raises:
         Unwritable: For files that are encrypted in different ways.

@@ -37,7 +37,7 @@ _NAME_SHOWN = 200
 
 
 class Protection(Enum):
-    """How a column without a key of its own is protected."""
+    """How a column that has no key is protected."""
 
     PLAIN = "plain"
     FOOTER_KEY = "footer key"
