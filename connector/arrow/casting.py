@@ -92,8 +92,9 @@ def _to_arrow_field(name: str, field_id: int, kind: Type, required: bool, path: 
 
 @lru_cache(maxsize=4096)
 def file_name_of(name: str) -> str:
-    """Return a column's name in files, as in Iceberg's writers: other characters than letters, digits and `_` are
-    `_x<hex>`.
+    """Return a column's name in files, as Iceberg's writers choose it.
+
+    Other characters than letters, digits and `_` are `_x<hex>`.
     """
     if re.fullmatch(r"[^\W\d]\w*", name):
         return name
@@ -130,7 +131,11 @@ def _cast_fields(
     within: Mask | None,
     prefix: str,
 ) -> list[pa.Array]:
-    """`within`: bool[rows], where the enclosing struct is not null; None: everywhere."""
+    """Cast the columns of the data to these fields, by name.
+
+    Args:
+        within: bool[rows], where the enclosing struct is not null; None: everywhere.
+    """
     by_name = dict(zip(names, arrays, strict=True))
     if len(by_name) < len(names):
         duplicate = next(name for name in names if names.count(name) > 1)
@@ -183,9 +188,12 @@ def _to_plain_array(array: pa.Array) -> pa.Array:
 
 
 def _check_nulls(array: pa.Array, nullable: bool, within: Mask | None, path: str) -> pa.Array:
-    """Unwritable for a null in a required column.
+    """Check that a required column has no null.
 
     Nulls inside null structs are permitted, and their validity removed.
+
+    Raises:
+        Unwritable: For a null in a required column.
     """
     if nullable or not array.null_count:
         return array
@@ -298,8 +306,9 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
 
 
 def _format_range(array: pa.Array) -> str:
-    """Return the range of values for a message; temporal values as integers, because Python cannot represent all of
-    them.
+    """Return the range of values for a message.
+
+    Temporal values are shown as integers, because Python cannot represent all of them.
     """
     if pa.types.is_temporal(array.type):
         array = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())

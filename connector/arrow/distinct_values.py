@@ -25,9 +25,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def add_values(builder: SketchBuilder, column: pa.Array, kind: str) -> None:
-    """`column`: an array of the type that readers give a column of the Iceberg type.
+    """Add the values of a column to a sketch; nulls are left out.
 
-    Nulls are no values.
+    Args:
+        column: An array of the type that readers give a column of the Iceberg type.
     """
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     if values.null_count:

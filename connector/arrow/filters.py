@@ -58,7 +58,11 @@ def evaluate_filter(expression: Expression, columns: Mapping[int, pa.Array], row
 
 
 def check_filter(expression: Expression) -> None:
-    """ValueError, with the column's name, for a predicate that `evaluate_filter` cannot evaluate."""
+    """Check that `evaluate_filter` can evaluate the expression.
+
+    Raises:
+        ValueError: With the column's name, for a predicate that it cannot evaluate.
+    """
     match expression:
         case And(children) | Or(children):
             for child in children:
@@ -107,8 +111,9 @@ def _transform_distinct(predicate: Bound, column: pa.Array) -> pa.Array:
 
 
 def _result_type_of(predicate: Bound) -> str:
-    """Return the result type of the predicate; for a truncated decimal with 38 digits, because truncation can add
-    digits.
+    """Return the result type of the predicate.
+
+    A truncated decimal gets 38 digits, because truncation can add digits.
     """
     kind = predicate.result
     is_truncated_decimal = predicate.transform != IDENTITY and base_name(kind) == "decimal"

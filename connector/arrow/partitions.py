@@ -44,7 +44,10 @@ Partition = tuple[Any, ...]
 _BIAS = np.uint64(1 << 63)
 _CODES_MAX = 2**62
 _INT16_CODES_MAX = 2**15
-"""numpy sorts 16-bit integers by radix, which takes a tenth of the time."""
+"""Number of codes below which they are sorted as 16-bit integers.
+
+numpy sorts these by radix, which takes a tenth of the time.
+"""
 _EXACTLY = Context(prec=100)
 
 
@@ -113,9 +116,9 @@ def field_positions(column_id: int, schema: Schema) -> tuple[int, ...]:
 
 
 def column_at(rows: pa.RecordBatch | pa.Table, positions: tuple[int, ...]) -> pa.Array | pa.ChunkedArray:
-    """Return the column; null where an enclosing struct is null.
+    """Return the column at these positions; null where an enclosing struct is null.
 
-    For an empty path, only nulls.
+    For an empty path, the column has only nulls.
     """
     if not positions:
         return pa.nulls(rows.num_rows)
@@ -286,7 +289,7 @@ def _bucket_of_bytes(keys: Keys, width: int) -> Values:
 
 
 def _bucket_of_hash(hashes: npt.NDArray[np.uint64], width: int) -> Longs:
-    """Of 32-bit hashes."""
+    """Return the buckets of 32-bit hashes."""
     return (hashes & np.uint64(0x7FFFFFFF)).view(np.int64) % width
 
 

@@ -61,7 +61,7 @@ class Ordering:
 
 
 def _build_sort_keys(field: _Field, rows: pa.Table) -> list[npt.NDArray[np.uint64]]:
-    """Sort keys of a field: uint64[rows] each, the most significant first."""
+    """Return the sort keys of a field: uint64[rows] each, the most significant first."""
     ranks, valid = _rank_values(field.term, rows)
     ranks = ~ranks if field.descending else ranks
     if valid is None:

@@ -88,7 +88,7 @@ class _AuditedIndex:
         return [index_file for index_file in self.index.json["index-files"] if index_file["state"] == LIVE]
 
     def verify(self, listed: dict[str, Any], sample: int) -> VerificationResult:
-        """Verify a live index file and reports problems to the server."""
+        """Verify a live index file and report problems to the server."""
         location = listed["location"]
         verdict = _compare_counts(verify_index_file(location, self.task, sample=sample, rng=self.rng), listed)
         if verdict.problems and self.report and not verdict.has_newer_version:
@@ -134,11 +134,16 @@ def audit_index(
     seed: int | None = None,
     on_verdict: Callable[[VerificationResult, int], None] = lambda verdict, total: None,
 ) -> Audit:
-    """Verify the live index files of one index; reads up to `sample` data files of each index file again.
+    """Verify the live index files of one index; read up to `sample` data files of each index file again.
 
-    `on_verdict` is called with each verdict and the number of index files. With `report`, problems are reported to the
-    server, which quarantines the index files; the next build replaces them. NotFound; ClientError; the metaserver's
-    BadRequest for an invalid definition or a table without a UUID.
+    Args:
+        report: Report problems to the server, which quarantines the index files; the next build replaces them.
+        on_verdict: Called with each verdict and the number of index files.
+
+    Raises:
+        NotFound: If there is no such table or index.
+        ClientError: If the server refuses or cannot be reached.
+        BadRequest: For an invalid definition or a table without a UUID.
     """
     seed = random.SystemRandom().getrandbits(32) if seed is None else seed
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
@@ -169,8 +174,9 @@ def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMeta
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTable, TableMetadata, bool]:
-    """Return the index, the table and its metadata, and whether both are of the same snapshot; retried if others
-    commit.
+    """Return the index, the table and its metadata, and whether both are of the same snapshot.
+
+    Loading is repeated if others commit.
     """
     loaded = client.load_table(table)
     metadata = decode_table(loaded.metadata, loaded.location)
@@ -215,7 +221,7 @@ def _explain_missing_count(index: Index, verdicts: Sequence[VerificationResult])
 def _count_rows(
     client: IndexClient, table: Name, metadata: TableMetadata, verdicts: Iterable[VerificationResult]
 ) -> int:
-    """Return rows of the current snapshot's data files according to the index files; each data file counts once."""
+    """Count the rows of the current snapshot's data files according to the index files; each data file counts once."""
     tables = [verdict.listed for verdict in verdicts if verdict.listed is not None]
     empty = np.empty(0, dtype=np.uint64)
     ids, first = np.unique(np.concatenate([empty, *(counted.ids[:, 0] for counted in tables)]), return_index=True)

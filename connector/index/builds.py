@@ -66,7 +66,9 @@ DEFAULT_LIMITS = GroupLimits()
 class Progress:
     """The progress of a build.
 
-    `files_total` includes files committed during the build; `eta_ms`: since the epoch.
+    Attributes:
+        files_total: Includes files that are committed during the build.
+        eta_ms: Since the epoch.
     """
 
     files_done: int
@@ -101,7 +103,7 @@ class Workers(Protocol):
         """Groups that are read concurrently."""
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterable[WrittenIndex]:
-        """Write one index file for each group; yields results in any order, as groups finish."""
+        """Write one index file for each group; yield results in any order, as groups finish."""
 
     def close(self) -> None:
         """Stop what was started."""
@@ -164,20 +166,18 @@ def build(
     passes_max: int = PASSES_MAX,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> BuildReport:
-    """Indexes the data files that the index does not cover.
+    """Index the data files that the index does not cover.
 
-    The report lists files that cannot be indexed.
-
-    On an error or an interrupt, the build is rolled back with the reason, and registered index files stay. The caller
-    closes `workers`.
+    The report lists files that cannot be indexed. On an error or an interrupt, the build is rolled back with the
+    reason, and registered index files stay. The caller closes `workers`.
 
     Args:
-        exclusive: Refused while another build of the index is running.
+        exclusive: Refuse to start while another build of the index is running.
 
     Raises:
         ClientError: If the server refuses.
         OSError: If an index file cannot be written.
-        ClusterFailed: If an index file cannot be written.
+        ClusterFailed: If the workers cannot be started or fail.
     """
     with open_build(client, table, index, exclusive=exclusive) as started:
         run = _Run(client, table, index, started, workers, limits, on_progress)
@@ -247,10 +247,7 @@ class _Run:
         return BuildReport(self._progress(ended), self._left_files, tuple(self._left_reasons), ended)
 
     def catch_up(self) -> bool:
-        """Indexes the missing files.
-
-        False if all of them had been tried before.
-        """
+        """Index the missing files; return False if all of them had been tried before."""
         source = self._source()
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
@@ -289,7 +286,7 @@ class _Run:
         self._on_progress(self._progress(self._json))
 
     def _choose_wave_limits(self) -> GroupLimits:
-        """Limits that give every worker some groups, with at least `_GROUP_FILES_MIN` files in each."""
+        """Return limits that give every worker some groups, with at least `_GROUP_FILES_MIN` files in each."""
         progress = self._json["progress"]
         shares = self._workers.parallelism * _GROUPS_PER_WORKER
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
@@ -320,7 +317,11 @@ class BuildSource:
     def of(
         client: IndexClient, table: Name, started: Mapping[str, Any], file_keys: EnvironmentKeys | None = None
     ) -> BuildSource:
-        """Loads the table: its schema and storage credentials may change during a long build. TableReplaced."""
+        """Load the table: its schema and storage credentials may change during a long build.
+
+        Raises:
+            TableReplaced: If the name now refers to another table.
+        """
         loaded = client.load_table(table)
         metadata = decode_table(loaded.metadata, loaded.location)
         if metadata.table_uuid != started["table-uuid"]:

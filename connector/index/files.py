@@ -71,7 +71,12 @@ class IndexTask:
 
 @dataclass(frozen=True)
 class WrittenIndex:
-    """`location` is None if no file could be indexed; `skipped`: (path, reason)."""
+    """The result of a group of data files.
+
+    Attributes:
+        location: None if no file could be indexed.
+        skipped: (path, reason) of data files that were left out.
+    """
 
     location: str | None
     files: int
@@ -110,8 +115,8 @@ def keys_of_file(task: IndexTask, file: DataFile) -> list[Keys]:
     """Return the keys of each of the definition's terms.
 
     Raises:
-        Unreadable: If they are not certain.
-        ValueError: If they are not certain.
+        Unreadable: If the file cannot be read with certainty.
+        ValueError: For values that have no key.
     """
     if file.format.lower() != "parquet":
         raise Unreadable(file.path, f"files of format {file.format} are not indexed")

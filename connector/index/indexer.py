@@ -47,7 +47,7 @@ MERGES_MAX = 64
 BACKOFF_S, BACKOFF_MAX_S = 30.0, 3600.0
 """The first backoff after a failure, and the maximum."""
 BACKOFFS_MAX = 10_000
-"""Backoffs that are remembered."""
+"""Maximum number of backoffs that are remembered."""
 _CONFLICT = 409
 _EXPECTED = (ClientError, ClusterFailed, OSError, SeamarkError, TableReplaced, ValueError)
 _log = structlog.get_logger("seamark.indexer")
@@ -192,7 +192,7 @@ class Indexer:
                 yield from self.client.tables(namespace)
 
     def _maintain_table(self, table: Table, workers: Workers, done: Round, due: list[_DueAudit]) -> None:
-        """Build and merge the indexes of a table; appends indexes whose audit is due to `due`."""
+        """Build and merge the indexes of a table; append indexes whose audit is due to `due`."""
         loaded = self.client.load_table(table)
         if not read_definitions(decode_table(loaded.metadata, loaded.location)).enabled:
             return  # the state of the indexes is not requested: for it, the server reads the manifests
@@ -320,7 +320,7 @@ class Indexer:
     def _try(self, key: Key, action: Callable[[], None], done: Round, *, lag_files: int | None = None) -> None:
         """Run an action unless its backoff applies.
 
-        Logs failures; raises only if the server is unavailable.
+        Failures are logged; an error is raised only if the server is unavailable.
         """
         backoff = self._backoffs.get(key)
         if backoff is not None and self.now() < backoff.until and backoff.lag_files in (None, lag_files):

@@ -104,7 +104,7 @@ def merge_index_files(
 
 
 def _mask_entries(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[int]]) -> list[Mask]:
-    """For each index file bool[data files]: entries that are not dropped and in no newer index file."""
+    """Return for each index file bool[data files]: entries that are not dropped and in no newer index file."""
     seen: set[tuple[int, int]] = set()
     masks: list[Mask] = []
     for index_file in reversed(opened):

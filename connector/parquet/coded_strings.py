@@ -26,10 +26,12 @@ def are_few(used: npt.NDArray[np.bool_]) -> bool:
 
 
 def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]) -> list[str]:
-    """Return the top-level columns of strings, among `names`, that have dictionaries for most of their values in the
-    row group.
+    """Return the top-level columns of strings that have dictionaries for most of their values in the row group.
 
-    Of other columns, pyarrow would have to make the dictionary.
+    For other columns, pyarrow would have to make the dictionary.
+
+    Args:
+        names: The columns to select from.
     """
     schema, group = file.schema_arrow, file.metadata.row_group(number)
     # A name with a dot could also be the path of a field of a struct.
@@ -49,7 +51,7 @@ def select_coded_columns(file: pq.ParquetFile, number: int, names: Iterable[str]
 
 
 def decode_strings(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with strings in the place of codes: with the types of the file's schema."""
+    """Return the batch with strings in the place of codes, with the types of the file's schema."""
     if not any(pa.types.is_dictionary(kind) for kind in batch.schema.types):
         return batch
     columns: Sequence[pa.Array] = [

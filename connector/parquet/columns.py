@@ -41,7 +41,7 @@ class Projection:
     Attributes:
         partitioned: Columns with an identity field in the file's partition spec; if the file lacks them, readers take
             their values from the partition.
-        mapping: For files without field ids, which are not read without it.
+        mapping: The name mapping of files without field ids, which are not read without it.
     """
 
     schema: Schema
@@ -110,7 +110,7 @@ def _is_encrypted(source: pa.NativeFile) -> bool:
         return True
     length = int.from_bytes(end[:4], "little")
     if end[-4:] != MAGIC or not SIGNATURE_BYTES < length <= min(FOOTER_LIMIT_BYTES, size - END_BYTES):
-        return False  # what is wrong with it is said when it is read
+        return False  # reading the file reports the error
     try:
         return is_signed(source.read_at(length, size - END_BYTES - length))
     except ValueError:
@@ -143,7 +143,7 @@ def _with_plain_footer(
 
 
 class _Overlaid(io.RawIOBase):
-    """A file of which the bytes from `at` on are others."""
+    """A file whose bytes from `at` on are replaced by others."""
 
     def __init__(self, source: pa.NativeFile, at: int, end: bytes) -> None:
         self._source, self._at, self._end, self._place = source, at, end, 0

@@ -37,7 +37,7 @@ COLUMN_MODE = "write.metadata.metrics.column."
 INFERRED_MAX = "write.metadata.metrics.max-inferred-column-defaults"
 INFERRED_MAX_DEFAULT = 100
 FOOTER_BYTES_MAX = 4096
-"""Arrow writes no bounds to the footer for longer strings and bytes."""
+"""Maximum length of strings and bytes for which Arrow writes bounds to the footer."""
 
 _TRUNCATE = re.compile(r"truncate\((\d{1,9})\)")
 _TRUNCATABLE = frozenset({"string", "binary", "fixed"})
@@ -108,7 +108,7 @@ def _leaves_within(
 
 
 def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) -> dict[int, Mode]:
-    """By column id; columns that are not listed have no metrics.
+    """Return the modes by column id; columns that are not listed have no metrics.
 
     Raises:
         BadRequest: For a limit that is not a number.
@@ -189,7 +189,7 @@ class Metrics:
         self._groups = 0
 
     def add_copied(self, nans: Mapping[int, int]) -> None:
-        """For a row group that is copied: the footer alone gives its metrics, without long bounds.
+        """Count a row group that is copied: the footer alone gives its metrics, without long bounds.
 
         Args:
             nans: NaN counts by column id, where known.
@@ -198,7 +198,11 @@ class Metrics:
         self._groups += 1
 
     def add(self, rows: pa.Table) -> None:
-        """`rows`: a row group with the file's Arrow schema."""
+        """Count a row group.
+
+        Args:
+            rows: A row group with the file's Arrow schema.
+        """
         for leaf in self._leaves:
             mode, name = self._modes[leaf.id], base_name(leaf.kind)
             if mode.counts and name in FLOATS:
@@ -212,7 +216,7 @@ class Metrics:
         self._groups += 1
 
     def collect(self, footer: pq.FileMetaData, *, secret: Collection[int] = ()) -> dict[str, Any]:
-        """`column-sizes`, `value-counts` and the other metrics, in the form of a ContentFile of the REST specification.
+        """Return the metrics, such as `column-sizes`, in the form of a ContentFile of the REST specification.
 
         Args:
             secret: Ids of encrypted columns, which have no metrics: manifests are not encrypted.

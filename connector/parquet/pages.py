@@ -78,9 +78,10 @@ class Pages:
     def __init__(
         self, source: pa.NativeFile, file: pq.ParquetFile, *, hole_bytes: int, encrypted: bool = False
     ) -> None:
-        """Pages at most `hole_bytes` apart are read in one request.
+        """Prepare reading from an open file.
 
         Args:
+            hole_bytes: Pages that are at most this far apart are read in one request.
             encrypted: No page can be read alone.
         """
         self._encrypted = encrypted
@@ -88,9 +89,13 @@ class Pages:
         self._bare_chunks_of: dict[int, tuple[int, list[Fields]]] = {}
 
     def read(self, number: int, names: Sequence[str], rows: Longs) -> pa.RecordBatch | None:
-        """Return the given top-level columns of the given rows: int64[], ascending positions in the row group.
+        """Return the given top-level columns of the given rows.
 
-        None if that is not faster than reading the whole row group, or not possible.
+        Args:
+            rows: int64[], ascending positions in the row group.
+
+        Returns:
+            None if that is not faster than reading the whole row group, or not possible.
         """
         if self._encrypted:
             return None

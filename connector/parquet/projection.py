@@ -31,9 +31,10 @@ class FileProjection:
     def __init__(
         self, file: Sequence[pa.Field], fields: Iterable[Field], partition: Mapping[int, Value | None]
     ) -> None:
-        """`file`: its columns with ids (`with_mapped_ids`).
+        """Match the fields with the columns of the file.
 
         Args:
+            file: The columns of the file, with ids (`with_mapped_ids`).
             partition: The values of identity partition fields, by column id.
 
         Raises:
@@ -60,7 +61,7 @@ class FileProjection:
         """Return the projected columns by id.
 
         Args:
-            batch: `rows` rows with at least the columns of `names`; None if that is empty.
+            batch: `rows` rows with at least the columns of `names`; None if there are no such columns.
         """
         arrays = {}
         for column_id in column_ids:
@@ -142,7 +143,7 @@ def _make_struct_converter(
 
 def _check_id(field: pa.Field, field_id: int, name: str) -> None:
     if id_of(field) not in (None, field_id):
-        raise AmbiguousColumn(f"what is inside its column for {name} has the id {id_of(field)}, not {field_id}")
+        raise AmbiguousColumn(f"an inner field of its column for {name} has the id {id_of(field)}, not {field_id}")
 
 
 def _convert_list(array: pa.Array, element: Convert, arrow_type: pa.DataType) -> pa.Array:

@@ -28,7 +28,11 @@ class RowGroups:
     """The row groups of one file, for one bound filter."""
 
     def __init__(self, file: pq.FileMetaData, fields: Iterable[pa.Field], expression: Expression) -> None:
-        """`fields`: the file's columns, with ids."""
+        """Prepare the statistics of the filter's columns.
+
+        Args:
+            fields: The file's columns, with ids.
+        """
         self._file = file
         self._expression = expression
         self._chunks = _map_comparable_chunks(file, list(fields), predicates_of(expression))

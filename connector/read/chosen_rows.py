@@ -40,7 +40,7 @@ def read_chosen(
     if min(most, len(files)) < 2:
         reader = TaskReader(read_plan, storage, keys=keys)
         return [list(reader.read(task, positions)) for task, positions in files]
-    readers = threading.local()  # a reader has caches, which are not for several threads
+    readers = threading.local()  # a reader has caches, which are not thread-safe
 
     def read(file: tuple[ScanTask, Longs]) -> list[pa.RecordBatch]:
         reader: TaskReader | None = getattr(readers, "reader", None)

@@ -38,7 +38,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
         Unreadable: While the batches of the file are requested or before.
     """
     own = TaskReader(read_plan, storage, threads=False)
-    readers = threading.local()  # a reader has caches, which are not for several threads
+    readers = threading.local()  # a reader has caches, which are not thread-safe
 
     def read(together: Sequence[ScanTask]) -> list[_Read]:
         reader: TaskReader | None = getattr(readers, "reader", None)
@@ -72,7 +72,7 @@ def read_tasks(read_plan: ReadPlan, storage: Storage, tasks: Iterable[ScanTask])
 
 
 def _divide(tasks: Iterable[ScanTask]) -> Iterator[list[ScanTask]]:
-    """Yield groups of successive small files within the limits; every other file is a group of its own."""
+    """Yield groups of successive small files within the limits; every other file is a separate group."""
     above = (_READ_FILES_MAX + 1, 0, 0)
     return divide(
         tasks,

@@ -260,7 +260,7 @@ class Ranks:
         if self.values.dtype != np.dtype(object):
             numbers = _to_comparable(distinct)
             return np.searchsorted(self.values, numbers, "left"), np.searchsorted(self.values, numbers, "right")
-        # In ascending order, one search compares with much the same objects as the search before, which are in the
+        # In ascending order, a search compares with almost the same objects as the search before, which are in the
         # caches of the CPU: a third of the time.
         order = np.arange(len(distinct))
         if pa.types.is_string(distinct.type) or pa.types.is_binary(distinct.type):

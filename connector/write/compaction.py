@@ -324,7 +324,7 @@ class _Copies:
                     not_copied += tasks
                 elif self.keys is None:
                     groups.append((tasks, partition))
-                else:  # the service of the keys belongs to the user, and may not be for several threads
+                else:  # the key service is code of the user, and may not be thread-safe
                     self._copy(writer, tasks, partition)
             threads = min(_CONCURRENT_PARTITIONS_MAX, len(groups), os.cpu_count() or 1)
             if threads > 1:
@@ -355,7 +355,9 @@ class _Copies:
                     parts.append(written)
                     origins.take(log)
                     counts.add(counted)
-                    advance(len(tasks), sum(task.size_bytes for task in tasks))  # a thread has no progress of a job
+                    advance(
+                        len(tasks), sum(task.size_bytes for task in tasks)
+                    )  # threads cannot report the progress of a job
                 for file in WrittenFiles.join(parts).files:
                     indexes.add(file, None)
                 index_files, skipped = indexes.close()
@@ -371,7 +373,7 @@ class _Copies:
     def _copy_separately(
         self, target: WriteTarget, tasks: Sequence[ScanTask], partition: Partition
     ) -> tuple[OriginLog, WrittenFiles, CopyCounts]:
-        """Copy a partition with a writer of its own, which deletes its files on an error."""
+        """Copy a partition with a separate writer, which deletes its files on an error."""
         log = OriginLog()
         with CopyWriter(self.opened, target, self.policy, log) as writer:
             writer.write([(task, self.firsts[task.path]) for task in tasks], partition)

@@ -462,7 +462,7 @@ def _choose_protection(
     """Return how the files of new rows are encrypted.
 
     They are encrypted as the files of the rows that they replace, or without such rows as the table's. If some files
-    are encrypted and others are not, the encrypted ones decide.
+    are encrypted and others are not, the encrypted files decide.
 
     Raises:
         Unwritable: For files that are encrypted in different ways.
@@ -476,8 +476,8 @@ def _choose_protection(
     protections = [one for one, _ in divide_by_protection(tasks, target, opened.keys) if one is not None]
     if len(protections) > 1:
         raise Unwritable(
-            "the rows are in files that are encrypted in different ways, so it is uncertain how the new rows are; "
-            "change those of each file with a separate call"
+            "the rows are in files that are encrypted in different ways, "
+            "so the encryption of the new rows is uncertain; change the rows of each file with a separate call"
         )
     return protections[0] if protections else None
 

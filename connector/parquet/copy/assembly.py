@@ -99,8 +99,9 @@ class _CopiedGroup:
 class FileAssembler:
     """Assembles one file.
 
-    `skeleton`: the footer of a file with the new file's schema and column orders. `encryption`: of the new file; None:
-    none.
+    Attributes:
+        skeleton: The footer of a file with the new file's schema and column orders.
+        encryption: The encryption of the new file; None: it is not encrypted.
     """
 
     def __init__(self, sink: Sink, skeleton: ParquetFooter, encryption: FileEncryption | None = None) -> None:
@@ -123,7 +124,7 @@ class FileAssembler:
         """Add a row group; the first pick gives its other fields.
 
         Raises:
-            ValueError: If the picks are not each of the columns once.
+            ValueError: If the picks do not contain each of the columns once.
             Unreadable: For a broken file; the new file is useless then.
         """
         rows = picks[0].source.footer.groups[picks[0].group].rows
@@ -159,7 +160,7 @@ class FileAssembler:
         self.rows += rows
 
     def _keep_key_values(self, source: SourceFile) -> None:
-        """Keep what all files say, and a schema only if it is still that of the columns."""
+        """Keep the key-values that all files have, and a schema only if it still describes the columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
         stated = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
         common = stated if self._key_values is None else self._key_values

@@ -61,7 +61,7 @@ class Leaf(NamedTuple):
 
     @property
     def path(self) -> str:
-        """As key tools and pyarrow name the column."""
+        """The name of the column in key tools and pyarrow."""
         return b".".join(self.names).decode(errors="replace")
 
 

@@ -32,10 +32,10 @@ class FileProtection(NamedTuple):
     keys: ParquetKeys
 
     def create_encryption(self, location: str) -> FileEncryption:
-        """With new keys, for one file.
+        """Create the encryption of one file, with new keys.
 
         Raises:
-            Unreadable: If the file cannot be read.
+            Unreadable: If the file cannot be encrypted.
         """
         try:
             return self.keys.create_encryption(self.scheme)
@@ -50,10 +50,13 @@ class FileProtection(NamedTuple):
         return frozenset(number for path in paths for number in path if number is not None)
 
     def refuse(self, column_ids: Iterable[int], use: str) -> None:
-        """Unwritable if one of these columns is encrypted.
+        """Check that none of these columns is encrypted.
 
         Args:
             use: What the writer would publish of it.
+
+        Raises:
+            Unwritable: If one of the columns is encrypted.
         """
         secret = self.secret_ids
         for column_id in column_ids:
@@ -72,8 +75,9 @@ PUBLISHES_LAYOUT = "the clustering of the table would publish the order of its v
 
 @contextmanager
 def hide_values(protection: FileProtection | None) -> Iterator[None]:
-    """Hide what an error says about rows of encrypted files, because it may quote values: errors of jobs are shown
-    to all readers of the table.
+    """Hide the details of errors about rows of encrypted files, because the details may quote values.
+
+    Errors of jobs are shown to all readers of the table.
     """
     try:
         yield
@@ -84,8 +88,13 @@ def hide_values(protection: FileProtection | None) -> Iterator[None]:
 
 
 def check_deletes(source: SourceFile, column_ids: Collection[int]) -> None:
-    """Unreadable if equality deletes compare these columns and the file encrypts one of them: the number of the
-    remaining rows would show a writer without keys which values the file has."""
+    """Check that equality deletes compare no encrypted column of the file.
+
+    The number of the remaining rows would show a writer without keys which values the file has.
+
+    Raises:
+        Unreadable: If they compare an encrypted column.
+    """
     if source.encryption is None or not column_ids:
         return
     for number, leaf in enumerate(source.leaves):
@@ -128,11 +137,13 @@ SourceCheck = Callable[[str, SourceFile], None]
 def require_same_scheme(
     schemes: Callable[[str], EncryptionScheme | None], leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> SourceCheck:
-    """Refuse a file that is now encrypted otherwise than when it was opened to choose the encryption of the new file:
-    who can write to the folder of the table could replace it meanwhile.
+    """Return a check that refuses a file whose encryption has changed since its scheme was read.
+
+    The encryption of the new file is chosen by that scheme, and everyone who can write to the folder of the table could
+    replace the file meanwhile.
 
     Args:
-        schemes: By path.
+        schemes: Returns the scheme of the file at a path.
     """
 
     def check(path: str, source: SourceFile) -> None:
@@ -146,7 +157,7 @@ def require_same_scheme(
 def protection_of_file(
     location: str, storage: Storage, leaves: Sequence[Leaf], keys: ParquetKeys
 ) -> FileProtection | None:
-    """As `protection_of`, of a file that is opened for it.
+    """Open a file and return how a new file with its rows is encrypted; see `protection_of`.
 
     Raises:
         Unreadable: If the file cannot be read.

@@ -38,9 +38,9 @@ class EncryptedChunk:
     """A chunk of a file at [begin, end).
 
     Attributes:
-        values: In its data pages.
+        values: The number of values in its data pages.
         has_dictionary: Whether it begins with a dictionary page.
-        old, new: None for a chunk that is not encrypted.
+        old, new: The ciphers; None for a chunk that is not encrypted.
     """
 
     begin: int
@@ -53,10 +53,11 @@ class EncryptedChunk:
 
 @dataclass
 class MovedPages:
-    """`pages`: (old offset, new offset, new size with the header), ascending.
+    """The pages of a chunk that was encrypted again.
 
     Attributes:
-        headers_grown: Bytes.
+        pages: (old offset, new offset, new size with the header), ascending.
+        headers_grown: The bytes by which the page headers have grown.
     """
 
     pages: list[tuple[int, int, int]] = field(default_factory=list)
@@ -69,7 +70,7 @@ class MovedPages:
         """Return the new offset of a page.
 
         Raises:
-            ValueError: If the value is invalid.
+            ValueError: If no page has the old offset.
         """
         for old, new, _ in self.pages:
             if old == offset:
@@ -78,8 +79,12 @@ class MovedPages:
 
 
 def reencrypt(chunk: EncryptedChunk, view: View, sink: Sink) -> MovedPages:
-    """Writes the chunk to the sink. ValueError for pages that contradict their headers or the footer, and for
-    ordinals that are not representable; Undecryptable."""
+    """Write the chunk to the sink, with another encryption.
+
+    Raises:
+        ValueError: For pages that contradict their headers or the footer, and for ordinals that are not representable.
+        Undecryptable: If a page cannot be decrypted.
+    """
     moved = MovedPages()
     at, values, page = chunk.begin, chunk.values, 0
     while at < chunk.end:
@@ -169,6 +174,6 @@ def _header_module_of(page: int | None) -> Module:
 
 
 def _compute_signed_crc(data: bytes) -> int:
-    """As Thrift stores it, as a number of 32 bits with a sign."""
+    """Return the CRC as Thrift stores it: as a number of 32 bits with a sign."""
     crc = zlib.crc32(data)
     return crc - (1 << 32) if crc >= 1 << 31 else crc

@@ -50,9 +50,10 @@ _BLOOM_HEADER_BYTES_MAX = 1 << 10
 
 
 class Run(NamedTuple):
-    """Bytes [begin, end) of a file, which are whole chunks; `walks`: those of the chunks, ascending.
+    """Bytes [begin, end) of a file, which are whole chunks.
 
     Attributes:
+        walks: The pages of the chunks, ascending.
         reach: The end of the chunks that are copied after them without a gap.
     """
 
@@ -75,9 +76,10 @@ class SourceFile:
         data: bytes | None = None,
         keys: FileKeys | None = None,
     ) -> None:
-        """`storage`: or the file, which the caller closes.
+        """Open the file and check its footer.
 
         Args:
+            storage: The storage, or the open file, which the caller closes.
             data: The content of a file in memory.
             keys: Without them, encrypted files are refused.
 
@@ -149,7 +151,11 @@ class SourceFile:
         return Unreadable(self.location, reason)
 
     def read(self, at: int, size: int) -> bytes:
-        """ValueError for bytes outside of the file."""
+        """Read bytes of the file.
+
+        Raises:
+            ValueError: For bytes outside of the file.
+        """
         if at < 0 or size < 0 or at + size > self.size_bytes:
             raise ValueError(f"{size:,} bytes at {at:,} are outside of the file, which has {self.size_bytes:,}")
         if self._bytes is not None:
@@ -180,7 +186,7 @@ class SourceFile:
                 )
             self.encryption = open_footer(plain, self._keys, encrypted=encrypted)
             plain = self.encryption.plain
-        # What is copied is not decoded here; a chunk that readers cannot decode would make the new file unreadable.
+        # Copied chunks are not decoded here; a chunk that readers cannot decode would make the new file unreadable.
         pq.read_metadata(pa.BufferReader(MAGIC + plain + struct.pack("<I", len(plain)) + MAGIC))
         return read_footer(plain)
 
@@ -215,7 +221,7 @@ class SourceFile:
             raise ValueError("a column chunk is outside of the file's data")
 
     def cipher(self, group: RowGroup, column: int) -> ChunkCipher | None:
-        """Return None for a chunk that is not encrypted."""
+        """Return the cipher of a chunk; None if the chunk is not encrypted."""
         cipher = None if self.encryption is None else self.encryption.ciphers[group.ordinal][column]
         return None if cipher is None else cipher.chunk(group.ordinal, column)
 
@@ -263,13 +269,14 @@ class SourceFile:
     def reencrypt(
         self, group: RowGroup, column: int, new: ChunkCipher | None, sink: Sink, *, reach: int = 0
     ) -> MovedPages:
-        """Copy a chunk to the sink with another encryption; `new`: None for none.
+        """Copy a chunk to the sink with another encryption.
 
         Args:
+            new: The new cipher; None: the copy is not encrypted.
             reach: The end of the bytes that are read in advance, because they are copied, too.
 
         Raises:
-            ValueError: If the value is invalid.
+            ValueError: If an ordinal of the chunk is not representable.
             Unreadable: If the file cannot be read.
         """
         begin, first = int(group.begins[column]), int(group.values("data_page")[column])
@@ -288,7 +295,7 @@ class SourceFile:
 
     @contextmanager
     def _view(self, at: int, size: int, *, end: int) -> Iterator[memoryview]:
-        """Bytes of the file; objects are read in blocks, forwards, which do not go on after `end`."""
+        """Yield bytes of the file; objects are read forwards in blocks that end at `end` at the latest."""
         if self._bytes is not None:
             if at < 0 or at + size > self.size_bytes:
                 raise ValueError(f"{size:,} bytes at {at:,} are outside of the file")

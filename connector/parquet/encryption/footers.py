@@ -52,13 +52,13 @@ Raw = dict[int, tuple[int, bytes]]
 
 class FileKeys(Protocol):
     def key(self, metadata: bytes | None, column: str | None) -> bytes:
-        """By the key metadata in the file.
+        """Return a key by its key metadata in the file.
 
         Args:
             column: The path; None for the footer.
 
         Raises:
-            KeyUnavailable: If a key cannot be unwrapped or wrapped.
+            KeyUnavailable: If the key cannot be unwrapped.
         """
 
     @property
@@ -67,11 +67,11 @@ class FileKeys(Protocol):
 
 
 class OpenedFooter(NamedTuple):
-    """`plain`: the FileMetaData of a file without encryption.
-
-    `ciphers[group][column]`: None for a column that is not encrypted.
+    """A decrypted footer, and the ciphers of the file.
 
     Attributes:
+        plain: The FileMetaData of a file without encryption.
+        ciphers: By row group and column; None for a column that is not encrypted.
         keys: The key metadata of columns that have their own key, by path.
     """
 
@@ -95,8 +95,17 @@ def is_signed(footer: bytes) -> bool:
 
 
 def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter:
-    """`data`: all between the pages and the footer's length. `encrypted`: whether the file has the magic number PARE.
-    Undecryptable, KeyUnavailable; ValueError for bytes that are no footer."""
+    """Decrypt a footer or verify its signature.
+
+    Args:
+        data: The bytes between the pages and the footer's length.
+        encrypted: Whether the file has the magic number PARE.
+
+    Raises:
+        Undecryptable: If the key is another, or the bytes were changed.
+        KeyUnavailable: If a key cannot be unwrapped.
+        ValueError: For bytes that are no footer.
+    """
     if encrypted:
         crypto, end = thrift.read(data)
         fields: Mapping[int, tuple[int, object]] = {
@@ -173,7 +182,7 @@ class _Opening:
         self.keys: dict[str, bytes] = {}
 
     def strip_encryption(self, data: bytes) -> bytes:
-        """FileMetaData without encryption."""
+        """Return the FileMetaData without encryption."""
         spans, _ = _footer.spans(data, 0)
         fields: Raw = {
             number: (kind, data[begin:to])
@@ -258,7 +267,7 @@ def strip_padding(structure: bytes) -> bytes:
     """Return an encoded structure without the bytes after it: parquet-java encrypts its whole buffer.
 
     Raises:
-        ValueError: If the value is invalid.
+        ValueError: For bytes that are no structure.
     """
     return structure[: _footer.spans(structure, 0)[1]]
 
@@ -279,10 +288,10 @@ class FileKey:
 
 
 class FileEncryption:
-    """How one new file is encrypted.
+    """How one new file is encrypted, with keys for this file only.
 
-    `columns`: the keys of its leaf columns; None: not encrypted; `footer` itself: with the footer's key. Keys are for
-    one file.
+    Attributes:
+        columns: The keys of its leaf columns; None: not encrypted; `footer` itself: with the footer's key.
     """
 
     def __init__(
@@ -294,9 +303,10 @@ class FileEncryption:
         ctr_pages: bool = False,
         aad_prefix: bytes | None = None,
     ) -> None:
-        """`signed`: the footer is signed, not encrypted.
+        """Create the ciphers of the file.
 
         Args:
+            signed: Whether the footer is signed and not encrypted.
             aad_prefix: Stored in the file.
 
         Raises:
@@ -351,7 +361,7 @@ class FileEncryption:
         return encode_fields(fields)
 
     def footer_fields(self) -> dict[int, tuple[int, bytes]]:
-        """Fields of FileMetaData that a signed footer has in addition."""
+        """Return the fields of FileMetaData that a signed footer has in addition."""
         if not self.signed:
             return {}
         fields = {_ALGORITHM: (STRUCT, self._algorithm)}

@@ -26,7 +26,7 @@ _METADATA_BYTES_MAX = 64 << 10
 
 
 class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=True):
-    """The JSON text.
+    """The JSON text of the key metadata.
 
     It has wrapped keys only, and is in the file for all to read.
     """
@@ -44,7 +44,11 @@ class KeyMaterial(msgspec.Struct, rename="camel", omit_defaults=True, frozen=Tru
 
     @staticmethod
     def parse(metadata: bytes | None) -> KeyMaterial:
-        """KeyUnavailable for metadata of other tools, and for keys outside of the file."""
+        """Decode key metadata.
+
+        Raises:
+            KeyUnavailable: For metadata of other tools, and for keys outside of the file.
+        """
         if not metadata or len(metadata) > _METADATA_BYTES_MAX:
             raise KeyUnavailable(f"its key metadata of {len(metadata or b''):,} bytes is not of parquet's key tools")
         try:
@@ -85,7 +89,7 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
     """Return the key of a file.
 
     Raises:
-        KeyUnavailable: If a key cannot be unwrapped or wrapped.
+        KeyUnavailable: If the key cannot be unwrapped.
     """
     if not material.double_wrapping:
         key = wrapper.unwrap(material.wrapped_key, material.master_key_id)
@@ -103,13 +107,13 @@ def unwrap_file_key(material: KeyMaterial, wrapper: KeyWrapper) -> bytes:
 
 
 def wrap_file_key(key: bytes, reference: KeyReference, wrapper: KeyWrapper, *, footer: bool) -> bytes:
-    """Return the key metadata of a key.
+    """Wrap a key and return its key metadata.
 
     Args:
-        footer: For the key of a footer.
+        footer: Whether the key is that of a footer.
 
     Raises:
-        KeyUnavailable: If a key cannot be unwrapped or wrapped.
+        KeyUnavailable: If the key cannot be wrapped.
     """
     kek_id = wrapped_kek = None
     if reference.double_wrapping:

@@ -37,7 +37,7 @@ _NAME_SHOWN = 200
 
 
 class Protection(Enum):
-    """How a column is protected that has no key."""
+    """How a column that has no key is protected."""
 
     PLAIN = "plain"
     FOOTER_KEY = "footer key"
@@ -47,7 +47,7 @@ class EncryptionScheme(NamedTuple):
     """How files are encrypted, without keys.
 
     Attributes:
-        columns: Of the leaves of a schema.
+        columns: The protection of the leaves of a schema.
     """
 
     footer: KeyReference
@@ -57,9 +57,10 @@ class EncryptionScheme(NamedTuple):
 
 
 def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]) -> EncryptionScheme:
-    """`paths`: of the leaves of the file.
+    """Return the encryption scheme of an opened file, for a new file of other leaves.
 
     Args:
+        paths: The paths of the leaves of the file.
         columns: The file's leaf of each leaf of the new file; -1 for a leaf that the file lacks, which is protected by
             the footer's key if all columns are.
 
@@ -93,7 +94,8 @@ def scheme_of(opened: OpenedFooter, paths: Sequence[str], columns: Sequence[int]
 class ParquetKeys:
     """Keys in files, which a key management service has wrapped.
 
-    `replaced`: new files have other master keys in place of these.
+    Attributes:
+        replaced: Master keys by the old master keys in whose place new files have them.
     """
 
     def __init__(self, kms: Kms, replaced: Mapping[str, str] | None = None) -> None:
@@ -104,10 +106,10 @@ class ParquetKeys:
         return unwrap_file_key(KeyMaterial.parse(metadata), self._wrapper)
 
     def create_encryption(self, scheme: EncryptionScheme) -> FileEncryption:
-        """With new keys, for one file.
+        """Create the encryption of one file, with new keys.
 
         Raises:
-            KeyUnavailable: If a key cannot be unwrapped or wrapped.
+            KeyUnavailable: If a key cannot be wrapped.
         """
         footer = self._create_key(scheme.footer, footer=True)
         columns = [
@@ -126,7 +128,7 @@ class ParquetKeys:
         return FileKey(key, wrap_file_key(key, reference._replace(master=master), self._wrapper, footer=footer))
 
     def decryption_properties(self) -> Any:
-        """For pyarrow's readers, which then also read files without encryption."""
+        """Return the properties for pyarrow's readers, which then also read files without encryption."""
         wrapper = self._wrapper
 
         class Client(pe.KmsClient):  # type: ignore[misc]
@@ -142,19 +144,27 @@ class ParquetKeys:
 
 
 class EnvironmentKeys:
-    """The keys that `keys_of_table` finds when a file first needs them: a client of a key management service may log
-    in when it is made.
+    """Finds the keys of `keys_of_table` when a file first needs them.
 
-    Pickled without them, because another process has other variables.
+    A client of a key management service may log in when it is made. The keys are not pickled, because another process
+    has other variables.
     """
 
     def __init__(self, table: Name | None = None) -> None:
-        """`table`: the table whose files need the keys; None: there are no keys."""
+        """Remember the table.
+
+        Args:
+            table: The table whose files need the keys; None: there are no keys.
+        """
         self._table = table
         self._found: list[ParquetKeys | None] = []
 
     def __call__(self) -> ParquetKeys | None:
-        """BadRequest."""
+        """Return the keys.
+
+        Raises:
+            BadRequest: For an invalid key file or key service.
+        """
         if not self._found:
             self._found.append(None if self._table is None else keys_of_table(self._table))
         return self._found[0]
@@ -175,10 +185,13 @@ class NamespaceKms:
     operator names for it, or for a namespace above it."""
 
     def __init__(self, kms: Kms, namespace: Sequence[str], namespaces: Mapping[str, Sequence[str]]) -> None:
-        """`namespaces`: as in the key file.
+        """Restrict a key service to a namespace.
+
+        Args:
+            namespaces: The namespaces of each master key, as in the key file.
 
         Raises:
-            BadRequest: For a name that is not one of a namespace.
+            BadRequest: For an invalid name of a namespace.
         """
         self._kms, self._namespace = kms, tuple(namespace)
         self._allowed = frozenset(
@@ -212,22 +225,23 @@ def _is_within(namespace: tuple[str, ...], name: str) -> bool:
 
 
 def keys_of_environment(environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """Return the keys of the variables of this process, for all files that the caller names; None without the
-    variables.
+    """Return the keys of this process's variables, for all files that the caller names; None without the variables.
 
     Raises:
-        BadRequest: Without what the file contains.
+        BadRequest: For an invalid key file, without its content in the message, or an invalid key service.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
     return None if configuration is None else ParquetKeys(configuration[0], configuration[1].replaced)
 
 
 def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> ParquetKeys | None:
-    """As `keys_of_environment`, but only with the master keys that are for the namespace of the table: so a job does
-    not decrypt the copy of a file of another namespace.
+    """Return the keys of this process's variables for the namespace of the table; None without the variables.
+
+    Only the master keys that are for the namespace are used, so a job does not decrypt the copy of a file of another
+    namespace.
 
     Raises:
-        BadRequest: If the request is invalid.
+        BadRequest: For an invalid key file or key service.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
     if configuration is None:

@@ -40,7 +40,11 @@ class MasterKeyFile:
     """
 
     def __init__(self, keys: Mapping[str, bytes]) -> None:
-        """ValueError for a key of another length."""
+        """Create the service.
+
+        Raises:
+            ValueError: For a key of another length.
+        """
         for name, key in keys.items():
             if len(key) not in KEY_BYTES:
                 raise ValueError(f"the master key {name!r} has {len(key)} bytes; AES keys have 16, 24 or 32")
@@ -66,7 +70,7 @@ class MasterKeyFile:
 
 
 class KeyWrapper:
-    """Calls a service, and hides what its errors say.
+    """Calls a service, and hides the texts of its errors.
 
     Keys are not kept.
     """
@@ -75,12 +79,20 @@ class KeyWrapper:
         self._kms = kms
 
     def wrap(self, key: bytes, master: str) -> str:
-        """KeyUnavailable."""
+        """Wrap a key.
+
+        Raises:
+            KeyUnavailable: If the service does not wrap it.
+        """
         wrapped = self._call("wrap", self._kms.wrap_key, key, master)
         return wrapped if isinstance(wrapped, str) else bytes(wrapped).decode()
 
     def unwrap(self, wrapped: str, master: str) -> bytes:
-        """KeyUnavailable."""
+        """Unwrap a key.
+
+        Raises:
+            KeyUnavailable: If the service does not unwrap it.
+        """
         key = self._call("unwrap", self._kms.unwrap_key, wrapped, master)
         return key.encode() if isinstance(key, str) else bytes(key)
 

@@ -53,9 +53,13 @@ class Undecryptable(ValueError):
 class ModuleCipher:
     """Encrypts and decrypts modules of one file with one key.
 
-    `file_aad`: the file's AAD prefix and its unique id; None for a file of DuckDB, whose tags do not authenticate
-    positions and whose page headers state the sizes before the encryption. `ctr_pages`: whether pages are encrypted
-    without a tag. ValueError for a key of another length.
+    Attributes:
+        file_aad: The file's AAD prefix and its unique id; None for a file of DuckDB, whose tags do not authenticate
+            positions and whose page headers state the sizes before the encryption.
+        ctr_pages: Whether pages are encrypted without a tag.
+
+    Raises:
+        ValueError: For a key of another length.
     """
 
     def __init__(self, key: bytes, file_aad: bytes | None, *, ctr_pages: bool) -> None:
@@ -79,7 +83,7 @@ class ModuleCipher:
         return nonce + self._gcm.encrypt(nonce, footer, self.footer_aad())[-TAG_BYTES:]
 
     def chunk(self, group: int, column: int) -> ChunkCipher:
-        """For the modules of a column chunk.
+        """Return the cipher of the modules of a column chunk.
 
         Raises:
             ValueError: If an ordinal is not representable.
@@ -107,7 +111,7 @@ class ModuleCipher:
             ) from None
 
     def _apply_ctr(self, data: Plain, nonce: bytes) -> bytes:
-        """AES-CTR, which is its own inverse."""
+        """Apply AES-CTR, which is its own inverse."""
         counter = Cipher(self._algorithm, modes.CTR(nonce + _FIRST_BLOCK)).encryptor()
         return counter.update(data) + counter.finalize()
 
@@ -124,7 +128,10 @@ class ChunkCipher:
         return OVERHEAD_BYTES if self._file_aad is None else 0
 
     def encrypt(self, module: Module, plain: Plain, page: int | None = None) -> bytes:
-        """`page`: the ordinal of a data page.
+        """Encrypt a module.
+
+        Args:
+            page: The ordinal of a data page.
 
         Raises:
             ValueError: If it is not representable.
@@ -136,7 +143,14 @@ class ChunkCipher:
         return self._cipher._encrypt_gcm(plain, self._aad(module, page))
 
     def decrypt(self, module: Module, data: memoryview, page: int | None = None) -> bytes:
-        """`data`: with its length. Undecryptable."""
+        """Decrypt a module.
+
+        Args:
+            data: The module with its length.
+
+        Raises:
+            Undecryptable: If the key is another, or the bytes were changed or moved.
+        """
         if self._cipher.ctr_pages and module in _PAGES:
             body = LENGTH_BYTES + NONCE_BYTES
             if len(data) < body or struct.unpack_from("<I", data)[0] != len(data) - LENGTH_BYTES:
