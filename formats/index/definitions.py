@@ -302,9 +302,11 @@ def _parameters(kind: IndexKind[Any, Any], given: Mapping[str, Any]) -> dict[str
 
 
 def _number(parameter: IndexParameter, value: Any) -> float:
-    least, most = parameter.least, parameter.most
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
-        raise BadRequest(f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_shown(value)}")
+    minimum, maximum = parameter.minimum, parameter.maximum
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
+        raise BadRequest(
+            f"{parameter.name}, {parameter.meaning}, is from {minimum:g} to {maximum:g}, not {_shown(value)}"
+        )
     return float(value)
 
 

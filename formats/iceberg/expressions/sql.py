@@ -38,7 +38,7 @@ from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, 
 from seamark.formats.iceberg.expressions.sql_literals import literal_of
 from seamark.formats.iceberg.expressions.sql_parser import parse_into
 from seamark.formats.iceberg.expressions.sql_reasons import misfit_reason, unused_reason
-from seamark.formats.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
+from seamark.formats.iceberg.expressions.typed_literals import AmbiguousRounding, Inconvertible, TypedLiteral
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
@@ -180,7 +180,7 @@ class _Reader(Comparisons):
         """Raise Inconvertible, with the reason."""
         try:
             return super().fitted(literal, term)
-        except RoundedApart:
+        except AmbiguousRounding:
             raise
         except Inconvertible:
             raise Inconvertible(misfit_reason(literal, term.name, term.kind)) from None

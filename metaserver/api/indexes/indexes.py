@@ -458,7 +458,7 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
-    near = near_names(name[:_NAME_SHOWN], names, most=1, cutoff=0.5)  # price_bitmap for price
+    near = near_names(name[:_NAME_SHOWN], names, maximum=1, cutoff=0.5)  # price_bitmap for price
     hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_NAME_SHOWN]!r}; {hint}")
 

@@ -68,7 +68,7 @@ class BlockLayout(NamedTuple):
     format: Part | None
     """The file format; None if the files differ."""
     optional: tuple[Part, ...]
-    """Optional fields, without those inherited from the manifest list: these depend on the snapshot (`delete_index.py`)."""
+    """Optional fields, without those inherited from the manifest list, which depend on the snapshot."""
     partition: tuple[Part | None, ...]
     """Parts that distinguish the values of each partition field; None for floats, which `write` does not support."""
 
