@@ -167,7 +167,7 @@ def _list_names(client: SeamarkClient, *, view: bool) -> Iterator[str]:
 def _similar(name: str, names: Iterator[str]) -> str | None:
     """Never raises."""
     try:
-        return next(iter(near_names(name, islice(names, _NAMES_MAX), most=1)), None)
+        return next(iter(near_names(name, islice(names, _NAMES_MAX), maximum=1)), None)
     except (ClientError, ValueError):
         return None
 
@@ -184,12 +184,12 @@ def similar_name(client: SeamarkClient, table: Any) -> str | None:
         namespace, name = missing[:-1], missing[-1]
         namespaces = list(islice(client.namespaces(), _NAMES_MAX))
         if namespace not in namespaces:
-            close = near_names(join_name(namespace), map(join_name, namespaces), most=1)
+            close = near_names(join_name(namespace), map(join_name, namespaces), maximum=1)
             namespace = next((levels for levels in namespaces if [join_name(levels)] == close), ())
         if not namespace:
             return None
         tables = {levels[-1]: levels for levels in islice(client.tables(namespace), _NAMES_MAX)}
-        close = near_names(name, tables, most=1)
+        close = near_names(name, tables, maximum=1)
         return None if not close or tables[close[0]] == missing else join_name(tables[close[0]])
     except (ClientError, ValueError):
         return None

@@ -167,7 +167,7 @@ def _field(number: int, text: str) -> dict[str, Any]:
         canonical = canonical_primitive(kind.rstrip("!").strip())
     except errors.BadRequest as error:
         name_of_type = kind.rstrip("!").strip().lower()
-        iceberg_type = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, most=1)), None)
+        iceberg_type = _SQL_TYPES.get(name_of_type) or next(iter(near_names(name_of_type, _TYPES, maximum=1)), None)
         hint = f"write {iceberg_type}" if iceberg_type else f"the types are {', '.join(_TYPES)}"
         raise click.UsageError(f"--column {text!r}: {error.message}; {hint}") from None
     return {"id": number, "name": name, "type": canonical, "required": required}

@@ -106,7 +106,7 @@ def find_unknown_columns(
         if lower not in compared:
             if len(compared) == _NAMES_MAX:
                 break
-            compared[lower] = near_names(lower, ordered, most=1)
+            compared[lower] = near_names(lower, ordered, maximum=1)
         near = compared[lower]
         if near:
             hint = f"; did you mean {_shorten(near[0])}"

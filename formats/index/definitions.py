@@ -304,10 +304,10 @@ def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[st
 
 
 def _number(parameter: IndexParameter, value: Any) -> float:
-    least, most = parameter.least, parameter.most
-    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+    minimum, maximum = parameter.minimum, parameter.maximum
+    if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
         raise BadRequest(
-            f"{parameter.name}, {parameter.meaning}, is from {least:g} to {most:g}, not {_show_value(value)}"
+            f"{parameter.name}, {parameter.meaning}, is from {minimum:g} to {maximum:g}, not {_show_value(value)}"
         )
     return float(value)
 

@@ -53,7 +53,7 @@ def is_policy_property(name: str) -> bool:
 
 def similar_properties(name: str) -> str:
     """Return properties of a policy with a similar name, most similar first, joined by "or"; empty without any."""
-    return " or ".join(near_names(name, PROPERTIES, most=2))
+    return " or ".join(near_names(name, PROPERTIES, maximum=2))
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:

@@ -269,7 +269,7 @@ def catalog_hint(first: str, known: Sequence[str]) -> str:
     """Return what to do about a name that begins with no catalog; `known` are the session's catalogs."""
     if not known:
         return "give option('uri', …), the server's address, or add a catalog with seamark.spark.connect"
-    near = near_names(first, known, most=1)
+    near = near_names(first, known, maximum=1)
     question = f"did you mean {near[0]!r}? " if near else ""
     return f"{question}It has {', '.join(known)}; or give option('uri', …), the server's address"
 

@@ -23,8 +23,8 @@ from seamark.formats.iceberg.expressions.expression import (
     any_of,
 )
 from seamark.formats.iceberg.expressions.typed_literals import (
+    AmbiguousRounding,
     Inconvertible,
-    RoundedApart,
     TypedLiteral,
     convert_literal,
 )
@@ -132,7 +132,7 @@ class Comparisons:
             return self.among(term, (literal,))
         try:
             value, exact = self.fit_literal(literal, term)
-        except RoundedApart as apart:
+        except AmbiguousRounding as apart:
             value, exact = apart.values[0 if op in (Op.GT, Op.GT_EQ) else -1], False
         if not exact:
             op = _ROUNDED.get(op, op)
@@ -152,11 +152,11 @@ class Comparisons:
         Raises Inconvertible.
         """
         values: list[object] = []
-        apart: list[RoundedApart] = []
+        apart: list[AmbiguousRounding] = []
         for literal in literals:
             try:
                 values.append(self.fit_literal(literal, term)[0])
-            except RoundedApart as error:
+            except AmbiguousRounding as error:
                 apart.append(error)
         if len(apart) > _LISTED_MAX:
             low, high = min(float(error.values[0]) for error in apart), max(float(error.values[-1]) for error in apart)
@@ -174,7 +174,7 @@ class Comparisons:
         for literal in literals:
             try:
                 value, exact = self.fit_literal(literal, term)
-            except RoundedApart:
+            except AmbiguousRounding:
                 continue
             if exact:
                 values.append(value)
@@ -187,7 +187,7 @@ class Comparisons:
         """
         try:
             value, exact = convert_literal(literal, term.kind, term.transform, term.origin)
-        except RoundedApart as apart:
+        except AmbiguousRounding as apart:
             if not self._nan_above:
                 self.exact = False
                 raise

@@ -38,7 +38,7 @@ from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, 
 from seamark.formats.iceberg.expressions.sql_literals import literal_of
 from seamark.formats.iceberg.expressions.sql_parser import parse_into, tokens_in
 from seamark.formats.iceberg.expressions.sql_reasons import explain_unused, misfit_reason
-from seamark.formats.iceberg.expressions.typed_literals import Inconvertible, RoundedApart, TypedLiteral
+from seamark.formats.iceberg.expressions.typed_literals import AmbiguousRounding, Inconvertible, TypedLiteral
 from seamark.formats.iceberg.types.functions import LOWER, UPPER
 from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, canonical
@@ -209,7 +209,7 @@ class _Reader(Comparisons):
         """Raise Inconvertible, with the reason."""
         try:
             return super().fit_literal(literal, term)
-        except RoundedApart:
+        except AmbiguousRounding:
             raise
         except Inconvertible:
             raise Inconvertible(misfit_reason(literal, term.name, term.kind)) from None

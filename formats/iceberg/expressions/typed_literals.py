@@ -40,7 +40,7 @@ class Inconvertible(Exception):
     """Engines convert the literal or the column in different ways, so the comparison is not used."""
 
 
-class RoundedApart(Inconvertible):
+class AmbiguousRounding(Inconvertible):
     """Engines round the literal to different values of the column's type.
 
     `nearest`: the literal, rounded once. `values`: all that an engine may take for it, as text, ascending.
@@ -165,7 +165,7 @@ def _floating(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
         # Trino divides the digits by a power of ten in the column's type, which rounds twice for longer numbers.
         digits, scale = _DIVIDED_MAX[base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
-            raise RoundedApart(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
+            raise AmbiguousRounding(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
     return nearest
 
 

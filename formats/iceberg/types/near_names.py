@@ -12,7 +12,7 @@ _STEPS_MAX = 250_000
 """Pairs of characters that are compared, of all names together: `difflib` needs up to 0.1 µs for each of them."""
 
 
-def near_names(name: str, names: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
+def near_names(name: str, names: Iterable[str], *, maximum: int = 3, cutoff: float = 0.6) -> list[str]:
     """Return those of `names` that `name` may be a misspelling of, in any case.
 
     Of long names and of many names only some are compared: with 50,000 columns of similar names it would take seconds.
@@ -29,4 +29,4 @@ def near_names(name: str, names: Iterable[str], *, most: int = 3, cutoff: float 
             similar.setdefault(other.lower(), other)
             if len(similar) == COMPARED_MAX:
                 break
-    return [similar[other] for other in get_close_matches(name.lower(), similar, n=most, cutoff=cutoff)]
+    return [similar[other] for other in get_close_matches(name.lower(), similar, n=maximum, cutoff=cutoff)]

@@ -39,8 +39,8 @@ class IndexParameter(NamedTuple):
     meaning."""
     meaning: str
     default: float
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
 class OpenedBlob(Protocol):

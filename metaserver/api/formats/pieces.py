@@ -25,7 +25,7 @@ BODY_BYTES_MAX = 512 << 10
 """Larger answers are not joined: joining and writing megabytes blocks the event loop for milliseconds."""
 SLICE_S = 0.001
 """How long an answer is written before the event loop runs other tasks."""
-_GZIP = 31
+_GZIP_WINDOW_BITS = 31
 """zlib's window bits for gzip."""
 _HEADERS = {"Content-Type": "application/json", "Vary": "Accept-Encoding"}
 
@@ -41,7 +41,7 @@ class _Encoder:
 
     def add(self, piece: bytes) -> None:
         if self._packer is None and self._gzip and self.size_bytes + len(piece) >= GZIP_FROM_BYTES:
-            self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP)
+            self._packer = isal_zlib.compressobj(1, isal_zlib.DEFLATED, _GZIP_WINDOW_BITS)
             piece = b"".join(self.take()) + piece
         if self._packer is not None:
             piece = self._packer.compress(piece)

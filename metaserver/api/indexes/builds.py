@@ -59,9 +59,9 @@ _FILE_FIELDS = ("file-path", "file-size-in-bytes", "record-count", "file-format"
 
 _BUILDS = f"{INDEXES_PATH}/{{index}}/builds"
 _BUILD = f"{_BUILDS}/{{build}}"
-_ONE = ResponseSpec(200, "The state of the build", {"$ref": "#/components/schemas/IndexBuild"})
+_ONE_BUILD = ResponseSpec(200, "The state of the build", {"$ref": "#/components/schemas/IndexBuild"})
 _NO_BUILD = ResponseSpec(404, "No such table, index or build")
-_ENDED = ResponseSpec(409, "The build has ended, or another build replaced an index file first")
+_BUILD_ENDED = ResponseSpec(409, "The build has ended, or another build replaced an index file first")
 
 
 class WrittenIndexFile(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -109,7 +109,7 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
     tags=("indexes",),
     is_body_optional=True,
     answers=(
-        _ONE,
+        _ONE_BUILD,
         ResponseSpec(400, "The index is paused or its definition is invalid"),
         NO_INDEX,
         ResponseSpec(409, "The request is exclusive and another build of the index runs"),
@@ -172,7 +172,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
     "loadIndexBuild",
     "Returns the progress of a build",
     tags=("indexes",),
-    answers=(_ONE, _NO_BUILD),
+    answers=(_ONE_BUILD, _NO_BUILD),
 )
 async def load_index_build(call: Call) -> dict[str, Any]:
     return describe_build(await load_build(call))
@@ -211,7 +211,7 @@ async def load_index_build(call: Call) -> dict[str, Any]:
             },
         ),
         _NO_BUILD,
-        _ENDED,
+        _BUILD_ENDED,
     ),
 )
 async def list_index_build_files(call: Call) -> dict[str, Any]:
@@ -260,10 +260,10 @@ def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[d
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     answers=(
-        _ONE,
+        _ONE_BUILD,
         ResponseSpec(400, "A file is not an index file of this build; no file is registered"),
         _NO_BUILD,
-        _ENDED,
+        _BUILD_ENDED,
     ),
 ).takes(RegisterIndexFilesRequest)
 async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> dict[str, Any]:
@@ -288,7 +288,7 @@ async def register_index_files(call: Call, body: RegisterIndexFilesRequest) -> d
     tags=("indexes",),
     body_size=BodySize.MEDIUM,
     is_body_optional=True,
-    answers=(_ONE, _NO_BUILD, _ENDED),
+    answers=(_ONE_BUILD, _NO_BUILD, _BUILD_ENDED),
 ).takes(FinishBuildRequest)
 async def finish_index_build(call: Call, body: FinishBuildRequest) -> dict[str, Any]:
     states = {"completed": InstantState.COMPLETED, "rolled-back": InstantState.ROLLED_BACK}

@@ -33,8 +33,8 @@ from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 REASON_MAX = 1000
 FOLDER_FILES_MAX = 100_000
 """A folder of indexes with more files is not searched."""
-_READ_AT_ONCE = 32
-_REGISTERED_AT_ONCE = 1000
+_FILES_READ_CONCURRENTLY = 32
+_FILES_PER_REGISTRATION_MAX = 1000
 _LEFT_OUT_MAX = 100
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -233,7 +233,7 @@ async def _describe_files(
     files: Sequence[ObjectInfo],
 ) -> tuple[list[_FolderFile], dict[str, str]]:
     """Return the files of the table's indexes and, by location, the reasons why the others were left out."""
-    at_once = asyncio.Semaphore(_READ_AT_ONCE)
+    at_once = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
 
     async def describe(info: ObjectInfo) -> IndexFileSummary | str:
         async with at_once:
@@ -304,8 +304,8 @@ async def _register(call: Call, table: TableIndexes, definition: IndexDefinition
         )
         for file in files
     ]
-    for start in range(0, len(add), _REGISTERED_AT_ONCE):
-        part = add[start : start + _REGISTERED_AT_ONCE]
+    for start in range(0, len(add), _FILES_PER_REGISTRATION_MAX):
+        part = add[start : start + _FILES_PER_REGISTRATION_MAX]
         await call.components.registry.replace(table.entry.uuid, definition.id, add=part)
 
 

@@ -51,7 +51,7 @@ from seamark.metaserver.api.indexes.index_state import (
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 COMMIT_TRIES = 8
-_NAME_SHOWN = 200
+_SHOWN_CHARS_MAX = 200
 _LISTED_FILES_MAX = 1000
 _COUNT = {"type": "integer"}
 _REGISTERED_SCHEMA: dict[str, Any] = {
@@ -70,7 +70,7 @@ _REGISTERED_SCHEMA: dict[str, Any] = {
     },
 }
 _COUNT_OR_NULL = {"type": ["integer", "null"]}
-_OF_AN_INDEX: dict[str, Any] = {
+_INDEX_PROPERTIES: dict[str, Any] = {
     "name": {"type": "string", "description": f"{BUCKET_PREFIX}… for indexes from bucket partition fields."},
     "kind": {"enum": [*KINDS, BUCKET, None]},
     "state": {"enum": [*STATES, None]},
@@ -127,17 +127,17 @@ _OF_AN_INDEX: dict[str, Any] = {
     },
     "index-files": {"type": "array", "items": _REGISTERED_SCHEMA},
 }
-_OF_EACH = [name for name in _OF_AN_INDEX if name not in (*parameters(), "index-files")]
+_INDEX_FIELDS = [name for name in _INDEX_PROPERTIES if name not in (*parameters(), "index-files")]
 INDEX_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "required": _OF_EACH,
+    "required": _INDEX_FIELDS,
     "description": "For a broken index, all fields except name, health and problem are null.",
-    "properties": _OF_AN_INDEX,
+    "properties": _INDEX_PROPERTIES,
 }
 INDEXES_PATH = "/api/v1/tables/{namespace}/{table}/indexes"
 _PATH = f"{INDEXES_PATH}/{{index}}"
 NO_INDEX = ResponseSpec(404, "No such table, or no such index")
-_ONE = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schemas/Index"})
+_ONE_INDEX = ResponseSpec(200, "The state of the index", {"$ref": "#/components/schemas/Index"})
 _CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry")
 
 
@@ -210,7 +210,7 @@ async def list_indexes(call: Call) -> dict[str, Any]:
     "loadIndex",
     "Returns an index with its index files",
     tags=("indexes",),
-    answers=(_ONE, NO_INDEX),
+    answers=(_ONE_INDEX, NO_INDEX),
 )
 async def load_index(call: Call) -> dict[str, Any]:
     return await _show_index(call, await load(call), call.names[1])
@@ -222,7 +222,12 @@ async def load_index(call: Call) -> dict[str, Any]:
     "putIndex",
     "Defines or changes an index; fields that the body omits stay unchanged",
     tags=("indexes",),
-    answers=(_ONE, ResponseSpec(400, "The definition is invalid; the message states the reason"), NO_INDEX, _CONFLICT),
+    answers=(
+        _ONE_INDEX,
+        ResponseSpec(400, "The definition is invalid; the message states the reason"),
+        NO_INDEX,
+        _CONFLICT,
+    ),
 ).takes_bytes(_body_with(tuple(parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
@@ -273,7 +278,8 @@ def _change_definition(
         if name in defined.problems:
             raise BadRequest(f"The index {name} is invalid ({defined.problems[name]}); define it again completely")
         raise BadRequest(
-            f"The table has no index {name[:_NAME_SHOWN]!r}; to define it, set kind ({', '.join(KINDS)}) and columns"
+            f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; to define it, set kind "
+            f"({', '.join(KINDS)}) and columns"
         )
     columns: Sequence[str | Term] = body.columns if body.columns is not None else before.terms if before else ()
     parameters: dict[str, Any] = dict(before.parameters) if before and before.kind == kind else {}
@@ -440,7 +446,7 @@ def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
 
 def _broken_to_json(name: str, problem: str) -> dict[str, Any]:
     """Return an index whose definition is invalid as JSON; all other fields are null."""
-    return {**dict.fromkeys(_OF_EACH), "name": name, "health": "broken", "problem": problem}
+    return {**dict.fromkeys(_INDEX_FIELDS), "name": name, "health": "broken", "problem": problem}
 
 
 def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
@@ -458,9 +464,9 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
-    near = near_names(name[:_NAME_SHOWN], names, most=1, cutoff=0.5)  # price_bitmap for price
+    near = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # price_bitmap for price
     hint = f"did you mean {near[0]}?" if near else "list its indexes with seamark index list"
-    return NotFound(f"The table has no index {name[:_NAME_SHOWN]!r}; {hint}")
+    return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 
 
 def find_defined_index(metadata: TableMetadata, name: str) -> IndexDefinition:

@@ -55,10 +55,10 @@ JSON_ROWS_MAX = 100_000
 UNCOVERED_MAX = 1000
 """The number of uncovered files that the answer names."""
 _PIECE_BYTES = 1 << 18
-_ROWS_A_PIECE = 2_000
-_ROWS_A_BATCH = 1 << 16
-_QUICK_BODY = 64 << 10
-_IN_THREAD = 200
+_ROWS_PER_PIECE = 2_000
+_ROWS_PER_BATCH = 1 << 16
+_IN_LOOP_BODY_BYTES_MAX = 64 << 10
+_IN_LOOP_KEYS_MAX = 200
 """Above this number, keys or rows are processed in a thread."""
 
 LOCATOR: web.AppKey[Locator] = web.AppKey("locator", Locator)
@@ -177,7 +177,7 @@ async def lookup_keys(call: Call, data: bytes) -> web.Response:
         rows = f"{len(located.query):,} rows; JSON answers have at most {JSON_ROWS_MAX:,}"
         raise TooLarge(f"The keys have {rows}; request Arrow (Accept: {arrow.ARROW_STREAM})")
     work: Callable[[], Sequence[bytes | memoryview]] = answer.arrow if wants_arrow else answer.json
-    small = len(located.query) + answer.keys <= _IN_THREAD
+    small = len(located.query) + answer.keys <= _IN_LOOP_KEYS_MAX
     pieces = work() if small else await asyncio.to_thread(work)
     content_type = arrow.ARROW_STREAM if wants_arrow else "application/json"
     body = b"".join(pieces) if sum(map(len, pieces)) <= _PIECE_BYTES else _send_pieces(pieces)
@@ -193,7 +193,7 @@ async def _parse(call: Call, body: bytes, metadata: TableMetadata) -> _KeyQuery:
     if len(body) > JSON_BODY_BYTES:
         limit_text = f"at most {JSON_BODY_BYTES:,} bytes"
         raise TooLarge(f"Keys in JSON may have {limit_text}; send more as Arrow (Content-Type: {arrow.ARROW_STREAM})")
-    lookup, rows = _read(body) if len(body) <= _QUICK_BODY else await call.in_turn(partial(_read, body))
+    lookup, rows = _read(body) if len(body) <= _IN_LOOP_BODY_BYTES_MAX else await call.in_turn(partial(_read, body))
     if len(rows) > JSON_KEYS_MAX:
         raise TooLarge(f"The request has {len(rows):,} keys in JSON; send more than {JSON_KEYS_MAX:,} as Arrow")
     columns = lookup.columns
@@ -269,7 +269,7 @@ async def _convert_keys(
             )
         call.keep(shared_bytes)
         return await asyncio.to_thread(keys_of_arrays, terms, arrays), None
-    if len(raw_keys) <= _IN_THREAD and body_bytes <= _QUICK_BODY:
+    if len(raw_keys) <= _IN_LOOP_KEYS_MAX and body_bytes <= _IN_LOOP_BODY_BYTES_MAX:
         return keys_of_json(terms, raw_keys)
     return await call.in_turn(partial(keys_of_json, terms, raw_keys))
 
@@ -334,8 +334,8 @@ class _LookupAnswer:
         located = self.located
         numbers, paths, more = self._files()
         pieces = [encode_json(self._about())[:-1] + b',"rows":[']
-        for start in range(0, len(located.query), _ROWS_A_PIECE):
-            part = slice(start, start + _ROWS_A_PIECE)
+        for start in range(0, len(located.query), _ROWS_PER_PIECE):
+            part = slice(start, start + _ROWS_PER_PIECE)
             columns = (located.query[part], numbers[located.data_file[part]], located.position[part])
             values = zip(*(column.tolist() for column in columns), located.undecided[part].tolist(), strict=True)
             rows = [
@@ -360,8 +360,8 @@ class _LookupAnswer:
         texts = pa.array([encode_json(partition).decode() for partition in more[1]] if more else [], pa.string())
         sink = pa.BufferOutputStream()
         writer = None
-        for start in range(0, max(1, len(located.query)), _ROWS_A_BATCH):
-            part = slice(start, start + _ROWS_A_BATCH)
+        for start in range(0, max(1, len(located.query)), _ROWS_PER_BATCH):
+            part = slice(start, start + _ROWS_PER_BATCH)
             files = pa.array(numbers[located.data_file[part]].astype(np.int32))
             columns = {
                 "key": pa.array(located.query[part]),

@@ -29,8 +29,8 @@ from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, UNKNOWN_COLUM
 
 _ENGINES = frozenset({"spark", "flink", "hive", "presto", PROXY_ENGINE})
 """Engines whose scan reports name the columns that a query reads. Others project all columns and read some."""
-_IN_LOOP_NAMES = 10_000
-_LOW = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
+_IN_LOOP_NAMES_MAX = 10_000
+_OPS_WITH_LOWER_BOUND = frozenset({Op.GT, Op.GT_EQ, Op.EQ, Op.IN})
 
 
 def usage_of(call: Call) -> ColumnUsage | None:
@@ -70,7 +70,7 @@ async def count_plan(
     named: set[int] | None = None
     if select is not None:  # a client may name half a million
         find = partial(_find_ids, scan_plan.schema, select)
-        named = find() if len(select) <= _IN_LOOP_NAMES else await call.in_turn(find)
+        named = find() if len(select) <= _IN_LOOP_NAMES_MAX else await call.in_turn(find)
     columns = {UNKNOWN_COLUMNS} if named is None else named
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
@@ -162,7 +162,7 @@ def _find_minimum_time_ms(bound: Expression, metadata: TableMetadata) -> int | N
         if isinstance(part, Bound)
         and part.column_id == times[0].column_id
         and part.transform == IDENTITY
-        and part.op in _LOW
+        and part.op in _OPS_WITH_LOWER_BOUND
         and part.values
     ]
     return None if not lower_bounds else times[0].to_ms(int(max(lower_bounds)))

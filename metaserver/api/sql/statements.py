@@ -48,8 +48,8 @@ ID_CHARACTERS_MAX = 64
 _POLL_S = 0.25
 """How long the server waits for the worker before it looks whether the client is still there."""
 _TOKEN_SPARE_S = 5.0
-_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
-_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
+_SQL_IS_OFF = "SQL is off on this server; an operator switches it on with the setting sql = on"
+_SQL_IS_NOT_INSTALLED = "This server cannot run SQL: an operator installs it with pip install 'seamark[duckdb]'"
 
 
 class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
@@ -192,9 +192,9 @@ async def cancel_statement(call: Call) -> None:
 )
 async def load_sql_state(call: Call) -> SqlState:
     settings = call.components.settings
-    reason = None if call.app[RUNNING].is_on else _OFF
+    reason = None if call.app[RUNNING].is_on else _SQL_IS_OFF
     if reason is None and not _is_installed():
-        reason = _NOT_INSTALLED
+        reason = _SQL_IS_NOT_INSTALLED
     return SqlState(
         reason is None, reason, settings.sql_rows_limit, settings.sql_bytes_limit, float(settings.sql_time_s)
     )
@@ -206,11 +206,11 @@ def _is_installed() -> bool:
 
 def _check_on(call: Call, running: RunningStatements) -> None:
     if not running.is_on:
-        raise Forbidden(_OFF)
+        raise Forbidden(_SQL_IS_OFF)
     if call.headers.get("Authorization", "").partition(" ")[2].strip().startswith(StatementTokens.prefix):
         raise Forbidden("A statement cannot run another statement")
     if not _is_installed():
-        raise BadRequest(_NOT_INSTALLED)
+        raise BadRequest(_SQL_IS_NOT_INSTALLED)
 
 
 def _request(call: Call, body: StatementBody) -> StatementRequest:

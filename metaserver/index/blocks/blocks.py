@@ -24,7 +24,7 @@ from seamark.metaserver.objects.port import ObjectStore
 
 T = TypeVar("T")
 
-_MANY = 8
+_OPENED_TOGETHER_MIN = 8
 """The number of blocks from which blocks that the disk has are opened together."""
 
 
@@ -126,7 +126,7 @@ class Blocks:
         keys = [_cache_key_of(manifest) for manifest in manifests]
         blocks = {key: block for key in keys if (block := self._alive.get(key)) is not None}
         absent = {key: manifest for key, manifest in zip(keys, manifests, strict=True) if key not in blocks}
-        if len(absent) >= _MANY:
+        if len(absent) >= _OPENED_TOGETHER_MIN:
             for key, block in zip(absent, await self._stack.get_stored(list(absent), Block), strict=True):
                 if block is not None:
                     blocks[key] = self._in_use(key, block)

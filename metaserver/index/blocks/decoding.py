@@ -37,9 +37,9 @@ PROCESSES_MIN_BYTES = 64 << 20
 _PIPE_BYTES = 1 << 20
 """Linux allows this without privileges; a manifest and its block then take few context switches."""
 _END_S = 5.0
-_QUESTION = struct.Struct("<IQ")
+_REQUEST_HEAD = struct.Struct("<IQ")
 """Bytes of the location and of the manifest, which follow."""
-_ANSWER = struct.Struct("<BQ")
+_ANSWER_HEAD = struct.Struct("<BQ")
 """The type of the answer and its size; its bytes follow."""
 _READY, _BLOCK, _CORRUPT = range(3)
 
@@ -193,7 +193,7 @@ class _Process:
     def decode(self, data: bytes, location: str) -> memoryview:
         """Return the same as `decode_block_memory`. _ProcessLost if the process has ended or its answer is invalid."""
         name = location.encode()
-        self._write(memoryview(_QUESTION.pack(len(name), len(data)) + name))
+        self._write(memoryview(_REQUEST_HEAD.pack(len(name), len(data)) + name))
         self._write(memoryview(data))
         kind, answer = self._answer()
         if kind == _CORRUPT:
@@ -203,7 +203,7 @@ class _Process:
         return answer
 
     def _answer(self) -> tuple[int, memoryview]:
-        kind, size = _ANSWER.unpack(self._read(_ANSWER.size))
+        kind, size = _ANSWER_HEAD.unpack(self._read(_ANSWER_HEAD.size))
         return kind, self._read(size)
 
     def _write(self, data: memoryview) -> None:
@@ -255,8 +255,8 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
     An error other than Corrupt ends the process: the caller then decodes itself, and gets the same error.
     """
     _write_answer(answers, _READY, b"")
-    while head := questions.read(_QUESTION.size):
-        name_bytes, data_bytes = _QUESTION.unpack(head)
+    while head := questions.read(_REQUEST_HEAD.size):
+        name_bytes, data_bytes = _REQUEST_HEAD.unpack(head)
         location = questions.read(name_bytes).decode()
         data = questions.read(data_bytes)
         if len(data) < data_bytes:
@@ -268,7 +268,7 @@ def serve(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 def _write_answer(answers: BinaryIO, kind: int, data: bytes) -> None:
-    answers.write(_ANSWER.pack(kind, len(data)))
+    answers.write(_ANSWER_HEAD.pack(kind, len(data)))
     answers.write(data)
     answers.flush()
 

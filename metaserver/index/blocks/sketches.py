@@ -24,7 +24,7 @@ STRING_ROWS_MIN = 2048
 _BOUNDS = 127
 _BEFORE_BYTES = {Form.INTEGERS: 0, Form.FLOATS: 16, Form.STRINGS: 8 * _BOUNDS}
 """The number of bytes before the sketch itself, by form. They say how the sketch was made."""
-_SAMPLE = 2048
+_SAMPLE_ROWS = 2048
 _BYTES = 400
 """Memory of a sketch besides its bytes (measured)."""
 
@@ -66,7 +66,7 @@ def _sketch_column(block: Block, packed: Packed) -> tuple[npt.NDArray[np.uint8],
         sketch = _scan.sketch_floats(address, packed.width, block.rows)
     else:
         codes = block.column_at(packed).array(packed.codes, f"<u{packed.width}", block.rows)
-        sample = np.sort(codes[:: max(1, block.rows // _SAMPLE)]).astype(np.uint64)
+        sample = np.sort(codes[:: max(1, block.rows // _SAMPLE_ROWS)]).astype(np.uint64)
         bounds = sample[np.arange(1, _BOUNDS + 1) * len(sample) // (_BOUNDS + 1)]
         sketch = _scan.sketch_strings(address, packed.width, block.rows, bounds)
     return None if sketch is None else (sketch, 0)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from seamark.formats.index.packing import NONE, Longs, PackedColumn
 
-_FEW = 3
+_FEW_ROWS_MAX = 3
 """Up to this number, rows are read one by one."""
 
 
@@ -18,7 +18,7 @@ def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:
     if column is None:
         return [None] * len(rows)
     packed = column.packed
-    if len(rows) <= _FEW:
+    if len(rows) <= _FEW_ROWS_MAX:
         return [cast("bytes | None", column.key(row)) for row in rows.tolist()]
     if packed.width == 0:
         values: list[bytes | None] = [packed.common] * len(rows)

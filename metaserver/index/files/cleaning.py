@@ -25,8 +25,8 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.passed_time import look_at_clock
 from seamark.metaserver.store.port import PointerStore
 
-_FILES_A_ROUND = 1000
-_TABLES_A_ROUND = 200
+_FILES_PER_ROUND_MAX = 1000
+_TABLES_PER_ROUND_MAX = 200
 _ORPHANS_EVERY_MS = 6 * 3_600_000
 _FOLDERS_MAX = 100_000
 _ORPHAN_AGE_MS = 24 * 3_600_000
@@ -77,7 +77,7 @@ class Cleaner:
     async def _delete_unused(self) -> int:
         done = 0
         before_ms = (await look_at_clock(self._store, self._clock)).ago(self._retention_ms)
-        for file in await self._store.index_files_unused(before_ms, _FILES_A_ROUND):
+        for file in await self._store.index_files_unused(before_ms, _FILES_PER_ROUND_MAX):
             try:
                 await self._objects.delete(file.location)
                 await self._registry.forget(file.uuid, file.location)
@@ -87,7 +87,7 @@ class Cleaner:
         return done
 
     async def _clean_tables(self) -> int:
-        entries = await self._store.list_indexed_tables(self._after, _TABLES_A_ROUND)
+        entries = await self._store.list_indexed_tables(self._after, _TABLES_PER_ROUND_MAX)
         self._after = entries[-1].uuid if entries else None
         done = 0
         for _, entries_of_table in groupby(entries, key=lambda entry: entry.uuid):

@@ -43,10 +43,10 @@ READ_BYTES, DECODED_BYTES = 64 << 20, 128 << 20
 SAMPLE_S = 3.0
 NOT_SAMPLED = "its values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
-_CONCURRENT = 4
+_FILES_CONCURRENT = 4
 _HITS_MIN = 3
 """The number of hits from which the share in a sample is about the share in all files."""
-_PROBABLE = 0.05
+_PROBABILITY_MIN = 0.05
 """The least probability of an observation that does not contradict the assumption."""
 
 
@@ -171,7 +171,7 @@ async def _sample(rows: DataRows, scan: ScanPlan, parts: Sequence[Bound]) -> Col
         return (await asyncio.to_thread(read_file_columns, rows, scan.metadata, file, [column]))[column]
 
     try:
-        columns = await gather([partial(read, file) for file in chosen], _CONCURRENT)
+        columns = await gather([partial(read, file) for file in chosen], _FILES_CONCURRENT)
     except Unreadable as error:
         return f"a data file cannot be read: {error}"
     except SeamarkError as error:
@@ -204,7 +204,7 @@ def _choose_sample_files(files: Sequence[ListedFile]) -> list[ListedFile]:
 def _is_probable(hits: int, count: int, share: float) -> bool:
     """Return whether at least `hits` and at most `hits` are both probable if each has the probability `share`."""
     chances = [_binomial(number, count, share) for number in range(count + 1)]
-    return sum(chances[hits:]) >= _PROBABLE and sum(chances[: hits + 1]) >= _PROBABLE
+    return sum(chances[hits:]) >= _PROBABILITY_MIN and sum(chances[: hits + 1]) >= _PROBABILITY_MIN
 
 
 def _binomial(hits: int, count: int, share: float) -> float:

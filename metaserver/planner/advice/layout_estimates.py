@@ -44,23 +44,23 @@ _WORK_MAX = 50_000_000
 """Values compared with files, for one column."""
 _STRING_FILES_MAX = 100_000
 """Bounds that are strings are objects in memory."""
-_KNOWN_MIN = 0.5
+_BOUNDED_ROWS_MIN_FRACTION = 0.5
 """The share of rows that are in files with bounds, below which nothing is estimated."""
-_DIGITS = 6
+_STRING_DIGITS_BYTES = 6
 """Bytes of a string after what all have in common, as a number that a double holds exactly."""
-_WORTHWHILE = 0.5
+_PROPOSED_FILES_MAX_FRACTION = 0.5
 """A layout that keeps more than this share of the files is not proposed."""
-_BETTER = 0.9
+_PROPOSED_BYTES_MAX_FRACTION = 0.9
 """A layout has to keep less than this share of the bytes of the plan."""
 _VALUES_MAX = 32
 """Values of a list whose rows are counted one by one."""
-_ADDED_COLUMN = 0.7
+_ADDED_COLUMN_MAX_FRACTION = 0.7
 """A column is added to a clustering if it leaves less than this share of the files."""
 
 Doubles = npt.NDArray[np.float64]
 Shares = Sequence[tuple[float, float]]
 """The shares of all rows below the start and below the end of each interval."""
-_ALL: Shares = ((0.0, 1.0),)
+_ALL_ROWS: Shares = ((0.0, 1.0),)
 """The shares of a column that the filter does not compare."""
 Key = int | float | bytes
 Interval = tuple[Key | None, Key | None, bool, bool]
@@ -127,7 +127,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         return LayoutEstimates([], unknown)
     partitions = _count_partitions(files, properties)
     files_in = sum(each.files * count for each, count in partitions.items())
-    limit = files_in * min(_WORTHWHILE, _BETTER * _share_of_bytes(scan, files))
+    limit = files_in * min(_PROPOSED_FILES_MAX_FRACTION, _PROPOSED_BYTES_MAX_FRACTION * _share_of_bytes(scan, files))
     if policy:
         asked = {name: columns[name] for name in policy if name in columns}
         ours = [
@@ -137,7 +137,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
             *(shares for shares in ours if shares and not isinstance(shares, str)),
             *shares_of.values(),
         ]
-        column_shares += [_ALL] * (len(policy) + len(shares_of) - len(column_shares))
+        column_shares += [_ALL_ROWS] * (len(policy) + len(shares_of) - len(column_shares))
         layout = LayoutEstimate((*policy, *shares_of), files_in, _count_kept_files(column_shares, partitions))
         fits = len(layout.columns) <= POLICY_COLUMNS_MAX and layout.files <= limit
         return LayoutEstimates([layout] if fits else [], unknown)
@@ -197,7 +197,7 @@ def _choose_clustering(
     for number in range(2, min(len(singles), COLUMNS_MAX) + 1):
         names = tuple(one.columns[0] for one in singles[:number])
         kept_files = _count_kept_files([shares[name] for name in names], partitions)
-        if kept_files > _ADDED_COLUMN * best.files:
+        if kept_files > _ADDED_COLUMN_MAX_FRACTION * best.files:
             break
         best = LayoutEstimate(names, best.files_in, kept_files)
     return best if len(best.columns) > 1 else None
@@ -384,7 +384,7 @@ class _Axis(NamedTuple):
             # Differences of 64-bit integers need 64 bits without a sign.
             zero, sides = np.uint64(base % (1 << 64)), (lower[is_known], upper[is_known])
             low, high = ((side.view(np.uint64) - zero).astype(np.float64) for side in sides)
-        if not is_known.any() or rows[is_known].sum() < _KNOWN_MIN * max(1.0, rows.sum()):
+        if not is_known.any() or rows[is_known].sum() < _BOUNDED_ROWS_MIN_FRACTION * max(1.0, rows.sum()):
             return None
         span = max(float(high.max() - low.min()), 1e-300)
         unit = 1.0 if stats.form is Form.INTEGERS else span * 1e-9
@@ -422,5 +422,7 @@ def _find_common_prefix(first: bytes, last: bytes) -> bytes:
 def _to_number(text: bytes, common: bytes) -> float:
     """Return a string as a number of the same order, as far as its first bytes after `common` decide."""
     if not text.startswith(common):
-        return 0.0 if text < common else float(1 << (8 * _DIGITS))
-    return float(int.from_bytes(text[len(common) : len(common) + _DIGITS].ljust(_DIGITS, b"\0"), "big"))
+        return 0.0 if text < common else float(1 << (8 * _STRING_DIGITS_BYTES))
+    return float(
+        int.from_bytes(text[len(common) : len(common) + _STRING_DIGITS_BYTES].ljust(_STRING_DIGITS_BYTES, b"\0"), "big")
+    )

@@ -23,7 +23,7 @@ from seamark.metaserver.planner.view.view import Selection, never
 
 _TERMS_MAX = 16
 """Each term reads the bounds of all files once."""
-_HELPED = 0.5
+_HELPED_MAX_FRACTION = 0.5
 """A part that leaves fewer files than this share needs no index."""
 _UNINDEXED = ("struct", "list", "map", "variant", "boolean")
 
@@ -66,10 +66,10 @@ def _measure_effect(scan: ScanPlan, part: Bound, definitions: Definitions, sampl
     narrow_by_stats(selection, part, never)
     left = selection.count()
     index = next((one.name for one in _find_indexes_on_column(definitions, part)), None)
-    kind = _choose_kind(part) if index is None and left > max(1, _HELPED * files_in) else None
+    kind = _choose_kind(part) if index is None and left > max(1, _HELPED_MAX_FRACTION * files_in) else None
     sample = samples.get(part.column_id) if part.transform == IDENTITY else FUNCTION_NOT_SAMPLED
     files, note = (None, None) if kind is None else _estimate_with_index(part, kind, left, sample)
-    if files is not None and files > _HELPED * left:
+    if files is not None and files > _HELPED_MAX_FRACTION * left:
         kind, note = None, "so many files hold a matching row that an index would leave out few"
     return TermEffect(
         expression=part,

@@ -27,8 +27,8 @@ from seamark.formats.index.packing import MISSING, Form, Longs, value_of
 from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
 
-_FAN_BITS = 3
-_FAN = 1 << _FAN_BITS
+_CHILDREN_PER_NODE_BITS = 3
+_CHILDREN_PER_NODE = 1 << _CHILDREN_PER_NODE_BITS
 """Children of a node."""
 _PAIRS_MAX = 1 << 21
 """Pairs of a data file and a node in memory, in addition to those of one data file; about 60 bytes each."""
@@ -134,7 +134,7 @@ class _ColumnGroup:
             tuple(flags[order] for _, _, flags in ranks),
         )
         self._levels = [leaves]
-        while len(self._levels[-1].sequence) > _FAN:
+        while len(self._levels[-1].sequence) > _CHILDREN_PER_NODE:
             self._levels.append(_summarize_level(self._levels[-1]))
 
     def applying(
@@ -182,10 +182,10 @@ class _ColumnGroup:
         """Return (row, leaf) of all pairs that may match; None if these exceed the limit and `rows` can be split."""
         first, last = data_files.first[rows], data_files.last[rows]
         # Each file enters the tree at the level where few nodes cover its scope.
-        entry = np.searchsorted(_FAN ** np.arange(1, len(self._levels)), last - first)
+        entry = np.searchsorted(_CHILDREN_PER_NODE ** np.arange(1, len(self._levels)), last - first)
         row = node = np.empty(0, dtype=np.int64)
         for depth in reversed(range(len(self._levels))):
-            shift = _FAN_BITS * depth
+            shift = _CHILDREN_PER_NODE_BITS * depth
             new = np.flatnonzero(entry == depth)
             ranges, nodes = _spread_ranges(first[new] >> shift, ((last[new] - 1) >> shift) + 1)
             row, node = np.concatenate([row, rows[new][ranges]]), np.concatenate([node, nodes])
@@ -193,11 +193,11 @@ class _ColumnGroup:
             keep &= _may_meet(self._levels[depth], node, data_files, row)
             row, node = row[keep], node[keep]
             if depth:
-                if len(row) > _PAIRS_MAX >> _FAN_BITS and len(rows) > 1:
+                if len(row) > _PAIRS_MAX >> _CHILDREN_PER_NODE_BITS and len(rows) > 1:
                     return None
-                children = node << _FAN_BITS
+                children = node << _CHILDREN_PER_NODE_BITS
                 ranges, node = _spread_ranges(
-                    children, np.minimum(children + _FAN, len(self._levels[depth - 1].sequence))
+                    children, np.minimum(children + _CHILDREN_PER_NODE, len(self._levels[depth - 1].sequence))
                 )
                 row = row[ranges]
         return row, node
@@ -214,7 +214,7 @@ def _may_meet(level: _Level, node: Longs, data_files: _DataFiles, row: Longs) ->
 
 
 def _summarize_level(level: _Level) -> _Level:
-    starts = np.arange(0, len(level.sequence), _FAN)
+    starts = np.arange(0, len(level.sequence), _CHILDREN_PER_NODE)
     return _Level(
         np.maximum.reduceat(level.sequence, starts),
         tuple(np.minimum.reduceat(lower, starts) for lower in level.lower),

@@ -21,14 +21,14 @@ _DAY_HOURS, _HOUR_MICROS = 24, 3_600_000_000
 _DAY_MICROS = _DAY_HOURS * _HOUR_MICROS
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896
 """The years 1 to 9999. Engines represent infinity by values beyond these."""
-_WHOLE = ("int", "long")
+_YEAR_KINDS = ("int", "long")
 
 
 def has_periods(transform: str, kind: str, other: str) -> bool:
     """Return whether values of type `other` may identify the period of a column of type `kind`."""
     if not accepts(transform, kind) or kind not in ("date", "timestamp", "timestamptz"):
         return False
-    if other in _WHOLE:
+    if other in _YEAR_KINDS:
         return transform == "year"
     if transform == "day" and other == "date":
         return True
@@ -77,7 +77,7 @@ def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
 
 def _ordinal(value: int, kind: str, transform: str) -> int | None:
     """Return the number of the period that begins at the value, or of the year; None if none begins there."""
-    if kind in _WHOLE:
+    if kind in _YEAR_KINDS:
         if not 1 <= value <= _LAST_YEAR:  # a year that rows may have
             raise ValueError(f"it has years beyond 1 to {_LAST_YEAR}")
         return value - _EPOCH_YEAR

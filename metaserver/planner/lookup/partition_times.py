@@ -13,7 +13,7 @@ from seamark.metaserver.index.blocks.block import longs_at
 from seamark.metaserver.planner.view.view import ENTRY_MASK, TableView
 
 _FAR_MS = 1 << 62
-_FEW = 64
+_LISTED_VALUES_MAX = 64
 _TIMES_BYTES, _TIME_BYTES = 500, 300
 
 
@@ -38,7 +38,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
             values = values[values != MISSING]
         if len(values):
             # Most plans keep few files: `min` of a list is faster then.
-            earliest = min(values.tolist()) if len(values) <= _FEW else int(values.min())
+            earliest = min(values.tolist()) if len(values) <= _LISTED_VALUES_MAX else int(values.min())
             oldest = min(oldest, partition_end_ms(time, earliest))
     return oldest
 

@@ -30,7 +30,7 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.planner.view.view import TableView
 from seamark.metaserver.store.port import PointerStore
 
-_SHOWN = 300
+_SHOWN_CHARS_MAX = 300
 _DOTS = "/.."
 """A path with this may lead out of the location that it begins with."""
 _MANIFEST, _FILES, _DOTTED, _MAY_HAVE_DOTS = range(4)
@@ -103,7 +103,7 @@ class LocationChecker:
         except BadRequest:
             if _DOTS in folder or "%2" in folder:
                 raise Forbidden(
-                    f"The snapshot names files in {folder[:_SHOWN]!r}; remove '..' and escapes from its paths"
+                    f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}; remove '..' and escapes from its paths"
                 ) from None
             return not blocks  # not one of this server's stores; or the files are in several stores
         if not own.isdisjoint(with_folders(key)):
@@ -112,8 +112,8 @@ class LocationChecker:
         above = set(with_folders(key))
         if any(claim.location in above for claim in overlapping):
             raise Forbidden(
-                f"The snapshot names files in {folder[:_SHOWN]!r}, a location of another table. A principal that may "
-                "write the whole catalog can allow it in the table's property seamark.allowed-locations"
+                f"The snapshot names files in {folder[:_SHOWN_CHARS_MAX]!r}, a location of another table. A principal "
+                "that may write the whole catalog can allow it in the table's property seamark.allowed-locations"
             )
         return not overlapping
 

@@ -27,8 +27,8 @@ from seamark.metaserver.store.model import EntryKind, InstantState, NamespacePat
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from seamark.metaserver.timeline.timeline import Timeline
 
-_BATCH = 500
-_PAUSE = 9
+_BATCH_TABLES_MAX = 500
+_PAUSE_FACTOR = 9
 """Times the duration of a preparation that no plan has used yet, before the next of that table."""
 _log = structlog.get_logger("seamark.planner")
 
@@ -70,7 +70,7 @@ class Preparation:
                 while not self._planned.is_empty:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(RECENTLY_PLANNED_S):
-                            for instant in await self._timeline.read_next(watcher, _BATCH):
+                            for instant in await self._timeline.read_next(watcher, _BATCH_TABLES_MAX):
                                 if instant.kind is EntryKind.TABLE and instant.state is InstantState.COMPLETED:
                                     self._note(instant.uuid, instant.namespace, instant.name)
 
@@ -120,4 +120,4 @@ class Preparation:
             return
         if key is not None:
             now_s = self._clock.monotonic()
-            self._planned.prepare(uuid, planned, key, now_s + _PAUSE * (now_s - began_s))
+            self._planned.prepare(uuid, planned, key, now_s + _PAUSE_FACTOR * (now_s - began_s))

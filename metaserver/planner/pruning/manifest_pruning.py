@@ -29,8 +29,8 @@ FieldPositions = Mapping[int | None, int]
 SUMMARY_BYTES = 32
 """Memory of `ManifestSummaries` for each manifest and partition field, at most."""
 _NO, _YES, _UNKNOWN = 0, 1, 2
-_NOTHING = FieldSummary(None, None, None, None)
-_OF_ABSENT = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
+_EMPTY_SUMMARY = FieldSummary(None, None, None, None)
+_MATCHED_BY_NULL = (Op.NOT_EQ, Op.NOT_IN, Op.NOT_STARTS_WITH)
 """The operators that null satisfies, beside IS_NULL."""
 
 
@@ -134,7 +134,7 @@ class _Column:
         self.unbounded: Flags = np.array(unbounded, dtype=np.bool_)
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
         if self.form is Form.INTEGERS:
-            stated = [_NOTHING if one is None else one for one in summaries]
+            stated = [_EMPTY_SUMMARY if one is None else one for one in summaries]
             low, high = ([_read_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
             is_known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
             self.is_known: Flags = np.array(is_known, dtype=np.bool_)
@@ -152,7 +152,7 @@ class _Column:
             flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
         else:  # NaN, the zeros and the order of UUIDs: only the values themselves decide
             return np.ones(len(self.nulls), dtype=np.bool_)
-        if bound.op not in _OF_ABSENT:  # writers omit both bounds if every value is null
+        if bound.op not in _MATCHED_BY_NULL:  # writers omit both bounds if every value is null
             flags &= ~(self.unbounded & (self.nulls == _YES))
         return flags
 

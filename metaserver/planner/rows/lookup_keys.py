@@ -26,7 +26,7 @@ from seamark.formats.index.keys.terms import Term
 from seamark.formats.runtime.errors import BadRequest
 
 _INTEGERS = {"int": (INT_MIN, INT_MAX), "long": (LONG_MIN, LONG_MAX)}
-_SHOWN = 80
+_SHOWN_CHARS_MAX = 80
 
 
 def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys], Mask | None]:
@@ -54,7 +54,7 @@ def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], i
     texts = [term.text for term in terms]
     missing = [text for text in texts if text not in table.column_names]
     if missing:
-        had = ", ".join(table.column_names)[:_SHOWN]
+        had = ", ".join(table.column_names)[:_SHOWN_CHARS_MAX]
         raise BadRequest(
             f"The keys have no column {missing[0]}: the index is on {', '.join(texts)}, but the keys have {had}"
         )
@@ -103,7 +103,7 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
         if isinstance(row, Mapping):
             wrong = set(texts).symmetric_difference(row)
             if wrong:
-                problem = f"lacks {min(wrong)}" if min(wrong) in texts else f"has {min(wrong)[:_SHOWN]!r}"
+                problem = f"lacks {min(wrong)}" if min(wrong) in texts else f"has {min(wrong)[:_SHOWN_CHARS_MAX]!r}"
                 raise BadRequest(f"Key {number} {problem}: the index is on {', '.join(texts)}")
             values: Iterable[Any] = [row[text] for text in texts]
         elif isinstance(row, list):
@@ -113,7 +113,9 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
         elif len(terms) == 1:
             values = [row]
         else:
-            raise BadRequest(f"Key {number} is {repr(row)[:_SHOWN]}, not a list of values for {', '.join(texts)}")
+            raise BadRequest(
+                f"Key {number} is {repr(row)[:_SHOWN_CHARS_MAX]}, not a list of values for {', '.join(texts)}"
+            )
         for column, value in zip(columns, values, strict=True):
             column.append(value)
     return columns

@@ -45,7 +45,7 @@ ROWS_MAX = 4_000_000
 """Row limit of one lookup, including deleted rows and rows of other snapshots."""
 _KEYS_AT_ONCE = 1 << 16
 _THREADS = max(1, len(os.sched_getaffinity(0)))
-_QUICK_KEYS = 200
+_IN_LOOP_KEYS_MAX = 200
 _QUICK_BYTES = 64 << 10
 """Up to this number, and these bytes, keys are looked up on the event loop; a thread would take longer."""
 
@@ -160,7 +160,7 @@ class _LookupKeys:
         self._hashes: tuple[Hashes, Hashes] | None = None
         self.count = columns[0].rows
         heap_bytes = sum(len(column.heap) for column in columns if column.heap is not None)
-        self.is_quick = self.count <= _QUICK_KEYS and heap_bytes <= _QUICK_BYTES
+        self.is_quick = self.count <= _IN_LOOP_KEYS_MAX and heap_bytes <= _QUICK_BYTES
 
     async def few(self) -> tuple[Hashes, Hashes] | None:
         """Return the halves of all hashes if the keys fit one batch and are few, otherwise None."""

@@ -49,7 +49,7 @@ CONTENTS_LIMIT_BYTES = 512 << 20
 DATA_LIMIT_BYTES = 256 << 20
 """Limit of the bytes of data files that one request fetches."""
 PROBLEMS_MAX = 100
-_QUICK_ROWS = 200
+_IN_LOOP_ROWS_MAX = 200
 """Up to this number, rows are evaluated on the event loop; a thread would take longer."""
 
 _Pair = tuple[Hashes, Hashes]
@@ -125,7 +125,7 @@ class DeleteEvaluator:
         deletion = RowDeletion(np.zeros(len(data_files), dtype=np.bool_), np.zeros(len(data_files), dtype=np.bool_))
         if not len(data_files) or not self.view.delete_file_count:
             return deletion
-        quick = len(data_files) <= _QUICK_ROWS
+        quick = len(data_files) <= _IN_LOOP_ROWS_MAX
         resolved = self._deletes_of(data_files) if quick else await asyncio.to_thread(self._deletes_of, data_files)
         groups, applying, unread = resolved
         self.contents |= await self._reader.read_all(unread, self._contents)

@@ -30,10 +30,10 @@ Flags = npt.NDArray[np.uint8]
 Objects = npt.NDArray[np.object_]
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 _WIDENED = {("int", "long"), ("long", "int"), ("float", "double"), ("double", "float")}
-_LAYOUT = 15
+_LAYOUT_FIELDS = 15
 _FORM, _WIDTH, _ROWS, _FIRST, _BASE, _SKETCH = 0, 1, 4, 5, 6, 13
 """Columns of a layout row."""
-_SKETCHED_ROWS = 100_000
+_SKETCHED_ROWS_MIN = 100_000
 """A side has sketches if one comparison may read at least this many rows."""
 ENTRY_BITS = 32
 ENTRY_MASK = (1 << ENTRY_BITS) - 1
@@ -58,7 +58,7 @@ class BoundColumn:
         """
         dtype = (np.int64, np.float64, np.uint64)[form]
         self.form = form
-        self.layout: Longs = np.zeros((len(packed), _LAYOUT), dtype=np.int64)
+        self.layout: Longs = np.zeros((len(packed), _LAYOUT_FIELDS), dtype=np.int64)
         self.layout[:, _FORM] = -1
         self.low: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
         self.high: npt.NDArray[Any] = np.zeros(len(packed), dtype=dtype)
@@ -165,7 +165,7 @@ class ColumnStatistics:
         self.rows_read = max(sum(side.rows_read() for side in sides) for sides in (self.lower, self.upper))
         """The maximum for one comparison."""
         for side in (*self.lower, *self.upper):
-            if side.rows_read() >= _SKETCHED_ROWS:
+            if side.rows_read() >= _SKETCHED_ROWS_MIN:
                 side.add_sketches(view)
 
     @property
@@ -257,7 +257,7 @@ class TableView:
         self.specs = frozenset(np.unique(self.spec_ids).tolist())
         self._stats: dict[tuple[int, str], ColumnStatistics] = {}
         self._partition: dict[tuple[int, str], PartitionValues] = {}
-        self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT), dtype=np.int64)
+        self.extents: Longs = np.zeros((len(self.blocks), _LAYOUT_FIELDS), dtype=np.int64)
         """A layout with only row counts, first positions and, as base, first entry ids: for kernels that read no
         column.
         """

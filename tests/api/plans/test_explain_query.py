@@ -264,7 +264,7 @@ def test_names_that_a_query_gives_itself_are_no_unknown_columns(query: str, dial
 def test_of_many_unknown_columns_few_are_compared_and_each_once(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
-    def near_names(name: str, known: Iterable[str], *, most: int) -> list[str]:
+    def near_names(name: str, known: Iterable[str], *, maximum: int) -> list[str]:
         compared.append(name)
         return []
 

@@ -40,7 +40,7 @@ def test_a_plan_by_sketches_keeps_the_same_files(turn: int, monkeypatch: pytest.
     expected = [kept(plain, one) for one in bounds]
     several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     before = [block.size_bytes for block in blocks]
-    monkeypatch.setattr(view_module, "_SKETCHED_ROWS", 1)
+    monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
     sketched = TableView([manifest() for _ in blocks], blocks)
@@ -59,7 +59,7 @@ def test_a_plan_by_sketches_keeps_the_same_files(turn: int, monkeypatch: pytest.
     assert blocks[2].size_bytes - before[2] < 2000
     more = [made_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
     after = TableView([manifest() for _ in more], more, base=sketched)
-    monkeypatch.setattr(view_module, "_SKETCHED_ROWS", 1 << 40)
+    monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
     fresh = TableView([manifest() for _ in more], more)
     assert [kept(after, one) for one in bounds] == [kept(fresh, one) for one in bounds], f"seed {seed}"
 

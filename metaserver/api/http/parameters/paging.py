@@ -61,12 +61,12 @@ def read_token(text: str, checksum: int, metadata: TableMetadata) -> tuple[int |
     return token.snapshot_id, token.position
 
 
-def page_size(text: str, name: str, most: int) -> int:
-    """Return a number from 1, limited to `most`.
+def page_size(text: str, name: str, maximum: int) -> int:
+    """Return a number from 1, limited to `maximum`.
 
     Raises:
         BadRequest: For other text.
     """
     if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) > 0):
         raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number of at least 1")
-    return min(int(text), most)
+    return min(int(text), maximum)
