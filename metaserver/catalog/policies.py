@@ -39,18 +39,18 @@ class Inherited(NamedTuple):
     value: str
     namespace: NamespacePath
     who: str = ""
-    """Who set it, if that is known."""
+    """The principal that set it, if that is known."""
 
 
 Policies = Mapping[str, Inherited]
 INHERITED_MAX = 200
-"""Policies of a namespace, and those that its tables inherit: a namespace may have a thousand levels above it."""
+"""The limit of the policies that tables inherit: a namespace may have a thousand levels above it."""
 
 
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
     """Return the policies for the tables of a namespace with these properties, below one with the policies `above`.
 
-    Of more than `INHERITED_MAX`, those that are set nearest to the tables count.
+    If there are more than `INHERITED_MAX`, the policies nearest to the tables count.
     """
     named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not named:
@@ -106,7 +106,7 @@ def count_policies(properties: Iterable[str]) -> int:
 
 
 async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
-    """Return those that tables of the namespace inherit."""
+    """Return the policies that tables of the namespace inherit."""
     policies: Policies = {}
     for depth in range(1, len(path) + 1):
         namespace = await store.namespace(path[:depth])

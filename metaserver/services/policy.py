@@ -57,10 +57,7 @@ def similar_properties(name: str) -> str:
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the properties of a policy: an unknown name, or an invalid value.
-
-    None if nothing is.
-    """
+    """Return the fault of the properties of a policy: an unknown name, or an invalid value. None if they are valid."""
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:

@@ -1,4 +1,4 @@
-"""The jobs that run now, with their progress, and those that wait.
+"""The running jobs with their progress, and the waiting jobs.
 
 The replica that runs them writes them into the lease of the table services each time it renews it, so that each replica
 can list them, and they vanish with it.
@@ -27,9 +27,10 @@ NAMESPACES_LISTED = 500
 
 
 class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
-    """`launcher`: where it runs.
+    """A job that runs now.
 
     Attributes:
+        launcher: The place where it runs.
         started_ms: Since the epoch.
     """
 
@@ -43,10 +44,11 @@ class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
-    """`asked_ms`: when it was proposed; `due_ms`: when it may start, in the past if it waits for a free worker; both
-    since the epoch.
+    """A job that waits. Times are in milliseconds since the epoch.
 
     Attributes:
+        asked_ms: The time at which it was proposed.
+        due_ms: The time from which it may start, in the past if it waits for a free worker.
         failures: Of its runs, since the last that succeeded.
     """
 

@@ -152,7 +152,7 @@ async def rebase(
     """Move a snapshot onto the head of its branch.
 
     Args:
-        context: The parts of the catalog.
+        context: The context of the catalog.
         manifests: What the commit has read.
         uuid: The table's UUID.
         folder: The folder of the new manifest list.

@@ -184,18 +184,18 @@ class SnapshotWriter:
 
 
 async def open_writer(
-    parts: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata, *, is_deferred: bool = False
+    context: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata, *, is_deferred: bool = False
 ) -> SnapshotWriter:
-    """For a new snapshot of the table with this UUID.
+    """Return a writer for a new snapshot of the table with this UUID.
 
     Raises:
         Forbidden: If its folder of metadata is another table's.
     """
     folder = metadata_folder(metadata.location, metadata.properties)
-    parts.warehouse.check(folder, "The folder of the table's metadata")
-    await check_own(parts, uuid, folder)  # before the first write, because a writer may overwrite metadata
-    snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
-    return SnapshotWriter(parts.objects, parts.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
+    context.warehouse.check(folder, "The folder of the table's metadata")
+    await check_own(context, uuid, folder)  # before the first write, because a writer may overwrite metadata
+    snapshot_id = int.from_bytes(context.clock.random_bytes(8), "big") >> 1 or 1
+    return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
 
 def target_size(metadata: TableMetadata) -> int:

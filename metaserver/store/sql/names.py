@@ -1,7 +1,7 @@
 """Operations on names: namespaces, and the tables, views and functions in them.
 
 A transaction that adds to a namespace locks it FOR KEY SHARE; a transaction that drops it locks it FOR UPDATE.
-Messages are those that Iceberg's tests compare (CatalogTests, ViewCatalogTests).
+Iceberg's tests compare the messages (CatalogTests, ViewCatalogTests).
 """
 
 from __future__ import annotations
@@ -223,7 +223,11 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
 
 
 def _check_room(path: NamespacePath) -> Steps[None]:
-    """BadRequest if so many entries of the namespace are dropped that another could not keep its locations."""
+    """Check that another dropped entry of the namespace could keep its locations.
+
+    Raises:
+        BadRequest: If too many entries of the namespace are dropped.
+    """
     rows = yield SqlStatement(
         "SELECT (SELECT count(*) FROM dropped WHERE namespace = $1) "
         "+ (SELECT count(*) FROM retained WHERE namespace = $1)",

@@ -310,7 +310,7 @@ def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[li
 
 
 def token_by_digest(digest: str) -> Steps[AccessToken | None]:
-    """Also an expired or revoked token; the caller checks that."""
+    """Return a token, even if it is expired or revoked; the caller checks that."""
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 
