@@ -131,7 +131,7 @@ async def open_components(
         database_shares = DatabaseShares(settings, clock)
         store.observe(database_shares.charge)
         indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
-        # Without authentication there is one tenant, who may read everything.
+        # Without authentication there is one tenant, which may read everything.
         location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.context.warehouse)
         planner = await enter(
             open_planner(

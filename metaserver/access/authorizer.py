@@ -146,7 +146,7 @@ class Authorizer:
         if rule.scope is Scope.LOGIN:
             return True
         if rule.scope is Scope.SEEN:
-            # The root is visible to all; what is listed in it is filtered.
+            # The root is visible to all; its listing is filtered.
             return not namespace or self.visible(principal, namespace)
         return self.holds(principal, rule.role, () if rule.scope is Scope.CATALOG else namespace)
 

@@ -82,7 +82,7 @@ class ColumnUsage:
         self.days = context.settings.column_usage_days
         self.is_on = self.days > 0
 
-    def add(self, read: ColumnRead, who: str | None) -> None:
+    def add(self, read: ColumnRead, principal: str | None) -> None:
         """Count a read.
 
         Args:
@@ -90,9 +90,9 @@ class ColumnUsage:
         """
         if read not in self._counts:
             cost = 1 + len(read.columns) // _COLUMNS_EACH
-            share = self._limit if who is None else max(1, self._limit // 2)
-            if self._held.total() + cost <= self._limit and self._held[who] + cost <= share:
-                self._held[who] += cost
+            share = self._limit if principal is None else max(1, self._limit // 2)
+            if self._held.total() + cost <= self._limit and self._held[principal] + cost <= share:
+                self._held[principal] += cost
             else:
                 read = ColumnRead(read.uuid, frozenset((EVERY_COLUMN,)), ALL_AGES)
                 if not self._is_full:
@@ -101,7 +101,7 @@ class ColumnUsage:
                         "reads are counted as reads of every column",
                         limit=self._limit,
                         setting="column_usage_counters",
-                        who=who,
+                        who=principal,
                     )
         self._counts[read] += 1
 

@@ -74,19 +74,19 @@ class DatabaseShares:
                     self._rows.add(principal, now_s, now_s + WINDOW_S)
                     self._bytes.add(principal, now_s, now_s + WINDOW_S, _size_bytes(part))
 
-    def require_room(self, who: str) -> None:
+    def require_room(self, principal: str) -> None:
         """TooManyRequests if the principal has written its share of this hour."""
-        if who == ANONYMOUS.name:
+        if principal == ANONYMOUS.name:
             return
         now_s = self._clock.monotonic()
         for quota, limit, description, setting in (
             (self._rows, self._rows_limit, "rows", "database_rows_limit"),
             (self._bytes, self._bytes_limit, "bytes", "database_bytes_limit"),
         ):
-            if not quota.has_room(who, now_s):
+            if not quota.has_room(principal, now_s):
                 raise TooManyRequests(
-                    f"{who[:100]} has written {limit:,} {description} to the database within an hour ({setting}); "
-                    "try again later, or ask the operator for a higher limit",
+                    f"{principal[:100]} has written {limit:,} {description} to the database within an hour "
+                    f"({setting}); try again later, or ask the operator for a higher limit",
                     _RETRY_S,
                 )
 

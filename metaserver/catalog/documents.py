@@ -106,7 +106,7 @@ class Documents:
         return metadata
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
-        """Return the properties in the metadata file, including those that are not served.
+        """Return all properties in the metadata file, also those that clients do not see.
 
         Raises:
             BadRequest: When the file has no valid properties.

@@ -163,7 +163,7 @@ class Dropped:
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
-            # Of a retained view or function only its locations are left: its files are never deleted.
+            # A retained view or function has only its locations left: its files are never deleted.
             ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
             await self._context.transact([ended])
             return

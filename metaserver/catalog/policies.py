@@ -72,7 +72,7 @@ def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
         return {}
 
 
-def record_setters(who: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def record_setters(principal: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     """Return the properties with the names of their setters: a job has no more rights than that principal has now.
 
     The server keeps the names in one property of the table or namespace, which no client can set. Each change is
@@ -88,9 +88,9 @@ def record_setters(who: str, properties: Mapping[str, str], before: Mapping[str,
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
             continue
-        if value != before.get(name) and who != SERVICE_PRINCIPAL:
-            if who != ANONYMOUS_NAME:
-                setters[name] = who
+        if value != before.get(name) and principal != SERVICE_PRINCIPAL:
+            if principal != ANONYMOUS_NAME:
+                setters[name] = principal
         elif name in former:
             setters[name] = former[name]
     other_properties = {name: value for name, value in properties.items() if name != SETTERS}

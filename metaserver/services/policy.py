@@ -90,7 +90,11 @@ class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
-    """`runs`: whether the server runs table services at all."""
+    """The properties of a table that control its services.
+
+    Attributes:
+        runs: Whether the server runs table services at all.
+    """
 
     runs: bool
     properties: tuple[PolicyProperty, ...]

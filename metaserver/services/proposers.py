@@ -189,10 +189,10 @@ class TableClustering(RewriteProposer):
 
 
 def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
-    """Return whether the service of clustering, and not that of compaction, rewrites the files of a table.
+    """Return whether the service of clustering rewrites the files of a table, instead of compaction.
 
     Args:
-        properties: The properties of the table, with those that it inherits.
+        properties: The properties of the table and those that it inherits.
         by_default: Whether clustering runs on tables without its switch.
     """
     switch = CLUSTERING.switch
@@ -271,7 +271,7 @@ def _ttl_pause_s(policy: TtlPolicy) -> float:
 def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
     """Return the files in expired partitions that have values of the rule's columns, and the bytes of these columns.
 
-    Both are those that the metrics of manifests say; columns without metrics do not count.
+    The metrics of manifests provide both; columns without metrics do not count.
 
     Raises:
         BadRequest: The rule names a column that the table does not have.

@@ -62,13 +62,14 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`waiting`: those that start next, at most `WAITING_LISTED`.
+    """The jobs of the server.
 
     There is no count of all waiting jobs: a caller learns only of jobs in namespaces that it may read.
 
     Attributes:
-        unlisted: The namespaces of the others, at most `NAMESPACES_LISTED`; `more`: not all of these namespaces are
-            listed.
+        waiting: The jobs that start next, at most `WAITING_LISTED`.
+        unlisted: The namespaces of the others, at most `NAMESPACES_LISTED`.
+        more: Whether some of these namespaces are not listed.
     """
 
     running: tuple[RunningJob, ...] = ()
@@ -86,10 +87,11 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`running`: whether a replica runs table services now.
+    """The state of the table services.
 
     Attributes:
-        problem: Why none does; None if one does.
+        running: Whether a replica runs table services now.
+        problem: The reason why none does; None if one does.
         enabled: Whether some server should run them, as far as this server knows.
     """
 

@@ -180,7 +180,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     shown_id: int | None = None
     """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
     shown: str | None = None
-    """That snapshot as JSON."""
+    """The shown snapshot as JSON."""
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):

@@ -93,7 +93,7 @@ class RenameEntry(Operation, frozen=True):
     to_namespace: NamespacePath
     to_name: str
     uuid: str | None = None
-    """With a UUID, the rename raises CommitConflict when the name refers to another table."""
+    """The expected UUID. If it is set and the name refers to another table, the rename raises CommitConflict."""
 
 
 class DropEntry(Operation, frozen=True):
@@ -111,7 +111,7 @@ class DropEntry(Operation, frozen=True):
     expected_location: str | None = None
     keep: DroppedEntry | None = None
     uuid: str | None = None
-    """With a UUID, the drop raises CommitConflict when the name refers to another table."""
+    """The expected UUID. If it is set and the name refers to another table, the drop raises CommitConflict."""
 
 
 class RestoreEntry(Operation, frozen=True):

@@ -232,11 +232,12 @@ async def check_writable(context: CatalogContext, uuid: str, metadata: TableMeta
 async def foreign_file_check(
     context: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """Return a function that reports whether a file is in a location of another entry than `uuid`, among those that
-    overlap `folders`; such a file must not be deleted with `uuid`'s files.
+    """Return a function that reports whether a file is in a location of another entry than `uuid`.
 
-    Shared folders contain files of several entries, those that `uuid` shares also its own. With `exclusive`, all files
-    in them count as foreign, and so do files in locations that an admin has allowed another entry to name files in.
+    The function knows the locations that overlap `folders`. A file for which it returns true must not be deleted
+    with `uuid`'s files. Shared folders contain files of several entries, those that `uuid` shares also its own.
+    With `exclusive`, all files in them count as foreign, and so do files in locations that an admin has allowed
+    another entry to name files in.
 
     Raises:
         RetryLater: While some locations are unknown.

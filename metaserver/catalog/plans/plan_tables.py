@@ -131,10 +131,10 @@ class PlanTables:
         """Plans that were not made, by the exhausted limit; for metrics."""
         self._logged_s: dict[str, float] = {}
 
-    async def has_room(self, who: str) -> bool:
+    async def has_room(self, principal: str) -> bool:
         """Return whether another plan may be created: every reader can request plans, and each plan has files."""
         now_s = self._context.clock.monotonic()
-        exhausted = self._shares.find_exhausted_limit(who, now_s)
+        exhausted = self._shares.find_exhausted_limit(principal, now_s)
         if exhausted is None:
             if now_s - self._counted_s >= _COUNTED_S:
                 self._counted_s = now_s
@@ -142,10 +142,10 @@ class PlanTables:
             exhausted = None if self._count < self._context.settings.plan_tables_limit else "leases"
         if exhausted is None:
             return True
-        self._refuse(exhausted, who)
+        self._refuse(exhausted, principal)
         return False
 
-    def _refuse(self, exhausted: str, who: str) -> None:
+    def _refuse(self, exhausted: str, principal: str) -> None:
         self.refused[exhausted] += 1
         now_s = self._context.clock.monotonic()
         if now_s - self._logged_s.get(exhausted, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
@@ -153,7 +153,7 @@ class PlanTables:
             _log.warning(
                 "plans are not made: statements read whole tables",
                 exhausted=exhausted,
-                who=who,
+                who=principal,
                 refused=self.refused[exhausted],
                 settings="plan_tables_limit, plan_tables_bytes",
             )
@@ -200,9 +200,15 @@ class PlanTables:
         )
 
     async def lease(
-        self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int, who: str
+        self,
+        namespace: NamespacePath,
+        of_name: str,
+        audience: str,
+        shown_ids: Iterable[int],
+        lease_s: int,
+        principal: str,
     ) -> int:
-        """Renew plans of the table or view for `who`; a lease of 0 s withdraws them.
+        """Renew plans of the table or view for `principal`; a lease of 0 s withdraws them.
 
         Returns the number of plans that exist.
 
@@ -211,34 +217,34 @@ class PlanTables:
         """
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
-        if lease_s and not self._may_lease(who, ids):
-            raise too_many_plans(who)
+        if lease_s and not self._may_lease(principal, ids):
+            raise too_many_plans(principal)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
         (count,) = await self._context.store.transact([operation])
         now_s = self._context.clock.monotonic()
         if lease_s == 0:
             self._count = max(0, self._count - int(count))
-            self._shares.withdraw(who, ids, now_s)
+            self._shares.withdraw(principal, ids, now_s)
         elif count:
             for shown_id in ids:
-                self._shares.grant(who, shown_id, now_s, now_s + lease_s)
+                self._shares.grant(principal, shown_id, now_s, now_s + lease_s)
         return int(count)
 
-    def _may_lease(self, who: str, plans: Sequence[int]) -> bool:
+    def _may_lease(self, principal: str, plans: Sequence[int]) -> bool:
         now_s = self._context.clock.monotonic()
-        further = self._shares.count_new_leases(who, plans, now_s)
-        exhausted = self._shares.find_exhausted_limit(who, now_s, further) if further else None
+        further = self._shares.count_new_leases(principal, plans, now_s)
+        exhausted = self._shares.find_exhausted_limit(principal, now_s, further) if further else None
         if exhausted is not None:
-            self._refuse(exhausted, who)
+            self._refuse(exhausted, principal)
         return exhausted is None
 
     async def share(
-        self, namespace: NamespacePath, name: str, lease_s: int, who: str, audience: str | None = None
+        self, namespace: NamespacePath, name: str, lease_s: int, principal: str, audience: str | None = None
     ) -> StoredPlanTable | None:
         """Return the existing plan with this name and audience.
 
-        Its lease is renewed for `who` if less than half of `lease_s` is left, so most requests that share a plan write
-        nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
+        Its lease is renewed for `principal` if less than half of `lease_s` is left, so most requests that share a plan
+        write nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
         """
         now_ms = self._context.clock.now_ms()
         plan = await self._context.store.plan_table(namespace, name)
@@ -247,13 +253,13 @@ class PlanTables:
         if plan.expires_ms - now_ms >= lease_s * 500:
             return plan
         number = snapshot_id_of_plan(plan.id)
-        if not self._may_lease(who, [number]):
+        if not self._may_lease(principal, [number]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
         (renewed,) = await self._context.store.transact([RenewPlanTable(plan.id, expires_ms)])
         if renewed:
             now_s = self._context.clock.monotonic()
-            self._shares.grant(who, number, now_s, now_s + lease_s)
+            self._shares.grant(principal, number, now_s, now_s + lease_s)
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if renewed else None
 
     async def keep(
@@ -262,12 +268,12 @@ class PlanTables:
         metadata: TableMetadata | None,
         files: Sequence[tuple[str, bytes]],
         lease_s: int,
-        who: str,
+        principal: str,
     ) -> StoredPlanTable:
         """Store the files and register the plan.
 
         If another request has registered the name, deletes these files and returns the other plan. The files count
-        against the shares of `who` (`plan_shares.py`).
+        against the shares of `principal` (`plan_shares.py`).
 
         A plan view has no table's `metadata`.
 
@@ -275,7 +281,7 @@ class PlanTables:
             files: The plan's files, the metadata file last.
         """
         now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)
-        self._shares.grant(who, snapshot_id_of_plan(plan.id), now_s, now_s + lease_s, size)
+        self._shares.grant(principal, snapshot_id_of_plan(plan.id), now_s, now_s + lease_s, size)
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:
@@ -347,9 +353,11 @@ class PlanTables:
                 await self._context.objects.delete(location)
 
 
-def too_many_plans(who: str) -> TooManyRequests:
+def too_many_plans(principal: str) -> TooManyRequests:
     return TooManyRequests(
-        f"{who} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); withdraw some", 30
+        f"{principal} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); "
+        "withdraw some",
+        30,
     )
 
 

@@ -113,7 +113,7 @@ class PlanViews:
         references: list[ReplacedReference],
         condition: str,
         lease_s: int,
-        who: str,
+        principal: str,
         reader: Reader | None = None,
     ) -> StoredPlanTable | None:
         """Return None when there are too many plans or the view's name is too long.
@@ -130,8 +130,8 @@ class PlanViews:
         name = _name(entry, version, audience)
         if name is None:
             return None
-        shared = await self._plans.share(entry.namespace, name, lease_s, who, audience)
-        if shared is not None or not await self._plans.has_room(who):
+        shared = await self._plans.share(entry.namespace, name, lease_s, principal, audience)
+        if shared is not None or not await self._plans.has_room(principal):
             return shared
         plan_id = str(self._context.clock.uuid7())
         folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
@@ -155,7 +155,7 @@ class PlanViews:
             shown_id=None if reader is None else snapshot_id_of_plan(plan_id),
             shown=fingerprint_of(metadata, location),
         )
-        return await self._plans.keep(plan, None, [(location, document)], lease_s, who)
+        return await self._plans.keep(plan, None, [(location, document)], lease_s, principal)
 
 
 def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | None:

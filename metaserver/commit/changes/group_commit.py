@@ -82,18 +82,18 @@ class Commits:
         self._cleanup = Cleanup(self._context.objects)
         publisher.engine_priority = self
 
-    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
+    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
         """Count a refused snapshot of an engine, which computes its snapshots itself.
 
         After several, the table's changes wait, so that the engine can read the table again and commit.
         """
-        self._priority.record_collision(uuid, (who, _ENGINE), self._context.clock.monotonic())
+        self._priority.record_collision(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
-    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
+    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
         """End the wait for the snapshot of an engine, and the count of its refusals."""
-        self._priority.release(uuid, (who, _ENGINE), self._context.clock.monotonic())
+        self._priority.release(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
@@ -435,7 +435,7 @@ class Commits:
             ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
-        # Without the metadata location, which is chosen later: a repeat gets the then current location.
+        # The metadata location is left out, because it is chosen later: a repeat gets the then current location.
         answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
         return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
 

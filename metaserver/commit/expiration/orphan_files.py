@@ -168,7 +168,7 @@ class OrphanRemoval:
             needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
-            # Of the time before the first look, only what the files show: the rest may be a jump of the clock.
+            # Before the first look only the time that the files show counts: the rest may be a jump of the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)

@@ -86,11 +86,11 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """The manifests that were replaced; with a dry run, those that would be.
+    """The manifests that were replaced; with a dry run, the manifests that would be.
 
     Attributes:
         partition_manifests_before: How many of them list files of a partition, on average.
-        manifests: Of the snapshot before.
+        manifests: The number of manifests of the snapshot before.
         conflicts: Groups that other commits have changed meanwhile.
         files_repaired: Files whose metrics were corrected.
     """

@@ -102,12 +102,12 @@ class SnapshotWriter:
             written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
             return written, names_of([entry.file for entry in entries if entry.is_live])
 
-        made, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
+        written, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
-        await self._create(path, made.data, made.data)
-        self._manifests.remember(path, made.data, names)
-        return StoredManifest(path, made)
+        await self._create(path, written.data, written.data)
+        self._manifests.remember(path, written.data, names)
+        return StoredManifest(path, written)
 
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
