@@ -68,9 +68,9 @@ def _bounds(metadata: Any) -> str:
         return "one of " + ", ".join(f"`{choice}`" for choice in metadata["choices"])
     if metadata["schemes"]:
         return "starts with " + " or ".join(f"`{scheme}://`" for scheme in metadata["schemes"])
-    if metadata["least"] is not None:
-        most = f", at most `{metadata['most']:g}`" if metadata["most"] is not None else ""
-        return f"at least `{metadata['least']:g}`{most}"
+    if metadata["minimum"] is not None:
+        limit = f", at most `{metadata['maximum']:g}`" if metadata["maximum"] is not None else ""
+        return f"at least `{metadata['minimum']:g}`{limit}"
     return ""
 
 

@@ -90,7 +90,7 @@ SAMPLE_INTERVAL_S = 1.0
 UNREADABLE = "unreadable"
 """The operation under which requests that are not HTTP are counted."""
 HEADER_BYTES_MAX = 1 << 20
-"""Of a request's line and headers together; each has aiohttp's own limit of 8 KiB."""
+"""The limit of a request's line and headers together; each has aiohttp's own limit of 8 KiB."""
 _REPAIRED_SHOWN = 20
 _log = structlog.get_logger("seamark.server")
 
@@ -131,21 +131,21 @@ async def open_components(
         database_shares = DatabaseShares(settings, clock)
         store.observe(database_shares.charge)
         indexes = await enter(open_indexes(settings, objects, registry, clock, stored=stored))
-        # Without authentication there is one tenant, who may read everything.
-        location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.parts.warehouse)
+        # Without authentication there is one tenant, which may read everything.
+        location_checker = None if settings.auth == "none" else LocationChecker(store, catalog.context.warehouse)
         planner = await enter(
             open_planner(
                 settings, objects, clock, stored=stored, indexes=indexes, usage=usage, location_checker=location_checker
             )
         )
-        publisher = await enter(open_publisher(catalog.parts))
+        publisher = await enter(open_publisher(catalog.context))
         cleaner = Cleaner(
             store,
             registry,
             objects,
             clock,
             catalog.documents.table,
-            partial(list_claimed, catalog.parts),
+            partial(list_claimed, catalog.context),
             folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
             retention_s=settings.index_retention_s,
         )
@@ -236,7 +236,7 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
 @asynccontextmanager
 async def _open_tracing(settings: Settings) -> AsyncIterator[Tracer | None]:
-    """None without an endpoint.
+    """Open the tracer; None without an endpoint.
 
     Raises:
         ConfigError: If the optional SDK is not installed.
@@ -315,7 +315,10 @@ def url_of(settings: Settings, sock: socket.socket) -> str:
 
 
 def limits_of(settings: Settings) -> ConnectionLimits:
-    """By the settings; where they leave the number of connections open, by the files that this process may open."""
+    """Return the limits by the settings.
+
+    Where they leave the number of connections open, the files that this process may open limit it.
+    """
     limit = connections_max(settings.connections_limit, files_each=1, minimum=settings.requests_limit)
     return ConnectionLimits(
         connections=limit,

@@ -50,7 +50,7 @@ else:
 
 _HOWTO = "send the header Authorization: Bearer <token>"
 _NO_TOKENS = ("None", "null", "undefined")
-"""What clients send in the place of a token that is not set."""
+"""The texts that clients send in the place of a token that is not set."""
 
 
 class Login(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class Login(msgspec.Struct, frozen=True):
     token: AccessToken | None = None
     """The bearer token of this server that the login is based on, if any."""
     expires_ms: int | None = None
-    """When the presented token expires, if it states that."""
+    """The end of the presented token, if it states that."""
 
 
 class Authenticator:

@@ -88,7 +88,7 @@ def _rules() -> dict[str, Rule]:
 
 
 RULES = _rules()
-"""By operation id: of the Iceberg REST specification, and of the OpenAPI document for Seamark's routes."""
+"""The rules by operation id of the Iceberg REST specification, and of the OpenAPI document for Seamark's routes."""
 
 
 def changes(operation: str) -> bool:
@@ -109,7 +109,11 @@ class Authorizer:
     """Stateless: any number of instances may exist."""
 
     def require(self, principal: Principal, operation: str, namespace: NamespacePath) -> None:
-        """Forbidden unless `principal` may do `operation` in `namespace`; the message names the missing grant."""
+        """Check that `principal` may do `operation` in `namespace`.
+
+        Raises:
+            Forbidden: When it may not; the message names the missing grant.
+        """
         if self.allows(principal, operation, namespace):
             return
         rule = RULES.get(operation, _UNKNOWN)
@@ -125,7 +129,11 @@ class Authorizer:
         )
 
     def require_somewhere(self, principal: Principal, operation: str) -> None:
-        """Forbidden unless `principal` may do `operation` in at least one namespace."""
+        """Check that `principal` may do `operation` in at least one namespace.
+
+        Raises:
+            Forbidden: When it may not.
+        """
         rule = RULES.get(operation, _UNKNOWN)
         if not any(self.allows(principal, operation, grant.namespace) for grant in principal.grants):
             raise Forbidden(
@@ -138,7 +146,7 @@ class Authorizer:
         if rule.scope is Scope.LOGIN:
             return True
         if rule.scope is Scope.SEEN:
-            # The root is visible to all; what is listed in it is filtered.
+            # The root is visible to all; its listing is filtered.
             return not namespace or self.visible(principal, namespace)
         return self.holds(principal, rule.role, () if rule.scope is Scope.CATALOG else namespace)
 

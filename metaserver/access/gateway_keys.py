@@ -34,7 +34,7 @@ _OPENED_BYTES = 4 << 20
 
 
 class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
-    """What the bearer of the keys may do: read, or also write, the objects below `location` until `expires_ms`."""
+    """The right of the bearer of the keys to read, or also write, the objects below `location` until `expires_ms`."""
 
     table_uuid: str
     location: str

@@ -23,9 +23,13 @@ _log = structlog.get_logger("seamark.access")
 
 
 def check_binding(settings: Settings) -> None:
-    """ConfigError when the server would listen on other addresses than loopback without requiring a login.
+    """Check that a server without a required login listens on loopback addresses only.
 
-    A host name counts with every address that it resolves to. Resolves names, so it may block."""
+    A host name counts with every address that it resolves to. This function resolves names, so it may block.
+
+    Raises:
+        ConfigError: When it would listen on other addresses.
+    """
     if settings.auth != "none" or is_loopback(settings.host):
         return
     raise ConfigError(
@@ -36,7 +40,11 @@ def check_binding(settings: Settings) -> None:
 
 
 async def check_logins(settings: Settings, store: PointerStore, clock: Clock) -> None:
-    """ConfigError when only tokens are accepted and none is live; a warning when no OIDC user has any right."""
+    """Check that somebody can log in; warn when no OIDC user has any right.
+
+    Raises:
+        ConfigError: When only tokens are accepted and none is live.
+    """
     if settings.auth == "token" and not await live_tokens(store, clock):
         raise ConfigError(
             "auth = token, but there is no live token, so no client could log in. Create one:\n  "
@@ -65,7 +73,10 @@ def is_loopback(host: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_loopback_address(text: str) -> bool:
-    """For an IPv4 or IPv6 address as text, with or without a zone; an IPv4 address within IPv6 is unwrapped."""
+    """Return whether an IPv4 or IPv6 address, with or without a zone, is loopback.
+
+    An IPv4 address within IPv6 is unwrapped.
+    """
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -26,7 +26,7 @@ else:
     jwk, jose = LazyModule("joserfc.jwk"), LazyModule("joserfc.jwt")
 
 ISSUER = "seamark"
-"""Also the audience. OIDC issuers are URLs, so that none has this name."""
+"""The issuer and audience of the tokens. OIDC issuers are URLs, so that none has this name."""
 PURPOSE = "access-token"
 _ALGORITHM = "HS256"
 
@@ -38,7 +38,7 @@ class Issued(msgspec.Struct, frozen=True):
     digest: str
     """The digest of the bearer token it was made from; empty for a token issued without a login."""
     expires_ms: int | None
-    """None when the expiry was not checked."""
+    """The end is None when the expiry was not checked."""
 
 
 class Issuer:
@@ -83,7 +83,14 @@ class Issuer:
         return unverified.claims.get("iss") == ISSUER
 
     def check(self, token: str, unverified: jwt.Unverified, *, expired_too: bool = False) -> Issued:
-        """Unauthenticated unless this server signed the token and, without `expired_too`, it has not expired."""
+        """Check that this server signed the token.
+
+        Args:
+            expired_too: Also accept an expired token.
+
+        Raises:
+            Unauthenticated: When it did not sign the token, or the token has expired.
+        """
         claims = jwt.verify(token, unverified, self._key_of(unverified), _ALGORITHM)
         name, digest = claims.get("sub"), claims.get("token")
         if claims.get("aud") != ISSUER or not isinstance(name, str) or not isinstance(digest, str):

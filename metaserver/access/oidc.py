@@ -54,7 +54,7 @@ class Identity(msgspec.Struct, frozen=True):
     name: str
     """`oidc:` and the principal claim."""
     roles: tuple[Grant, ...]
-    """From the roles claim."""
+    """The roles in the roles claim."""
     expires_ms: int
 
 
@@ -78,7 +78,12 @@ class Oidc:
         self._fetching = asyncio.Lock()
 
     async def identify(self, token: str, unverified: jwt.Unverified) -> Identity:
-        """Unauthenticated names the fault of the token; RetryLater: the issuer's keys are unavailable."""
+        """Return the identity that the token proves.
+
+        Raises:
+            Unauthenticated: With the fault of the token.
+            RetryLater: When the issuer's keys are unavailable.
+        """
         claims_issuer = unverified.claims.get("iss")
         if claims_issuer != self._issuer:
             raise Unauthenticated(f"The token is not from the issuer {self._issuer}")
@@ -133,7 +138,7 @@ class Oidc:
         return key
 
     def _lookup(self, kid: str | None) -> VerifyKey | None:
-        """Without a kid, only the issuer's sole key."""
+        """Return the key with this kid; without a kid, the issuer's sole key."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)

@@ -43,7 +43,7 @@ class Role(StrEnum):
 
 
 RANKS = {"reader": 1, "writer": 2, "admin": 3}
-"""By the text of the role, as in grants."""
+"""The rank of each role, by the text of the role in grants."""
 
 
 class Principal(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ ANONYMOUS = Principal(ANONYMOUS_NAME, (Grant(ANONYMOUS_NAME, Role.ADMIN.value),)
 
 
 CURRENT: ContextVar[str] = ContextVar("principal", default="")
-"""What `current_principal` returns. The middleware sets it for each request without the cost of `answering`."""
+"""The value that `current_principal` returns. The middleware sets it for each request, cheaper than `answering`."""
 
 
 def current_principal() -> str:
@@ -67,7 +67,7 @@ def current_principal() -> str:
 
 @contextmanager
 def answering(name: str) -> Iterator[None]:
-    """Set what `current_principal` returns within the block, in this task and those that it starts."""
+    """Set the value of `current_principal` within the block, in this task and the tasks that it starts."""
     token = CURRENT.set(name)
     try:
         yield
@@ -76,7 +76,11 @@ def answering(name: str) -> Iterator[None]:
 
 
 def check_token_name(name: str) -> str:
-    """BadRequest unless the name is valid for a token."""
+    """Return the name if it is valid for a token.
+
+    Raises:
+        BadRequest: If it is not.
+    """
     if len(name) > NAME_LENGTH_MAX or not _TOKEN_NAME.match(name):
         raise BadRequest(
             f"The token name {name[:40]!r} must begin with a letter or digit and contain only "
@@ -88,7 +92,11 @@ def check_token_name(name: str) -> str:
 
 
 def check_principal_name(name: str) -> str:
-    """BadRequest unless grants may name it: the name of a token, or `oidc:` and a subject."""
+    """Return the name if grants may name it: the name of a token, or `oidc:` and a subject.
+
+    Raises:
+        BadRequest: If they may not.
+    """
     if name.startswith(OIDC_PREFIX):
         subject = name.removeprefix(OIDC_PREFIX)
         check_name(subject, "OIDC subject")
@@ -99,7 +107,11 @@ def check_principal_name(name: str) -> str:
 
 
 def check_role(text: str) -> Role:
-    """BadRequest for an unknown role."""
+    """Return the role with this text.
+
+    Raises:
+        BadRequest: For an unknown role.
+    """
     try:
         return Role(text)
     except ValueError:
@@ -107,9 +119,10 @@ def check_role(text: str) -> Role:
 
 
 def make_grant(principal: str, role: str, namespace: NamespacePath) -> Grant:
-    """BadRequest for an invalid part.
+    """Return a grant. The empty path is the whole catalog.
 
-    The empty path is the whole catalog.
+    Raises:
+        BadRequest: For an invalid part.
     """
     if namespace:
         check_namespace(namespace)

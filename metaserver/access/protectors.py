@@ -36,7 +36,7 @@ class WrongKey(Exception):
 class KeyProtector(Protocol):
     """Encrypts small secrets.
 
-    `about` is authenticated data: what is sealed for one purpose opens for no other.
+    `about` is authenticated data: a secret that is sealed for one purpose opens for no other.
     """
 
     @property

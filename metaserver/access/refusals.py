@@ -30,14 +30,14 @@ class Refusals:
         self._counts: dict[tuple[str, str], int] = {}
         self._unauthenticated: set[tuple[str, str]] = set()
 
-    def is_written(self, who: str, remote: str, *, unauthenticated: bool) -> bool:
+    def is_written(self, principal: str, remote: str, *, unauthenticated: bool) -> bool:
         """Count one refusal and return whether to write it.
 
         The caller calls `due` first.
         """
-        key = (who, remote)
+        key = (principal, remote)
         if key not in self._counts and len(self._counts) >= self._keys_max:
-            key = (who if unauthenticated else _OTHERS, _OTHERS)
+            key = (principal if unauthenticated else _OTHERS, _OTHERS)
         count = self._counts[key] = self._counts.get(key, 0) + 1
         if unauthenticated:
             self._unauthenticated.add(key)

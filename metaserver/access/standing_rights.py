@@ -1,4 +1,4 @@
-"""Whether a principal that is not here still has a login and a right: for keys and jobs that act for it later."""
+"""Checks whether an absent principal still has a login and a right, for keys and jobs that act for it later."""
 
 from __future__ import annotations
 

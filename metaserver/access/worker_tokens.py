@@ -48,7 +48,7 @@ class _SignedTokens:
 
     prefix: ClassVar[str]
     _purpose: ClassVar[str]
-    """Of the key, and the name of the tokens in messages."""
+    """The purpose of the key, and the name of the tokens in messages."""
 
     def __init__(self, keyring: Keyring, clock: Clock) -> None:
         self._keyring = keyring
@@ -63,7 +63,14 @@ class _SignedTokens:
         return self.prefix + to_base64url(whole + _mac(key, whole))
 
     def _verify(self, token: str, kind: type[_Claims], expired: str) -> _Claims:
-        """Unauthenticated for any other token; with `expired` after its end."""
+        """Return the claims of a token.
+
+        Args:
+            expired: The message for a token after its end.
+
+        Raises:
+            Unauthenticated: For a token that has expired, or is no token of this kind.
+        """
         try:
             raw = from_base64url(token.removeprefix(self.prefix))
             whole, mac = raw[:-_MAC_BYTES], raw[-_MAC_BYTES:]
@@ -115,7 +122,11 @@ class StatementTokens(_SignedTokens):
     _purpose = "statement-token"
 
     def issue(self, caller: Principal, ttl_s: float) -> str:
-        """BadRequest if the caller has too many grants for a token."""
+        """Return a token for the statements of the caller.
+
+        Raises:
+            BadRequest: If the caller has too many grants for a token.
+        """
         namespaces = {grant.namespace for grant in caller.grants if grant.role in RANKS}
         topmost = [path for path in namespaces if not any(path[:n] in namespaces for n in range(len(path)))]
         token = self._sign(_StatementClaims(caller.name, tuple(sorted(topmost)), self._end_ms(ttl_s)))
@@ -127,7 +138,7 @@ class StatementTokens(_SignedTokens):
         return token
 
     def principal(self, token: str) -> tuple[Principal, int]:
-        """As for service tokens."""
+        """Return the principal of a token, and the end of the token."""
         expired = "The statement token has expired: the statement ran longer than sql_time_s"
         claims = self._verify(token, _StatementClaims, expired)
         grants = tuple(Grant(claims.name, Role.READER.value, path) for path in claims.namespaces)

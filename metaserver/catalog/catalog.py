@@ -49,28 +49,32 @@ class Catalog:
     warehouse: Warehouse
     staging: StagingPasses
     pages: PageTokens
-    parts: CatalogContext
+    context: CatalogContext
 
     async def load_location(self, namespace: NamespacePath, name: str) -> str:
         """The table's location. NoSuchTable; Forbidden when its metadata names another location than it claims."""
         loaded = await self.tables.load(namespace, name)
         assert loaded.entry is not None
-        await check_own(self.parts, loaded.entry.uuid, loaded.metadata.location)
+        await check_own(self.context, loaded.entry.uuid, loaded.metadata.location)
         return loaded.metadata.location
 
     async def check_writable(self, loaded: LoadedTable) -> None:
-        """Forbidden when the server would write outside the table's claimed locations by the table's metadata."""
-        assert loaded.entry is not None
-        await check_writable(self.parts, loaded.entry.uuid, loaded.metadata)
-
-    async def find_staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
-        """See `Staging.location`.
+        """Check that the server writes only inside the table's claimed locations by the table's metadata.
 
         Raises:
-            Forbidden: Also when another table has claimed the location since.
+            Forbidden: When it would write elsewhere.
+        """
+        assert loaded.entry is not None
+        await check_writable(self.context, loaded.entry.uuid, loaded.metadata)
+
+    async def find_staged_location(self, token: str, namespace: NamespacePath, name: str) -> str:
+        """Return the location of a staged table, by the token of its staging.
+
+        Raises:
+            Forbidden: For an invalid token, or when another table has claimed the location since.
         """
         location = self.staging.location(token, namespace, name)
-        await check_staged(self.parts, location, namespace, name)
+        await check_staged(self.context, location, namespace, name)
         return location
 
     async def replay(self, record: IdempotencyRecord) -> LoadedTable | LoadedView | None:
@@ -119,7 +123,7 @@ async def open_catalog(
     """
     warehouse = Warehouse(settings.warehouse_uri(), settings.allowed_locations)
     documents = Documents(objects, clock, budget_bytes=settings.metadata_cache_bytes, stored=stored)
-    parts = CatalogContext(
+    context = CatalogContext(
         settings=settings,
         store=store,
         objects=objects,
@@ -129,24 +133,24 @@ async def open_catalog(
         timeline=timeline,
         pages=PageTokens(keyring, clock),
     )
-    await fill(parts)
-    plans = PlanTables(parts)
+    await fill(context)
+    plans = PlanTables(context)
     try:
         yield Catalog(
-            namespaces=Namespaces(parts),
-            tables=Tables(parts),
-            views=Views(parts),
-            functions=Functions(parts),
-            dropped=Dropped(parts),
+            namespaces=Namespaces(context),
+            tables=Tables(context),
+            views=Views(context),
+            functions=Functions(context),
+            dropped=Dropped(context),
             plan_tables=plans,
-            plan_views=PlanViews(parts, plans),
-            metrics=MetricsReports(parts),
-            column_usage=ColumnUsage(parts),
+            plan_views=PlanViews(context, plans),
+            metrics=MetricsReports(context),
+            column_usage=ColumnUsage(context),
             documents=documents,
             warehouse=warehouse,
             staging=StagingPasses(clock, keyring),
-            pages=parts.pages,
-            parts=parts,
+            pages=context.pages,
+            context=context,
         )
     finally:
         await documents.close()

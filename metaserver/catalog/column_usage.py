@@ -1,7 +1,7 @@
-"""Which columns of tables are read, and how old the partitions are: counters by day, for advice on column TTLs.
+"""Counters by day of the columns that are read and the age of the partitions, for advice on column TTLs.
 
-A read is counted in memory, without I/O, and recorded once a minute. What a killed server has not recorded is lost:
-the advice states how much of the traffic it has seen. Jobs of table services are not counted.
+A read is counted in memory, without I/O, and recorded once a minute. Reads that a killed server has not recorded are
+lost: the advice states how much of the traffic it has seen. Jobs of table services are not counted.
 
 The memory is limited, and one principal can use at most half of it. A read beyond the limit counts as a read of every
 column of its table, so that no column that is read looks unread.
@@ -42,10 +42,11 @@ _log = structlog.get_logger("seamark.server")
 
 
 class ColumnRead(NamedTuple):
-    """`columns`: ids, made by `columns_of`.
+    """A read of columns of a table.
 
     Attributes:
-        oldest_age_d: As in `ColumnReads`.
+        columns: Ids, made by `columns_of`.
+        oldest_age_d: The same as in `ColumnReads`.
     """
 
     uuid: str
@@ -70,24 +71,28 @@ class ColumnUsage:
     reports name the snapshot that they read.
     """
 
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
-        self._limit = parts.settings.column_usage_counters
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
+        self._limit = context.settings.column_usage_counters
         self._counts: Counter[ColumnRead] = Counter()
         self._held: Counter[str | None] = Counter()
         """Of the limit, by principal."""
         self._is_full = False
         self.plans: MemoryCache[int, int | None] = MemoryCache(_PLANS_BYTES, "column-usage")
-        self.days = parts.settings.column_usage_days
+        self.days = context.settings.column_usage_days
         self.is_on = self.days > 0
 
-    def add(self, read: ColumnRead, who: str | None) -> None:
-        """`who`: the principal that reads; None without logins, when it has the whole limit."""
+    def add(self, read: ColumnRead, principal: str | None) -> None:
+        """Count a read.
+
+        Args:
+            who: The principal that reads. None without logins: then it has the whole limit.
+        """
         if read not in self._counts:
             cost = 1 + len(read.columns) // _COLUMNS_EACH
-            share = self._limit if who is None else max(1, self._limit // 2)
-            if self._held.total() + cost <= self._limit and self._held[who] + cost <= share:
-                self._held[who] += cost
+            share = self._limit if principal is None else max(1, self._limit // 2)
+            if self._held.total() + cost <= self._limit and self._held[principal] + cost <= share:
+                self._held[principal] += cost
             else:
                 read = ColumnRead(read.uuid, frozenset((EVERY_COLUMN,)), ALL_AGES)
                 if not self._is_full:
@@ -96,17 +101,17 @@ class ColumnUsage:
                         "reads are counted as reads of every column",
                         limit=self._limit,
                         setting="column_usage_counters",
-                        who=who,
+                        who=principal,
                     )
         self._counts[read] += 1
 
     @property
     def today(self) -> int:
         """Days since the epoch."""
-        return self._parts.clock.now_ms() // DAY_MS
+        return self._context.clock.now_ms() // DAY_MS
 
     async def run(self) -> None:
-        """Until cancelled: records what was counted."""
+        """Record the counts periodically, until cancelled."""
         while True:
             await asyncio.sleep(FLUSH_S)
             await self.flush()
@@ -120,22 +125,22 @@ class ColumnUsage:
         self._held = Counter()
         for uuid, rows in (await asyncio.to_thread(_by_table, counts)).items():
             try:
-                await self._parts.store.transact([AddColumnReads(uuid, self.today, rows)])
+                await self._context.store.transact([AddColumnReads(uuid, self.today, rows)])
             except NoSuchTable:  # it was dropped meanwhile
                 continue
             except BadRequest as error:
                 _log.warning("reads of columns are not recorded", uuid=uuid, error=error.message)
 
     async def of_table(self, uuid: str) -> list[ColumnReads]:
-        """With those that this server has not recorded yet."""
+        """Return the reads of a table, with those that this server has not recorded yet."""
         await self.flush()
-        return await self._parts.store.column_reads(uuid, self.today - self.days, _LISTED_MAX)
+        return await self._context.store.column_reads(uuid, self.today - self.days, _LISTED_MAX)
 
     async def prune(self) -> int:
-        """Remove what is older than the setting; return the number of rows."""
+        """Remove the rows that are older than the setting, and return their number."""
         removed = 0
-        before_day = (await look_at_clock(self._parts.store, self._parts.clock)).ago(self.days * DAY_MS) // DAY_MS
-        while count := await self._parts.store.prune_column_reads(before_day, _PRUNED):
+        before_day = (await look_at_clock(self._context.store, self._context.clock)).ago(self.days * DAY_MS) // DAY_MS
+        while count := await self._context.store.prune_column_reads(before_day, _PRUNED):
             removed += count
             if count < _PRUNED:
                 break
@@ -143,7 +148,7 @@ class ColumnUsage:
 
 
 def _by_table(counts: Mapping[ColumnRead, int]) -> dict[str, tuple[tuple[int, int, int], ...]]:
-    """Of each table the columns with (oldest_age_d, reads)."""
+    """Return for each table the columns with (oldest_age_d, reads)."""
     tables: defaultdict[str, dict[int, tuple[int, int]]] = defaultdict(dict)
     for read, count in counts.items():
         of_table = tables[read.uuid]

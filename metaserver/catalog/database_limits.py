@@ -1,8 +1,8 @@
-"""What clients may write to the database: rows and bytes of a principal within an hour, and what a namespace has.
+"""Limits of the rows and bytes that a principal writes to the database within an hour, and of a namespace's size.
 
 Tables, views, functions and namespaces stay until a client drops them, so their number is limited for each namespace of
 the first level, a tenant's usual place. Other rows (instants, idempotency keys, audit records, reports, index files,
-producers, plans) end with a retention or with their table. What a principal writes within an hour limits them.
+producers, plans) end with a retention or with their table. The limit of an hour's writes bounds them.
 
 These limits refuse no drop. Counters belong to one worker.
 """
@@ -44,7 +44,7 @@ _ADDS_NOTHING = (
 """Beginnings of the names of operations that add no rows."""
 _RETRY_S = 60
 _UNKNOWN_BYTES = 128 << 10
-"""What an operation counts that cannot be encoded: as much as the largest report."""
+"""The size of an operation that cannot be encoded: that of the largest report."""
 
 
 class DatabaseShares:
@@ -74,19 +74,19 @@ class DatabaseShares:
                     self._rows.add(principal, now_s, now_s + WINDOW_S)
                     self._bytes.add(principal, now_s, now_s + WINDOW_S, _size_bytes(part))
 
-    def require_room(self, who: str) -> None:
+    def require_room(self, principal: str) -> None:
         """TooManyRequests if the principal has written its share of this hour."""
-        if who == ANONYMOUS.name:
+        if principal == ANONYMOUS.name:
             return
         now_s = self._clock.monotonic()
         for quota, limit, description, setting in (
             (self._rows, self._rows_limit, "rows", "database_rows_limit"),
             (self._bytes, self._bytes_limit, "bytes", "database_bytes_limit"),
         ):
-            if not quota.has_room(who, now_s):
+            if not quota.has_room(principal, now_s):
                 raise TooManyRequests(
-                    f"{who[:100]} has written {limit:,} {description} to the database within an hour ({setting}); "
-                    "try again later, or ask the operator for a higher limit",
+                    f"{principal[:100]} has written {limit:,} {description} to the database within an hour "
+                    f"({setting}); try again later, or ask the operator for a higher limit",
                     _RETRY_S,
                 )
 
@@ -103,7 +103,7 @@ def _size_bytes(part: object) -> int:
 
 
 class _Size(msgspec.Struct):
-    """`rows` and `characters` at `counted_s`, and what was added since."""
+    """The rows and characters at `counted_s`, and the additions since then."""
 
     counted_s: float
     rows: int
@@ -126,7 +126,11 @@ class NamespaceSizes:
     async def require_room(
         self, store: PointerStore, settings: Settings, clock: Clock, operations: Sequence[Operation]
     ) -> None:
-        """Forbidden if the operations would exceed what a namespace may have."""
+        """Check that the operations stay within the limits of their namespaces.
+
+        Raises:
+            Forbidden: If a namespace would exceed its limit.
+        """
         rows, characters = await _additions(store, operations)
         for top in rows | characters:
             counting = self._counting.setdefault(top, asyncio.Lock())

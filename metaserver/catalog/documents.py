@@ -55,7 +55,11 @@ class Documents:
     def __init__(
         self, objects: ObjectStore, clock: Clock, *, budget_bytes: int, stored: ObjectStore | None = None
     ) -> None:
-        """`stored`: the storage itself, without the caches that `objects` may have; by default `objects`."""
+        """Create the cache of metadata documents.
+
+        Args:
+            stored: The storage itself, without the caches that `objects` may have; by default `objects`.
+        """
         self._objects = objects
         self._sources = (objects,) if stored is None or stored is objects else (objects, stored)
         self._clock = clock
@@ -69,7 +73,12 @@ class Documents:
         return self._cache
 
     async def table(self, location: str) -> TableMetadata:
-        """NotFound when the file is missing, Corrupt when it is no table metadata."""
+        """Return the metadata of a table.
+
+        Raises:
+            NotFound: When the file is missing.
+            Corrupt: When the file contains no table metadata.
+        """
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
             return cached
@@ -78,8 +87,10 @@ class Documents:
         return metadata
 
     async def peek(self, location: str) -> TableMetadata:
-        """As `table`, without keeping what is read: for a look at many tables, which would displace what requests
-        need."""
+        """Return the metadata of a table like `table`, but do not cache it.
+
+        A look at many tables would displace the documents that requests need.
+        """
         cached = self._cache.get(("table", location))
         if isinstance(cached, TableMetadata):
             return cached
@@ -95,7 +106,7 @@ class Documents:
         return metadata
 
     async def read_stored_properties(self, location: str) -> dict[str, str]:
-        """Return the properties in the metadata file, including those that are not served.
+        """Return all properties in the metadata file, also those that clients do not see.
 
         Raises:
             BadRequest: When the file has no valid properties.
@@ -123,7 +134,7 @@ class Documents:
         return self.render(location, metadata, mode)
 
     def render(self, location: str, metadata: TableMetadata, mode: SnapshotMode) -> bytes:
-        """Like `document`, from decoded metadata."""
+        """Return the same as `document`, from decoded metadata."""
         cached = self._cache.get((mode, location))
         if isinstance(cached, bytes):
             return cached
@@ -140,7 +151,11 @@ class Documents:
         return data
 
     async def ensure_exists(self, location: str) -> None:
-        """NotFound when the metadata file is missing: the cache must not serve a table whose file is gone."""
+        """Check that the metadata file exists: the cache must not serve a table whose file is gone.
+
+        Raises:
+            NotFound: When it is missing.
+        """
         if location.startswith("file:"):
             if not await self._objects.exists(location):
                 raise _missing(location)
@@ -241,7 +256,7 @@ M = TypeVar("M", TableMetadata, ViewMetadata)
 
 
 async def _decode_table(data: bytes, location: str) -> TableMetadata:
-    """Of a long file in a thread."""
+    """Decode table metadata, in a thread if it is long."""
 
     def decode() -> TableMetadata:
         return index_columns(_drop_client_properties(decode_table(data, location)))

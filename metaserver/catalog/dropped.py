@@ -49,11 +49,11 @@ HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")
 
 
 class Dropped:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
 
     async def get(self, dropped_id: str) -> DroppedEntry:
-        row = await self._parts.store.find_dropped(dropped_id)
+        row = await self._context.store.find_dropped(dropped_id)
         if row is None:
             raise no_such_dropped(dropped_id)
         return row
@@ -62,9 +62,9 @@ class Dropped:
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
     ) -> Page[DroppedEntry]:
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
-            return await self._parts.store.list_dropped(namespace, after, limit)
+            return await self._context.store.list_dropped(namespace, after, limit)
 
-        return await self._parts.page(read, lambda row: row.id, page_token, page_size)
+        return await self._context.page(read, lambda row: row.id, page_token, page_size)
 
     async def list_retained(
         self, namespace: NamespacePath | None, page_token: str | None, page_size: int | None
@@ -72,9 +72,9 @@ class Dropped:
         """Return entries that can no longer be restored, and keep their locations because files are there."""
 
         async def read(after: str | None, limit: int) -> list[DroppedEntry]:
-            return await self._parts.store.list_retained(namespace, after, limit)
+            return await self._context.store.list_retained(namespace, after, limit)
 
-        return await self._parts.page(read, lambda row: row.id, page_token, page_size)
+        return await self._context.page(read, lambda row: row.id, page_token, page_size)
 
     async def release(self, dropped_id: str) -> None:
         """End the claims of an entry and leaves its files where they are.
@@ -83,28 +83,28 @@ class Dropped:
             BadRequest: While it can be restored.
         """
         row = await self.get(dropped_id)
-        passed = await look_at_clock(self._parts.store, self._parts.clock)
+        passed = await look_at_clock(self._context.store, self._context.clock)
         if not row.is_retained and not _is_expired(row, passed):
             raise BadRequest(
                 f"{show(row.entry.namespace, row.entry.name)} can be restored until its retention ends; purge it, or "
                 "release its locations after that"
             )
         forget = [] if row.is_retained else [ForgetDropped(dropped_id=row.id)]
-        await self._parts.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
+        await self._context.transact([*forget, ReleaseLocations(uuid=row.entry.uuid)])
 
     async def release_unused(self) -> int:
         """Housekeeping: ends the claims of retained entries of which no file is left.
 
         Returns their number.
         """
-        now_ms = self._parts.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         released = 0
-        for row in await self._parts.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
+        for row in await self._context.store.list_unchecked(now_ms - _CHECKED_EVERY_S * 1000, _BATCH):
             operation: Operation = CheckRetained(uuid=row.entry.uuid, now_ms=now_ms)
-            if not await has_files(self._parts, row.entry):
+            if not await has_files(self._context, row.entry):
                 operation = ReleaseLocations(uuid=row.entry.uuid)
                 released += 1
-            await self._parts.transact([operation])
+            await self._context.transact([operation])
         return released
 
     async def restore(
@@ -112,21 +112,21 @@ class Dropped:
     ) -> Entry:
         """Restores an entry under its old or another name. AlreadyExists, NoSuchNamespace; NotFound after the
         retention."""
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         row = await self.get(dropped_id)
-        passed = await look_at_clock(self._parts.store, self._parts.clock)
+        passed = await look_at_clock(self._context.store, self._context.clock)
         if _is_expired(row, passed):
             raise NotFound(f"The retention of {dropped_id} has ended; it can no longer be undropped")
         path = row.entry.namespace if namespace is None else namespace
         to_name = check_new_name(row.entry.name if name is None else name, f"{row.entry.kind.value} name")
         entry = msgspec.structs.replace(row.entry, namespace=path, name=to_name)
-        await self._parts.transact(
+        await self._context.transact(
             [
                 RestoreEntry(dropped_id=dropped_id, namespace=path, name=to_name, is_kept=True),
-                self._parts.instant(caller, entry, "undrop", requested_ms=requested_ms),
+                self._context.instant(caller, entry, "undrop", requested_ms=requested_ms),
             ]
         )
-        return await self._parts.store.entry(entry.kind, path, to_name) or entry
+        return await self._context.store.entry(entry.kind, path, to_name) or entry
 
     async def purge(self, caller: Caller, dropped_id: str) -> None:
         """Purge before the retention ends, files included, even if the drop did not request it.
@@ -136,7 +136,7 @@ class Dropped:
         """
         row = await self.get(dropped_id)
         if row.entry.kind is EntryKind.TABLE:
-            await check_purgeable(self._parts, row.entry)
+            await check_purgeable(self._context, row.entry)
         await self._forget(caller, msgspec.structs.replace(row, purge=True))
 
     async def purge_expired(self) -> int:
@@ -144,15 +144,15 @@ class Dropped:
 
         Returns the number of both.
         """
-        unfinished = await self._parts.store.instants(
+        unfinished = await self._context.store.instants(
             InstantFilter(action="purge", state=InstantState.INFLIGHT, archived=False), _BATCH
         )
         for instant in unfinished:
             await self._delete_files(instant)
-        passed = await look_at_clock(self._parts.store, self._parts.clock)
-        retention_ms = self._parts.settings.drop_retention_s * 1000
+        passed = await look_at_clock(self._context.store, self._context.clock)
+        retention_ms = self._context.settings.drop_retention_s * 1000
         # An entry that was dropped with another retention may be among these, or come later.
-        rows = await self._parts.store.list_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
+        rows = await self._context.store.list_expired(passed.ago(retention_ms) + retention_ms, _BATCH)
         expired = [row for row in rows if _is_expired(row, passed)]
         for row in expired:
             try:
@@ -163,20 +163,20 @@ class Dropped:
 
     async def _forget(self, caller: Caller, row: DroppedEntry) -> None:
         if not row.purge or row.entry.kind is not EntryKind.TABLE:
-            # Of a retained view or function only its locations are left: its files are never deleted.
+            # A retained view or function has only its locations left: its files are never deleted.
             ended = ReleaseLocations(uuid=row.entry.uuid) if row.is_retained else ForgetDropped(dropped_id=row.id)
-            await self._parts.transact([ended])
+            await self._context.transact([ended])
             return
-        now = self._parts.clock.now_ms()
-        instant = self._parts.instant(caller, row.entry, "purge", requested_ms=now).instant
+        now = self._context.clock.now_ms()
+        instant = self._context.instant(caller, row.entry, "purge", requested_ms=now).instant
         instant = msgspec.structs.replace(instant, state=InstantState.INFLIGHT, completed_ms=None)
         try:
-            await self._parts.transact(
+            await self._context.transact(
                 [ForgetDropped(dropped_id=row.id, unshared=True), RecordInstant(instant=instant)]
             )
         except CommitConflict:
             # Another name registered the same table, which keeps the files; only the row is deleted.
-            await self._parts.transact([ForgetDropped(dropped_id=row.id)])
+            await self._context.transact([ForgetDropped(dropped_id=row.id)])
             return
         await self._delete_files(instant)
 
@@ -189,9 +189,9 @@ class Dropped:
         deleted = failed = 0
         assert instant.metadata_location is not None
         try:
-            async for location in reachable_files(self._parts, instant.uuid, instant.metadata_location):
+            async for location in reachable_files(self._context, instant.uuid, instant.metadata_location):
                 try:
-                    await self._parts.objects.delete(location)
+                    await self._context.objects.delete(location)
                     deleted += 1
                 except RetryLater:
                     raise
@@ -202,15 +202,15 @@ class Dropped:
         except SeamarkError:
             # Unreadable metadata leads to no files; they stay, and the instant records the failure.
             failed += 1
-        self._parts.documents.forget(instant.metadata_location)
+        self._context.documents.forget(instant.metadata_location)
         try:
-            await self._parts.transact(
+            await self._context.transact(
                 [
                     MoveInstant(
                         id=instant.id,
                         expected=InstantState.INFLIGHT,
                         state=InstantState.COMPLETED,
-                        now_ms=self._parts.clock.now_ms(),
+                        now_ms=self._context.clock.now_ms(),
                         summary={**instant.summary, "deleted-files": deleted, "failed-files": failed},
                     ),
                     await self._release(instant),
@@ -220,7 +220,10 @@ class Dropped:
             return  # another replica completed it
 
     async def _release(self, instant: Instant) -> ReleaseLocations:
-        """After a purge, which deletes only files that the metadata names: others keep the claims."""
+        """Return the operation that releases the claims after a purge.
+
+        A purge deletes only files that the metadata names, so other entries keep their claims.
+        """
         assert instant.metadata_location is not None
         entry = Entry(
             kind=EntryKind.TABLE,
@@ -237,7 +240,7 @@ class Dropped:
             expires_ms=instant.requested_ms,
             who=instant.who,
         )
-        return ReleaseLocations(uuid=instant.uuid, retained=gone if await has_files(self._parts, entry) else None)
+        return ReleaseLocations(uuid=instant.uuid, retained=gone if await has_files(self._context, entry) else None)
 
 
 def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
@@ -246,22 +249,25 @@ def _is_expired(row: DroppedEntry, passed: PassedTime) -> bool:
 
 
 def no_such_dropped(dropped_id: str) -> NotFound:
-    """For an unknown id, and for an id in a namespace that the caller cannot see: the answers must not differ."""
+    """Return the error for an unknown id.
+
+    The answer for an id in a namespace that the caller cannot see must not differ.
+    """
     return NotFound(f"No dropped entry has the id {dropped_id[:100]!r}; list them with GET /api/v1/dropped")
 
 
 def drop_operations(
-    parts: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
+    context: CatalogContext, caller: Caller, entry: Entry, *, purge: bool, requested_ms: int
 ) -> list[Operation]:
     """Drop a name and keep its row for the retention.
 
     Without a retention, only a purge is recorded, due now.
     """
-    retention_ms = parts.settings.drop_retention_s * 1000
+    retention_ms = context.settings.drop_retention_s * 1000
     keep = None
     if retention_ms > 0 or purge:
         keep = DroppedEntry(
-            id=str(parts.clock.uuid7()),
+            id=str(context.clock.uuid7()),
             entry=entry,
             purge=purge,
             dropped_ms=requested_ms,
@@ -270,4 +276,4 @@ def drop_operations(
         )
     drop = DropEntry(kind=entry.kind, namespace=entry.namespace, name=entry.name, keep=keep, uuid=entry.uuid)
     summary = {"purge": purge, **({"dropped-id": keep.id} if keep else {})}
-    return [drop, parts.instant(caller, entry, "drop", requested_ms=requested_ms, summary=summary)]
+    return [drop, context.instant(caller, entry, "drop", requested_ms=requested_ms, summary=summary)]

@@ -18,7 +18,7 @@ ENCRYPTED_COLUMNS = "seamark.encrypted-columns"
 _COLUMN_KEYS, _UNIFORM_KEY = "parquet.encryption.column.keys", "parquet.encryption.uniform.key"
 _COMPLETE = "parquet.encryption.complete.columns"
 Use = tuple[str, int]
-"""What publishes values of a column, and the id of the column."""
+"""A property or file that publishes values of a column, and the id of the column."""
 
 
 def find_encrypted_ids(metadata: TableMetadata) -> frozenset[int]:

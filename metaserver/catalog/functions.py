@@ -47,15 +47,15 @@ class _Document(msgspec.Struct, rename="kebab"):
 
 
 class Functions:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
-        return await self._parts.list_names(EntryKind.FUNCTION, namespace, page_token, page_size)
+        return await self._context.list_names(EntryKind.FUNCTION, namespace, page_token, page_size)
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedFunction:
-        entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
-        return LoadedFunction(entry=entry, document=await self._parts.documents.raw(entry.metadata_location))
+        entry = await self._context.require_entry(EntryKind.FUNCTION, namespace, name)
+        return LoadedFunction(entry=entry, document=await self._context.documents.raw(entry.metadata_location))
 
     async def put(
         self, caller: Caller, namespace: NamespacePath, name: str, document: dict[str, Any]
@@ -65,34 +65,34 @@ class Functions:
         Raises:
             BadRequest: For an invalid document, or one that changes the UUID.
         """
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         check_name(name, "function name")
         try:
             checked = from_values(document, _Document)
         except msgspec.ValidationError as error:
             raise BadRequest(f"The function metadata is malformed: {error}") from None
         check_client_properties(checked.properties, "A function")
-        current = await self._parts.store.entry(EntryKind.FUNCTION, namespace, name)
+        current = await self._context.store.entry(EntryKind.FUNCTION, namespace, name)
         if current is not None and current.uuid != checked.function_uuid:
             raise BadRequest(
                 f"{show(namespace, name)} has function-uuid {current.uuid}; drop it before you put another function"
             )
-        folder = await self._parts.choose_location(
+        folder = await self._context.choose_location(
             caller, EntryKind.FUNCTION, namespace, name, checked.function_uuid, None
         )
-        if current is None and await self._parts.store.names_of(checked.function_uuid):
+        if current is None and await self._context.store.names_of(checked.function_uuid):
             # A UUID identifies the history of an entry and decides whether a table's files may be deleted.
             raise BadRequest(f"The function-uuid {checked.function_uuid} is in use; choose another")
         body = encode_json(document)
-        location = f"{folder}/metadata/{self._parts.clock.uuid7()}{name_suffix(body, '.function.json')}"
+        location = f"{folder}/metadata/{self._context.clock.uuid7()}{name_suffix(body, '.function.json')}"
         entry = make_entry(namespace, name, checked.function_uuid, location, requested_ms, EntryKind.FUNCTION)
         change: Operation = CreateEntry(entry=entry)
         if current is not None:
             change = swap_of(current, location, requested_ms)
         action = "create" if current is None else "replace"
-        claim = await claim_folder(self._parts, entry, folder, fresh=current is None)
-        instant = self._parts.instant(caller, entry, action, requested_ms=requested_ms)
-        await self._parts.create_and_transact(location, body, [claim, change, instant])
+        claim = await claim_folder(self._context, entry, folder, fresh=current is None)
+        instant = self._context.instant(caller, entry, action, requested_ms=requested_ms)
+        await self._context.create_and_transact(location, body, [claim, change, instant])
         return LoadedFunction(entry=entry, document=body)
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
@@ -100,13 +100,15 @@ class Functions:
 
         There is no undrop: a function is one small document, and a put restores it.
         """
-        requested_ms = self._parts.clock.now_ms()
-        entry = await self._parts.require_entry(EntryKind.FUNCTION, namespace, name)
+        requested_ms = self._context.clock.now_ms()
+        entry = await self._context.require_entry(EntryKind.FUNCTION, namespace, name)
         drop = DropEntry(
             kind=EntryKind.FUNCTION, namespace=namespace, name=name, expected_location=entry.metadata_location
         )
         try:
-            await self._parts.transact([drop, self._parts.instant(caller, entry, "drop", requested_ms=requested_ms)])
+            await self._context.transact(
+                [drop, self._context.instant(caller, entry, "drop", requested_ms=requested_ms)]
+            )
         except CommitConflict:
             raise CommitConflict(
                 f"{show(namespace, name)} was replaced in the meantime; drop it again if you still want to"

@@ -13,7 +13,7 @@ from seamark.formats.runtime.fair_lock import FairLock
 T = TypeVar("T")
 
 LARGE_BYTES = 128 << 10
-"""Of JSON. Less takes milliseconds."""
+"""The size of JSON from which a request counts as large. Less takes milliseconds."""
 
 
 class LargeRequests(FairLock):
@@ -32,8 +32,9 @@ class LargeRequests(FairLock):
 
 
 def index_columns(metadata: TableMetadata) -> TableMetadata:
-    """Return the same, with the names of its columns indexed: of 50,000 it takes a quarter of a second, which the
-    first plan would take of the event loop.
+    """Return the same metadata with the names of its columns indexed.
+
+    For 50,000 columns this takes a quarter of a second, which the first plan would take from the event loop.
     """
     with suppress(BadRequest):  # who needs the columns gets the error
         _ = metadata.current_schema.index

@@ -13,14 +13,14 @@ from seamark.metaserver.store.operations import SaveMetricsReport
 
 _WINDOW_S = 60.0
 _PAGE_BYTES = 4 << 20
-"""Of the reports in an answer, which are decoded and encoded in the event loop."""
+"""The limit of the reports in an answer, which are decoded and encoded in the event loop."""
 _TYPES = ("scan-report", "commit-report")
 
 
 class MetricsReports:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
-        self._sent = Quota(parts.settings.metrics_rate_bytes)
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
+        self._sent = Quota(context.settings.metrics_rate_bytes)
 
     async def report(
         self, caller: Caller, namespace: NamespacePath, name: str, report: dict[str, Any], size: int
@@ -38,37 +38,40 @@ class MetricsReports:
         snapshot_id = report.get("snapshot-id")
         if not isinstance(snapshot_id, int) or isinstance(snapshot_id, bool) or not -(2**63) <= snapshot_id < 2**63:
             raise BadRequest("snapshot-id is not a 64-bit integer")
-        entry = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        entry = await self._context.store.entry(EntryKind.TABLE, namespace, name)
         if entry is None:
-            await self._parts.require_namespace(namespace)
+            await self._context.require_namespace(namespace)
             return None
         stored = MetricsReport(
-            id=str(self._parts.clock.uuid7()),
+            id=str(self._context.clock.uuid7()),
             uuid=entry.uuid,
             namespace=namespace,
             name=name,
             report_type=report_type,
             snapshot_id=snapshot_id,
-            received_ms=self._parts.clock.now_ms(),
+            received_ms=self._context.clock.now_ms(),
             who=caller.who,
             report=report,
         )
-        now_s = self._parts.clock.monotonic()
+        now_s = self._context.clock.monotonic()
         if not self._sent.has_room(caller.who, now_s, size):
             raise TooManyRequests(f"{caller.who} has sent too many reports within a minute; this report is dropped", 30)
         self._sent.add(caller.who, now_s, now_s + _WINDOW_S, size)
-        keep = self._parts.settings.metrics_reports_limit
-        await self._parts.store.transact([SaveMetricsReport(report=stored, keep=keep)])
+        keep = self._context.settings.metrics_reports_limit
+        await self._context.store.transact([SaveMetricsReport(report=stored, keep=keep)])
         return entry
 
     async def list(
         self, namespace: NamespacePath, name: str, page_token: str | None, page_size: int | None
     ) -> Page[MetricsReport]:
-        """As `CatalogContext.page`, but at most as many reports as fit in `_PAGE_BYTES` at their largest size."""
-        uuid = (await self._parts.require_entry(EntryKind.TABLE, namespace, name)).uuid
-        most = max(1, _PAGE_BYTES // self._parts.settings.metrics_report_limit_bytes)
+        """Return a page of the reports of a table.
+
+        A page has at most as many reports as fit in `_PAGE_BYTES` at their largest size; see `CatalogContext.page`.
+        """
+        uuid = (await self._context.require_entry(EntryKind.TABLE, namespace, name)).uuid
+        limit = max(1, _PAGE_BYTES // self._context.settings.metrics_report_limit_bytes)
 
         async def read(after: str | None, limit: int) -> list[MetricsReport]:
-            return await self._parts.store.metrics_reports(uuid, after, limit)
+            return await self._context.store.metrics_reports(uuid, after, limit)
 
-        return await self._parts.page(read, lambda row: row.id, page_token, min(page_size or most, most))
+        return await self._context.page(read, lambda row: row.id, page_token, min(page_size or limit, limit))

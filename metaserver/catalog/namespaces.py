@@ -23,33 +23,33 @@ the database for each request that needs the namespace, and for table services t
 
 
 class Namespaces:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
 
     async def create(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
         """AlreadyExists; NoSuchNamespace for the parent; BadRequest for a `location` outside the warehouse."""
         check_namespace(path)
         await self._check_properties(caller, path, properties)
         if "location" in properties:
-            await self._parts.check_location(caller, properties["location"], "The namespace's location")
-            await check_outside(self._parts, properties["location"], "The namespace's location")
+            await self._context.check_location(caller, properties["location"], "The namespace's location")
+            await check_outside(self._context, properties["location"], "The namespace's location")
         properties = record_setters(caller.who, properties, {})
         created = self.with_location(Namespace(path=path, properties=properties))
         body = encode_json({"namespace": list(path), "properties": created.properties})
-        await self._parts.transact(
+        await self._context.transact(
             [
                 CreateNamespace(path=path, properties=properties),
-                *self._parts.remember(caller, status=200, body=body),
+                *self._context.remember(caller, status=200, body=body),
             ]
         )
         return created
 
     async def get(self, path: NamespacePath) -> Namespace:
         """Return the properties always contain a `location`, which Trino's CTAS needs."""
-        return self.with_location(await self._parts.require_namespace(path))
+        return self.with_location(await self._context.require_namespace(path))
 
     async def exists(self, path: NamespacePath) -> bool:
-        return await self._parts.store.namespace(path) is not None
+        return await self._context.store.namespace(path) is not None
 
     async def list(
         self,
@@ -66,20 +66,22 @@ class Namespaces:
             NoSuchNamespace: For an unknown parent.
         """
         if parent:
-            await self._parts.require_namespace(parent)
+            await self._context.require_namespace(parent)
 
         async def read(after: str | None, limit: int) -> list[NamespacePath]:
             if visible is None:
-                return await self._parts.store.namespaces(parent, after, limit)
+                return await self._context.store.namespaces(parent, after, limit)
             names = sorted(name for name in visible if after is None or name > after)
             children: builtins.list[NamespacePath] = []
             for start in range(0, len(names), NAMED_NAMESPACES_MAX):
-                children += await self._parts.store.find_namespaces(parent, names[start : start + NAMED_NAMESPACES_MAX])
+                children += await self._context.store.find_namespaces(
+                    parent, names[start : start + NAMED_NAMESPACES_MAX]
+                )
                 if len(children) >= limit:
                     break
             return children[:limit]
 
-        return await self._parts.page(read, lambda child: child[-1], page_token, page_size)
+        return await self._context.page(read, lambda child: child[-1], page_token, page_size)
 
     async def update_properties(
         self, caller: Caller, path: NamespacePath, removals: builtins.list[str], updates: dict[str, str]
@@ -93,11 +95,11 @@ class Namespaces:
             raise Unprocessable(f"Keys in both removals and updates: {', '.join(contradictory)}; name each key once")
         await self._check_properties(caller, path, updates)
         if "location" in updates:
-            await self._parts.check_location(caller, updates["location"], "The namespace's location")
-            await check_outside(self._parts, updates["location"], "The namespace's location")
+            await self._context.check_location(caller, updates["location"], "The namespace's location")
+            await check_outside(self._context, updates["location"], "The namespace's location")
         named = dict.fromkeys(removals)
-        for attempt in range(self._parts.settings.commit_retries + 1):
-            stored = await self._parts.require_namespace(path)
+        for attempt in range(self._context.settings.commit_retries + 1):
+            stored = await self._context.require_namespace(path)
             changes = PropertyChanges(
                 updated=list(updates),
                 removed=[key for key in named if key in stored.properties],
@@ -109,11 +111,11 @@ class Namespaces:
                 _check_size(path, properties)
             replace = ReplaceNamespaceProperties(path=path, expected_version=stored.version, properties=properties)
             try:
-                await self._parts.transact(
-                    [replace, *self._parts.remember(caller, status=200, body=encode_json(changes))]
+                await self._context.transact(
+                    [replace, *self._context.remember(caller, status=200, body=encode_json(changes))]
                 )
             except CommitConflict:
-                if attempt == self._parts.settings.commit_retries:
+                if attempt == self._context.settings.commit_retries:
                     raise
             else:
                 return changes
@@ -122,16 +124,16 @@ class Namespaces:
     async def _check_properties(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> None:
         _check_size(path, properties)
         check = partial(check_client_properties, properties, "A namespace")
-        await self._parts.large.run_by_size(caller.who, caller.request_bytes, check)
+        await self._context.large.run_by_size(caller.who, caller.request_bytes, check)
 
     async def drop(self, caller: Caller, path: NamespacePath) -> None:
         """NamespaceNotEmpty while it contains tables, views, functions or namespaces; dropped entries do not count."""
-        await self._parts.transact([DropNamespace(path=path), *self._parts.remember(caller, status=204)])
+        await self._context.transact([DropNamespace(path=path), *self._context.remember(caller, status=204)])
 
     def with_location(self, namespace: Namespace) -> Namespace:
         if "location" in namespace.properties:
             return namespace
-        location = self._parts.warehouse.namespace_location(namespace.path)
+        location = self._context.warehouse.namespace_location(namespace.path)
         return Namespace(
             path=namespace.path,
             properties={**namespace.properties, "location": location},
@@ -141,11 +143,11 @@ class Namespaces:
 
 def _check_size(path: NamespacePath, properties: Mapping[str, str]) -> None:
     characters = sum(map(len, properties)) + sum(map(len, properties.values()))
-    most = PROPERTIES_CHARACTERS_MAX if len(path) <= _DEEP else DEEP_CHARACTERS_MAX
-    if characters > most:
+    limit = PROPERTIES_CHARACTERS_MAX if len(path) <= _DEEP else DEEP_CHARACTERS_MAX
+    if characters > limit:
         where = "" if len(path) <= _DEEP else f" for one with more than {_DEEP} levels"
         raise TooLarge(
-            f"The namespace would have properties of {characters:,} characters; the limit is {most:,}{where}"
+            f"The namespace would have properties of {characters:,} characters; the limit is {limit:,}{where}"
         )
     policies = count_policies(properties)
     if policies > INHERITED_MAX:

@@ -101,11 +101,18 @@ class CatalogContext:
     async def check_location(
         self, caller: Caller, location: str, description: str, within: NamespacePath | None = None
     ) -> None:
-        """BadRequest outside the warehouse; Forbidden outside the caller's grants.
+        """Check that the caller may place an entry at the location.
 
         Signatures and purges depend on the location of a table, so a principal with write access to one namespace must
-        not place a table over the files of another. `within` is the namespace of the new entry, where the caller may
-        write; its location may be outside those of its parents.
+        not place a table over the files of another.
+
+        Args:
+            within: The namespace of the new entry, where the caller may write; its location may be outside those of its
+                parents.
+
+        Raises:
+            BadRequest: For a location outside the warehouse.
+            Forbidden: For a location outside the caller's grants.
         """
         parsed = self.warehouse.parse(location, description)
         if caller.confined_to is None:
@@ -126,8 +133,12 @@ class CatalogContext:
     async def check_properties(
         self, caller: Caller, properties: dict[str, str], before: dict[str, str], within: NamespacePath
     ) -> None:
-        """BadRequest for properties that control clients; as `check_location` for changed properties that name
-        locations for writers."""
+        """Check that the caller may set the properties.
+
+        Raises:
+            BadRequest: For properties that control clients, and for an invalid location.
+            Forbidden: For changed properties with locations for writers that are outside the caller's grants.
+        """
         # Those that are stored count as well, so the length of the request does not say how much there is to check.
         size_bytes = sum(len(key) + len(value) for key, value in properties.items())
         check = partial(check_client_properties, properties, "A table or view")

@@ -19,15 +19,15 @@ _NUMBER = re.compile(r"v?(\d{1,9})[-.]")
 
 
 async def check_name_free(
-    parts: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
+    context: CatalogContext, namespace: NamespacePath, name: str, kind: EntryKind = EntryKind.TABLE
 ) -> None:
     """AlreadyExists before anything is written.
 
     The transaction checks again.
     """
-    await parts.require_namespace(namespace)
+    await context.require_namespace(namespace)
     for other in (kind, EntryKind.VIEW if kind is EntryKind.TABLE else EntryKind.TABLE):
-        if await parts.store.entry(other, namespace, name) is not None:
+        if await context.store.entry(other, namespace, name) is not None:
             same = "" if other is kind else " with same name"
             raise AlreadyExists(f"{other.value.capitalize()}{same} already exists: {show(namespace, name)}")
 
@@ -61,7 +61,7 @@ def make_entry(
 
 
 def metadata_location(
-    parts: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
+    context: CatalogContext, location: str, properties: dict[str, str], previous: str | None, suffix: str
 ) -> str:
     """Return a new location for a metadata file; no location is written twice.
 
@@ -70,28 +70,31 @@ def metadata_location(
     Raises:
         BadRequest: When write.metadata.path is outside the warehouse.
     """
-    folder = check_metadata_folder(parts, location, properties)
+    folder = check_metadata_folder(context, location, properties)
     number = _NUMBER.match(previous.rpartition("/")[2]) if previous is not None else None
     version = int(number[1]) + 1 if number is not None else int(previous is not None)
-    return f"{folder}/{version:05d}-{parts.clock.uuid4()}{suffix}"
+    return f"{folder}/{version:05d}-{context.clock.uuid4()}{suffix}"
 
 
-def check_metadata_folder(parts: CatalogContext, location: str, properties: dict[str, str]) -> str:
+def check_metadata_folder(context: CatalogContext, location: str, properties: dict[str, str]) -> str:
     """Return the folder for metadata files.
 
     Raises:
         BadRequest: When write.metadata.path is outside the warehouse.
     """
     if METADATA_PATH in properties:
-        parts.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
+        context.warehouse.check(properties[METADATA_PATH], METADATA_PATH)
     return metadata_folder(location, properties)
 
 
 def check_uuid(entry: Entry, metadata: TableMetadata) -> None:
-    """Forbidden when the metadata belongs to another table than the entry.
+    """Check that the metadata belongs to the table of the entry.
 
     The table's writers can overwrite metadata files, and the UUID decides which files belong to the table. A table
     whose UUID was derived may have received another from a commit, whose file is then named by its content.
+
+    Raises:
+        Forbidden: When it belongs to another table.
     """
     is_own = table_uuid(metadata) == entry.uuid
     if not is_own and not (is_derived(entry.uuid) and is_named_by_content(entry.metadata_location)):

@@ -39,18 +39,18 @@ class Inherited(NamedTuple):
     value: str
     namespace: NamespacePath
     who: str = ""
-    """Who set it, if that is known."""
+    """The principal that set it, if that is known."""
 
 
 Policies = Mapping[str, Inherited]
 INHERITED_MAX = 200
-"""Policies of a namespace, and those that its tables inherit: a namespace may have a thousand levels above it."""
+"""The limit of the policies that tables inherit: a namespace may have a thousand levels above it."""
 
 
 def add_policies(above: Policies, namespace: NamespacePath, properties: Mapping[str, str]) -> Policies:
     """Return the policies for the tables of a namespace with these properties, below one with the policies `above`.
 
-    Of more than `INHERITED_MAX`, those that are set nearest to the tables count.
+    If there are more than `INHERITED_MAX`, the policies nearest to the tables count.
     """
     named = {name: value for name, value in properties.items() if name.startswith(PREFIXES)}
     if not named:
@@ -72,7 +72,7 @@ def setters_of(properties: Mapping[str, str]) -> dict[str, str]:
         return {}
 
 
-def record_setters(who: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
+def record_setters(principal: str, properties: Mapping[str, str], before: Mapping[str, str]) -> dict[str, str]:
     """Return the properties with the names of their setters: a job has no more rights than that principal has now.
 
     The server keeps the names in one property of the table or namespace, which no client can set. Each change is
@@ -88,9 +88,9 @@ def record_setters(who: str, properties: Mapping[str, str], before: Mapping[str,
     for name, value in properties.items():
         if not name.startswith(_RECORDED):
             continue
-        if value != before.get(name) and who != SERVICE_PRINCIPAL:
-            if who != ANONYMOUS_NAME:
-                setters[name] = who
+        if value != before.get(name) and principal != SERVICE_PRINCIPAL:
+            if principal != ANONYMOUS_NAME:
+                setters[name] = principal
         elif name in former:
             setters[name] = former[name]
     other_properties = {name: value for name, value in properties.items() if name != SETTERS}
@@ -106,7 +106,7 @@ def count_policies(properties: Iterable[str]) -> int:
 
 
 async def load_policies(store: PointerStore, path: NamespacePath) -> Policies:
-    """Return those that tables of the namespace inherit."""
+    """Return the policies that tables of the namespace inherit."""
     policies: Policies = {}
     for depth in range(1, len(path) + 1):
         namespace = await store.namespace(path[:depth])

@@ -31,27 +31,32 @@ else:
 _MANIFEST_LIMIT_BYTES = 1 << 30
 
 
-def own_folders(parts: CatalogContext, metadata: TableMetadata) -> list[str]:
+def own_folders(context: CatalogContext, metadata: TableMetadata) -> list[str]:
     """Return the folders that the table writes to now and that are in the warehouse."""
     folders = [metadata.location, *(metadata.properties[key] for key in PATH_PROPERTIES if key in metadata.properties)]
-    return [folder for folder in folders if parts.warehouse.contains(folder)]
+    return [folder for folder in folders if context.warehouse.contains(folder)]
 
 
-def make_owns(parts: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
+def make_owns(context: CatalogContext, metadata: TableMetadata) -> Callable[[str], bool]:
     """Return whether a location is below the table's location or a `write.*.path` property, and in the warehouse.
 
     Metadata can name any file, and a purge must not delete files of another table.
     """
-    roots = [parse_location(folder) for folder in own_folders(parts, metadata)]
+    roots = [parse_location(folder) for folder in own_folders(context, metadata)]
 
     def owns(location: str) -> bool:
-        return parts.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in roots)
+        return context.warehouse.contains(location) and any(root.holds(parse_location(location)) for root in roots)
 
     return owns
 
 
 async def deletable_files(
-    parts: CatalogContext, uuid: str, metadata: TableMetadata, *, without_claims: bool = False, exclusive: bool = False
+    context: CatalogContext,
+    uuid: str,
+    metadata: TableMetadata,
+    *,
+    without_claims: bool = False,
+    exclusive: bool = False,
 ) -> Callable[[str], bool]:
     """Return whether a location is one of the table's own files (`make_owns`), is in a location that the database
     records as claimed by the table, because its writers can overwrite its metadata file, and is in no location of
@@ -64,10 +69,10 @@ async def deletable_files(
     Raises:
         RetryLater: While the storage is unavailable.
     """
-    owns = make_owns(parts, metadata)
-    is_foreign = await foreign_file_check(parts, uuid, own_folders(parts, metadata), exclusive=exclusive)
-    claims = {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
-    own, is_judged_by_metadata = OwnLocations(parts.warehouse, claims), without_claims and not claims
+    owns = make_owns(context, metadata)
+    is_foreign = await foreign_file_check(context, uuid, own_folders(context, metadata), exclusive=exclusive)
+    claims = {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
+    own, is_judged_by_metadata = OwnLocations(context.warehouse, claims), without_claims and not claims
 
     def is_deletable(location: str) -> bool:
         try:
@@ -78,10 +83,14 @@ async def deletable_files(
     return is_deletable
 
 
-async def check_purgeable(parts: CatalogContext, entry: Entry) -> None:
-    """BadRequest when the table's properties forbid the deletion of its files."""
+async def check_purgeable(context: CatalogContext, entry: Entry) -> None:
+    """Check that the table's properties allow the deletion of its files.
+
+    Raises:
+        BadRequest: When they forbid it.
+    """
     try:
-        metadata = await parts.documents.table(entry.metadata_location)
+        metadata = await context.documents.table(entry.metadata_location)
     except (NotFound, Corrupt, Forbidden):
         return  # without readable metadata nothing is purged; the drop must still be possible
     if not is_collectable(metadata):
@@ -96,7 +105,7 @@ def is_collectable(metadata: TableMetadata) -> bool:
     return as_bool(metadata.properties, "gc.enabled", True)
 
 
-async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
+async def reachable_files(context: CatalogContext, uuid: str, metadata_location: str) -> AsyncIterator[str]:
     """Locations of data and delete files, manifests, index files, files of plan tables, manifest lists, statistics
     and older metadata files, then the metadata file itself.
 
@@ -106,24 +115,24 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
         RetryLater: While the storage is unavailable.
     """
     try:
-        metadata = await parts.documents.table(metadata_location)
+        metadata = await context.documents.table(metadata_location)
     except NotFound:
         return
     if not is_collectable(metadata):  # the property may have been set after the drop
         return
-    allowed = await deletable_files(parts, uuid, metadata, without_claims=True)
+    allowed = await deletable_files(context, uuid, metadata, without_claims=True)
     seen: set[str] = set()
     manifests: list[str] = []
     lists = [snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list]
     for location in lists:
         if allowed(location):
-            manifests += await _read_field(parts, location, "manifest_path")
+            manifests += await _read_field(context, location, "manifest_path")
     for snapshot in metadata.snapshots:
         manifests += snapshot.manifests or ()
     for manifest in dict.fromkeys(manifests):
         if not allowed(manifest):
             continue
-        for path in await _read_field(parts, manifest, "data_file", "file_path"):
+        for path in await _read_field(context, manifest, "data_file", "file_path"):
             if allowed(path) and path not in seen:
                 seen.add(path)
                 yield path
@@ -136,7 +145,7 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
     for folder in (*(f"{base}/{name}" for name in own_names), former_plans):
         if allowed(folder):
             # The listing is completed first: deletions during a listing could make it skip files.
-            for location in [item.location async for item in parts.objects.list(folder)]:
+            for location in [item.location async for item in context.objects.list(folder)]:
                 if allowed(location):
                     yield location
     statistics = [entry.statistics_path for entry in metadata.statistics]
@@ -149,10 +158,10 @@ async def reachable_files(parts: CatalogContext, uuid: str, metadata_location: s
         yield metadata_location
 
 
-async def _read_field(parts: CatalogContext, location: str, *fields: str) -> list[str]:
+async def _read_field(context: CatalogContext, location: str, *fields: str) -> list[str]:
     """Return the values of one field, given by its path, in all rows of an Avro file."""
     try:
-        data = await parts.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
+        data = await context.objects.read(location, limit_bytes=_MANIFEST_LIMIT_BYTES)
     except ObjectMissing:
         return []
     return await asyncio.to_thread(_decode, data, fields)

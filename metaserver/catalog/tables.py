@@ -46,24 +46,29 @@ from seamark.metaserver.store.port import InstantFilter
 
 
 class Tables:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
-        return await self._parts.list_names(EntryKind.TABLE, namespace, page_token, page_size)
+        return await self._context.list_names(EntryKind.TABLE, namespace, page_token, page_size)
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
         """The current pointer. NoSuchTable."""
-        return await self._parts.require_entry(EntryKind.TABLE, namespace, name)
+        return await self._context.require_entry(EntryKind.TABLE, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
-        return await self._parts.store.entry(EntryKind.TABLE, namespace, name) is not None
+        return await self._context.store.entry(EntryKind.TABLE, namespace, name) is not None
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedTable:
-        """NoSuchTable; NotFound when the metadata file is missing in storage."""
+        """Return a table with its metadata.
+
+        Raises:
+            NoSuchTable: When it does not exist.
+            NotFound: When the metadata file is missing in storage.
+        """
         entry = await self.entry(namespace, name)
-        await self._parts.documents.ensure_exists(entry.metadata_location)
-        metadata = await self._parts.documents.table(entry.metadata_location)
+        await self._context.documents.ensure_exists(entry.metadata_location)
+        metadata = await self._context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         return LoadedTable(entry=entry, metadata=metadata)
 
@@ -76,22 +81,22 @@ class Tables:
         return LoadedTable(entry=None, metadata=metadata)
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> LoadedTable:
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         metadata = await self._make_metadata(caller, namespace, request)
         codec = metadata.properties.get("write.metadata.compression-codec", "none")
         document, suffix = compress(codec, encode_table(metadata))
-        location = metadata_location(self._parts, metadata.location, metadata.properties, None, suffix)
+        location = metadata_location(self._context, metadata.location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, table_uuid(metadata), location, requested_ms)
-        claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
-        allowed = await allow(self._parts, caller, entry.uuid, metadata.properties, {})
+        claimed = await claim(self._context, caller, metadata, entry, fresh=True)
+        allowed = await allow(self._context, caller, entry.uuid, metadata.properties, {})
         operations = [
             claimed,
             *allowed,
             CreateEntry(entry=entry),
-            self._parts.instant(caller, entry, "create", requested_ms=requested_ms),
-            *self._parts.remember(caller, status=200, metadata_location=location),
+            self._context.instant(caller, entry, "create", requested_ms=requested_ms),
+            *self._context.remember(caller, status=200, metadata_location=location),
         ]
-        await self._parts.create_and_transact(location, document, operations)
+        await self._context.create_and_transact(location, document, operations)
         return LoadedTable(entry=entry, metadata=metadata)
 
     async def register(
@@ -107,20 +112,20 @@ class Tables:
             AlreadyExists: When the metadata is that of a table with another live name: both names would commit to the
                 same files, and the table with the name would be gone.
         """
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         check_new_name(name, "table name")
-        self._parts.warehouse.check(location, "metadata-location")
-        await self._parts.require_namespace(namespace)
-        current = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        self._context.warehouse.check(location, "metadata-location")
+        await self._context.require_namespace(namespace)
+        current = await self._context.store.entry(EntryKind.TABLE, namespace, name)
         if current is None or not overwrite:
-            await check_name_free(self._parts, namespace, name)
+            await check_name_free(self._context, namespace, name)
         metadata = await self._registrable(location)
         check_lasting(location, metadata)
-        self._parts.warehouse.check(metadata.location, "The location in the metadata file")
-        check_client_properties(await self._parts.documents.read_stored_properties(location), "A registered table")
+        self._context.warehouse.check(metadata.location, "The location in the metadata file")
+        check_client_properties(await self._context.documents.read_stored_properties(location), "A registered table")
         entry = make_entry(namespace, name, table_uuid(metadata), location, requested_ms)
         is_same = current is not None and current.uuid == entry.uuid
-        if overwrite and not is_same and await self._parts.store.names_of(entry.uuid, dropped=False):
+        if overwrite and not is_same and await self._context.store.names_of(entry.uuid, dropped=False):
             raise AlreadyExists(
                 f"Cannot overwrite {show(namespace, name)} with {location}, the metadata of table {entry.uuid}, "
                 "which is live under another name; rename or drop that table first, or register it without overwrite "
@@ -131,15 +136,15 @@ class Tables:
             operations.append(swap_of(current, location, requested_ms))
         else:
             if current is not None:
-                operations += drop_operations(self._parts, caller, current, purge=False, requested_ms=requested_ms)
+                operations += drop_operations(self._context, caller, current, purge=False, requested_ms=requested_ms)
             operations.append(CreateEntry(entry=entry))
-        operations.append(await claim(self._parts, caller, metadata, entry, returns=not is_same))
-        operations.append(await replace_allowed_locations(self._parts, caller, entry.uuid, metadata.properties))
-        operations.append(self._parts.instant(caller, entry, "register", requested_ms=requested_ms))
-        operations += self._parts.remember(caller, status=200, metadata_location=location)
-        await self._parts.transact(operations)
+        operations.append(await claim(self._context, caller, metadata, entry, returns=not is_same))
+        operations.append(await replace_allowed_locations(self._context, caller, entry.uuid, metadata.properties))
+        operations.append(self._context.instant(caller, entry, "register", requested_ms=requested_ms))
+        operations += self._context.remember(caller, status=200, metadata_location=location)
+        await self._context.transact(operations)
         await self._check_registered(caller, entry)
-        stored = await self._parts.store.entry(EntryKind.TABLE, namespace, name)
+        stored = await self._context.store.entry(EntryKind.TABLE, namespace, name)
         return LoadedTable(entry=stored or entry, metadata=metadata)
 
     async def _check_registered(self, caller: Caller, entry: Entry) -> None:
@@ -147,7 +152,7 @@ class Tables:
         try:
             await self._registrable(entry.metadata_location)
         except (NotFound, BadRequest):
-            unregistered = self._parts.instant(caller, entry, "unregister", requested_ms=self._parts.clock.now_ms())
+            unregistered = self._context.instant(caller, entry, "unregister", requested_ms=self._context.clock.now_ms())
             drop = DropEntry(
                 kind=entry.kind,
                 namespace=entry.namespace,
@@ -155,7 +160,7 @@ class Tables:
                 expected_location=entry.metadata_location,
             )
             with contextlib.suppress(CommitConflict, NotFound):  # the name has changed, so it was usable
-                await self._parts.transact([drop, unregistered])
+                await self._context.transact([drop, unregistered])
             raise
 
     async def unregister(self, caller: Caller, namespace: NamespacePath, name: str) -> LoadedTable:
@@ -163,8 +168,8 @@ class Tables:
 
         No undrop: the table can be registered again.
         """
-        requested_ms = self._parts.clock.now_ms()
-        for attempt in range(self._parts.settings.commit_retries + 1):
+        requested_ms = self._context.clock.now_ms()
+        for attempt in range(self._context.settings.commit_retries + 1):
             loaded = await self.load(namespace, name)
             entry = loaded.entry
             assert entry is not None
@@ -172,15 +177,15 @@ class Tables:
                 kind=EntryKind.TABLE, namespace=namespace, name=name, expected_location=entry.metadata_location
             )
             try:
-                await self._parts.transact(
+                await self._context.transact(
                     [
                         drop,
-                        self._parts.instant(caller, entry, "unregister", requested_ms=requested_ms),
-                        *self._parts.remember(caller, status=200, metadata_location=entry.metadata_location),
+                        self._context.instant(caller, entry, "unregister", requested_ms=requested_ms),
+                        *self._context.remember(caller, status=200, metadata_location=entry.metadata_location),
                     ]
                 )
             except CommitConflict:  # the answer must include the commit that came first
-                if attempt == self._parts.settings.commit_retries:
+                if attempt == self._context.settings.commit_retries:
                     raise
             else:
                 return loaded
@@ -191,25 +196,25 @@ class Tables:
 
         After that, its files are deleted if `purge`.
         """
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         entry = await self.entry(namespace, name)
         if purge:
-            await check_purgeable(self._parts, entry)
-        operations = drop_operations(self._parts, caller, entry, purge=purge, requested_ms=requested_ms)
-        await self._parts.transact([*operations, *self._parts.remember(caller, status=204)])
+            await check_purgeable(self._context, entry)
+        operations = drop_operations(self._context, caller, entry, purge=purge, requested_ms=requested_ms)
+        await self._context.transact([*operations, *self._context.remember(caller, status=204)])
 
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
-        await rename_entry(self._parts, caller, EntryKind.TABLE, source, target)
+        await rename_entry(self._context, caller, EntryKind.TABLE, source, target)
 
     async def _make_metadata(self, caller: Caller, namespace: NamespacePath, request: CreateTable) -> TableMetadata:
         check_new_name(request.name, "table name")
-        await check_name_free(self._parts, namespace, request.name)
-        uuid = str(self._parts.clock.uuid4())
-        location = await self._parts.choose_location(
+        await check_name_free(self._context, namespace, request.name)
+        uuid = str(self._context.clock.uuid4())
+        location = await self._context.choose_location(
             caller, EntryKind.TABLE, namespace, request.name, uuid, request.location
         )
-        await check_unclaimed(self._parts, location, "The table's location", (namespace, request.name))
-        await self._parts.check_properties(caller, request.properties or {}, {}, namespace)
+        await check_unclaimed(self._context, location, "The table's location", (namespace, request.name))
+        await self._context.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             build_table_metadata,
             uuid=uuid,
@@ -218,21 +223,23 @@ class Tables:
             partition_spec=request.partition_spec,
             sort_order=request.write_order,
             properties=request.properties or {},
-            now_ms=self._parts.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
         )
-        metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, lambda: index_columns(work()))
+        metadata = await self._context.large.run_by_size(
+            caller.who, caller.request_bytes, lambda: index_columns(work())
+        )
         check_encrypted_columns(metadata, None)
         return structs.replace(metadata, properties=record_setters(caller.who, metadata.properties, {}))
 
     async def _registrable(self, location: str) -> TableMetadata:
         # Checked in the storage, because the cache may still contain a file that is gone.
-        if not await self._parts.objects.exists(location):
+        if not await self._context.objects.exists(location):
             raise NotFound(f"Cannot register {location}: the file does not exist")
         try:
-            metadata = await self._parts.documents.table(location)
+            metadata = await self._context.documents.table(location)
         except Corrupt as error:  # the client named the file, so the request is at fault
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
-        purging = await self._parts.store.instants(
+        purging = await self._context.store.instants(
             InstantFilter(uuid=table_uuid(metadata), action="purge", state=InstantState.INFLIGHT), 1
         )
         if purging:
@@ -241,16 +248,16 @@ class Tables:
 
 
 async def rename_entry(
-    parts: CatalogContext, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
+    context: CatalogContext, caller: Caller, kind: EntryKind, source: TableIdentifier, target: TableIdentifier
 ) -> None:
     """AlreadyExists, NoSuchNamespace for the target; NoSuchTable, NoSuchView for the source.
 
     Files are not moved.
     """
-    requested_ms = parts.clock.now_ms()
+    requested_ms = context.clock.now_ms()
     check_changeable(source.name)
     check_new_name(target.name, f"{kind.value} name")
-    entry = await parts.store.entry(kind, source.namespace, source.name)
+    entry = await context.store.entry(kind, source.namespace, source.name)
     rename = RenameEntry(
         kind=kind,
         namespace=source.namespace,
@@ -262,6 +269,6 @@ async def rename_entry(
     operations: list[Any] = [rename]
     if entry is not None:  # otherwise the store raises the error
         summary = {"to": show(target.namespace, target.name), "to-namespace": list(target.namespace)}
-        operations.append(parts.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
-    operations += parts.remember(caller, status=204)
-    await parts.transact(operations)
+        operations.append(context.instant(caller, entry, "rename", requested_ms=requested_ms, summary=summary))
+    operations += context.remember(caller, status=204)
+    await context.transact(operations)

@@ -48,7 +48,7 @@ class Caller(msgspec.Struct, frozen=True):
 class Page(msgspec.Struct, Generic[T], frozen=True):
     items: list[T]
     next_token: str | None
-    """None on the last page."""
+    """The token is None on the last page."""
 
 
 class LoadedTable(msgspec.Struct, frozen=True):

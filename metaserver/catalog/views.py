@@ -35,29 +35,34 @@ _RECORDED_MAX = 10_000
 
 
 class Views:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
         self._recorded: dict[str, str] = {}
         """Verified fingerprints, by metadata file."""
 
     async def list(self, namespace: NamespacePath, page_token: str | None, page_size: int | None) -> Page[str]:
-        return await self._parts.list_names(EntryKind.VIEW, namespace, page_token, page_size)
+        return await self._context.list_names(EntryKind.VIEW, namespace, page_token, page_size)
 
     async def entry(self, namespace: NamespacePath, name: str) -> Entry:
-        return await self._parts.require_entry(EntryKind.VIEW, namespace, name)
+        return await self._context.require_entry(EntryKind.VIEW, namespace, name)
 
     async def exists(self, namespace: NamespacePath, name: str) -> bool:
-        return await self._parts.store.entry(EntryKind.VIEW, namespace, name) is not None
+        return await self._context.store.entry(EntryKind.VIEW, namespace, name) is not None
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
         entry = await self.entry(namespace, name)
-        await self._parts.documents.ensure_exists(entry.metadata_location)
+        await self._context.documents.ensure_exists(entry.metadata_location)
         return LoadedView(entry=entry, metadata=await self._metadata(entry))
 
     async def _metadata(self, entry: Entry) -> ViewMetadata:
-        """Forbidden for metadata of another view, or changed metadata of a view with an owner: the view's writers can
-        overwrite the file, and the UUID decides which locations and instants belong to the view."""
-        metadata = await self._parts.documents.view(entry.metadata_location)
+        """Return the metadata of a view.
+
+        The view's writers can overwrite the file, and the UUID decides which locations and instants belong to the view.
+
+        Raises:
+            Forbidden: For metadata of another view, or changed metadata of a view with an owner.
+        """
+        metadata = await self._context.documents.view(entry.metadata_location)
         if metadata.view_uuid != entry.uuid:
             raise Forbidden(
                 f"The metadata file of {show(entry.namespace, entry.name)} was written over with another's; register "
@@ -75,7 +80,7 @@ class Views:
         fingerprint = fingerprint_of(metadata, entry.metadata_location)
         if self._recorded.get(entry.metadata_location) == fingerprint:
             return True
-        store = self._parts.store
+        store = self._context.store
         if await store.instant_by_fingerprint(entry.uuid, fingerprint) is None:
             for action in ("commit", "register", "create"):
                 where = InstantFilter(uuid=entry.uuid, action=action, newest_first=True)
@@ -87,15 +92,15 @@ class Views:
         return True
 
     async def create(self, caller: Caller, namespace: NamespacePath, request: CreateView) -> LoadedView:
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         check_new_name(request.name, "view name")
-        await check_name_free(self._parts, namespace, request.name, EntryKind.VIEW)
-        uuid = str(self._parts.clock.uuid4())
-        location = await self._parts.choose_location(
+        await check_name_free(self._context, namespace, request.name, EntryKind.VIEW)
+        uuid = str(self._context.clock.uuid4())
+        location = await self._context.choose_location(
             caller, EntryKind.VIEW, namespace, request.name, uuid, request.location
         )
-        await check_unclaimed(self._parts, location, "The view's location", (namespace, request.name))
-        await self._parts.check_properties(caller, request.properties or {}, {}, namespace)
+        await check_unclaimed(self._context, location, "The view's location", (namespace, request.name))
+        await self._context.check_properties(caller, request.properties or {}, {}, namespace)
         work = partial(
             build_view_metadata,
             uuid=uuid,
@@ -105,35 +110,35 @@ class Views:
             properties=keep_owner(caller, request.properties or {}, {}, rewritten=True),
             now_ms=requested_ms,
         )
-        metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
+        metadata = await self._context.large.run_by_size(caller.who, caller.request_bytes, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
-        path = metadata_location(self._parts, location, metadata.properties, None, suffix)
+        path = metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
         record = self._instant(caller, entry, "create", requested_ms, metadata)
-        remember = self._parts.remember(caller, status=200, metadata_location=path)
-        claimed = await claim(self._parts, caller, metadata, entry, fresh=True)
-        await self._parts.create_and_transact(path, document, [claimed, CreateEntry(entry=entry), record, *remember])
+        remember = self._context.remember(caller, status=200, metadata_location=path)
+        claimed = await claim(self._context, caller, metadata, entry, fresh=True)
+        await self._context.create_and_transact(path, document, [claimed, CreateEntry(entry=entry), record, *remember])
         return LoadedView(entry=entry, metadata=metadata)
 
     async def register(self, caller: Caller, namespace: NamespacePath, name: str, location: str) -> LoadedView:
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         check_new_name(name, "view name")
-        self._parts.warehouse.check(location, "metadata-location")
-        await check_name_free(self._parts, namespace, name, EntryKind.VIEW)
+        self._context.warehouse.check(location, "metadata-location")
+        await check_name_free(self._context, namespace, name, EntryKind.VIEW)
         try:
-            metadata = await self._parts.documents.view(location)
+            metadata = await self._context.documents.view(location)
         except Corrupt as error:  # the client named the file, so the request is at fault
             raise BadRequest(f"Cannot register {location}: {error.message}") from None
-        self._parts.warehouse.check(metadata.location, "The location in the metadata file")
-        check_client_properties(await self._parts.documents.read_stored_properties(location), "A registered view")
+        self._context.warehouse.check(metadata.location, "The location in the metadata file")
+        check_client_properties(await self._context.documents.read_stored_properties(location), "A registered view")
         entry = make_entry(namespace, name, metadata.view_uuid, location, requested_ms, EntryKind.VIEW)
-        await self._parts.transact(
+        await self._context.transact(
             [
-                await claim(self._parts, caller, metadata, entry, returns=True),
+                await claim(self._context, caller, metadata, entry, returns=True),
                 CreateEntry(entry=entry),
                 self._instant(caller, entry, "register", requested_ms, metadata),
-                *self._parts.remember(caller, status=200, metadata_location=location),
+                *self._context.remember(caller, status=200, metadata_location=location),
             ]
         )
         return LoadedView(entry=entry, metadata=metadata)
@@ -146,20 +151,24 @@ class Views:
         requirements: builtins.list[dict[str, Any]],
         updates: builtins.list[dict[str, Any]],
     ) -> LoadedView:
-        """CommitConflict when a requirement fails or every swap was lost; retried on the current metadata."""
-        requested_ms = self._parts.clock.now_ms()
-        retries = self._parts.settings.commit_retries
+        """Update a view; a lost race is retried on the current metadata.
+
+        Raises:
+            CommitConflict: When a requirement fails or every swap was lost.
+        """
+        requested_ms = self._context.clock.now_ms()
+        retries = self._context.settings.commit_retries
         for attempt in range(retries + 1):
             entry = await self.entry(namespace, name)
             base = await self._metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
-            work = partial(apply_view_updates, base, updates, now_ms=self._parts.clock.now_ms())
-            metadata = await self._parts.large.run_by_size(caller.who, caller.request_bytes, work)
+            work = partial(apply_view_updates, base, updates, now_ms=self._context.clock.now_ms())
+            metadata = await self._context.large.run_by_size(caller.who, caller.request_bytes, work)
             metadata = _keep_owner(caller, base, metadata)
             if metadata is base:
-                remember = self._parts.remember(caller, status=200, metadata_location=entry.metadata_location)
+                remember = self._context.remember(caller, status=200, metadata_location=entry.metadata_location)
                 if remember:
-                    await self._parts.transact(remember)
+                    await self._context.transact(remember)
                 return LoadedView(entry=entry, metadata=base)
             try:
                 return await self._swap(caller, entry, base, metadata, requested_ms)
@@ -169,39 +178,41 @@ class Views:
         raise AssertionError("the loop returns or raises")
 
     async def drop(self, caller: Caller, namespace: NamespacePath, name: str) -> None:
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         entry = await self.entry(namespace, name)
-        operations = drop_operations(self._parts, caller, entry, purge=False, requested_ms=requested_ms)
-        await self._parts.transact([*operations, *self._parts.remember(caller, status=204)])
+        operations = drop_operations(self._context, caller, entry, purge=False, requested_ms=requested_ms)
+        await self._context.transact([*operations, *self._context.remember(caller, status=204)])
 
     async def rename(self, caller: Caller, source: TableIdentifier, target: TableIdentifier) -> None:
-        await rename_entry(self._parts, caller, EntryKind.VIEW, source, target)
+        await rename_entry(self._context, caller, EntryKind.VIEW, source, target)
 
     async def _swap(
         self, caller: Caller, entry: Entry, base: ViewMetadata, metadata: ViewMetadata, requested_ms: int
     ) -> LoadedView:
         if metadata.location != base.location:
-            await self._parts.check_location(caller, metadata.location, "The view's location", entry.namespace)
-        await self._parts.check_properties(caller, metadata.properties, base.properties, entry.namespace)
-        now = self._parts.clock.now_ms()
+            await self._context.check_location(caller, metadata.location, "The view's location", entry.namespace)
+        await self._context.check_properties(caller, metadata.properties, base.properties, entry.namespace)
+        now = self._context.clock.now_ms()
         document = encode_view(metadata)
         suffix = name_suffix(document)
-        path = metadata_location(self._parts, metadata.location, metadata.properties, entry.metadata_location, suffix)
+        path = metadata_location(self._context, metadata.location, metadata.properties, entry.metadata_location, suffix)
         updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
         record = self._instant(caller, updated, "commit", requested_ms, metadata)
-        remember = self._parts.remember(caller, status=200, metadata_location=path)
+        remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
         if moves(base, metadata):
-            claimed.append(await claim(self._parts, caller, metadata, updated))
+            claimed.append(await claim(self._context, caller, metadata, updated))
         else:
-            await check_writable(self._parts, entry.uuid, metadata)
-        await self._parts.create_and_transact(path, document, [*claimed, swap_of(entry, path, now), record, *remember])
+            await check_writable(self._context, entry.uuid, metadata)
+        await self._context.create_and_transact(
+            path, document, [*claimed, swap_of(entry, path, now), record, *remember]
+        )
         return LoadedView(entry=updated, metadata=metadata)
 
     def _instant(
         self, caller: Caller, entry: Entry, action: str, requested_ms: int, metadata: ViewMetadata
     ) -> RecordInstant:
-        return self._parts.instant(
+        return self._context.instant(
             caller,
             entry,
             action,

@@ -78,7 +78,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
     namespace: NamespacePath
     name: str
     entry: Entry | None
-    """None: the commit creates the table."""
+    """The entry is None when the commit creates the table."""
     metadata: TableMetadata
     events: Sequence[CommitEvent]
     files: Sequence[tuple[str, bytes]] = ()
@@ -100,7 +100,7 @@ class PreparedCommit(msgspec.Struct, frozen=True):
         return make_entry(self.namespace, self.name, self.uuid, self.location, now_ms)
 
     def list_files(self) -> list[tuple[str, bytes]]:
-        """In write order: each file follows the files that it refers to."""
+        """Return the files in write order: each file follows the files that it refers to."""
         return [*self.files, (self.location, self.document)]
 
 
@@ -127,9 +127,9 @@ class _TableLock(asyncio.Lock):
 class EnginePriority(Protocol):
     """Holds back changes for an engine that reads, computes and commits snapshots itself."""
 
-    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None: ...
+    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None: ...
 
-    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None: ...
+    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None: ...
 
 
 class Races:
@@ -139,11 +139,11 @@ class Races:
     or for `_PRIORITY_MS`. So no process loses every race, however fast the others commit.
     """
 
-    def __init__(self, parts: CatalogContext, holder: str) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext, holder: str) -> None:
+        self._context = context
         self._holder = holder
         self._lost = 0
-        self._until_s = parts.clock.monotonic() + parts.settings.storage_timeout_s
+        self._until_s = context.clock.monotonic() + context.settings.storage_timeout_s
         self._with_priority: set[str] = set()
 
     async def record_loss(self, uuids: Iterable[str]) -> bool:
@@ -152,16 +152,16 @@ class Races:
         Return False after the commit's last attempt.
         """
         self._lost += 1
-        is_late = self._parts.clock.monotonic() >= self._until_s
-        if self._lost > self._parts.settings.commit_retries and is_late:
+        is_late = self._context.clock.monotonic() >= self._until_s
+        if self._lost > self._context.settings.commit_retries and is_late:
             return False
         if self._lost >= _PRIORITY_AFTER:
             for uuid in uuids:
                 with contextlib.suppress(SeamarkError):  # another process has it, or the database does not answer
-                    await self._parts.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
+                    await self._context.store.transact([TakePriority(uuid, self._holder, _PRIORITY_MS)])
                     self._with_priority.add(uuid)
         if not self._with_priority:
-            await self._parts.back_off(min(self._lost, _BACK_OFF_MAX))
+            await self._context.back_off(min(self._lost, _BACK_OFF_MAX))
         return True
 
     async def end(self) -> None:
@@ -169,7 +169,7 @@ class Races:
         uuids, self._with_priority = self._with_priority, set()
         for uuid in uuids:
             with contextlib.suppress(SeamarkError):  # it ends after `_PRIORITY_MS`
-                await self._parts.store.transact([EndPriority(uuid, self._holder)])
+                await self._context.store.transact([EndPriority(uuid, self._holder)])
 
 
 class Publisher:
@@ -178,11 +178,11 @@ class Publisher:
     One for each server, shared by commits of engines and changes: they take the same locks.
     """
 
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
         self._locks: WeakValueDictionary[tuple[NamespacePath, str], _TableLock] = WeakValueDictionary()
-        self._cleanup = Cleanup(parts.objects)
-        self._holder = str(parts.clock.uuid4())
+        self._cleanup = Cleanup(context.objects)
+        self._holder = str(context.clock.uuid4())
         self.engine_priority: EnginePriority | None = None
 
     async def close(self) -> None:
@@ -198,7 +198,7 @@ class Publisher:
     @contextlib.asynccontextmanager
     async def lock_all(self, names: Sequence[tuple[NamespacePath, str]]) -> AsyncIterator[None]:
         """Serialise the commits of this process to the tables: a lost race would waste a metadata file."""
-        timeout_s = self._parts.settings.storage_timeout_s
+        timeout_s = self._context.settings.storage_timeout_s
         locks = [self._lock_of(name) for name in sorted(names)]
         async with contextlib.AsyncExitStack() as stack:
             try:
@@ -224,7 +224,7 @@ class Publisher:
     @contextlib.asynccontextmanager
     async def races(self) -> AsyncIterator[Races]:
         """Count the races that a commit loses against other processes, and end its priority."""
-        races = Races(self._parts, self._holder)
+        races = Races(self._context, self._holder)
         try:
             yield races
         finally:
@@ -300,10 +300,10 @@ class Publisher:
         if base is not None and metadata is base:
             return PreparedCommit(namespace, name, entry, metadata, events, files)
         if base is None or metadata.location != base.location:
-            await self._parts.check_location(caller, metadata.location, "The table's location", namespace)
-            await check_unclaimed(self._parts, metadata.location, "The table's location", full_name, uuid)
+            await self._context.check_location(caller, metadata.location, "The table's location", namespace)
+            await check_unclaimed(self._context, metadata.location, "The table's location", full_name, uuid)
         before = {} if base is None else base.properties
-        await self._parts.check_properties(caller, metadata.properties, before, namespace)
+        await self._context.check_properties(caller, metadata.properties, before, namespace)
         if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
             check_encrypted_columns(metadata, base, _list_indexed_columns)
             metadata = msgspec.structs.replace(
@@ -318,10 +318,10 @@ class Publisher:
         claims: tuple[Operation, ...] = ()
         if moves(base, metadata):
             new = make_entry(namespace, name, uuid, location, 0)
-            claims = (await claim(self._parts, caller, metadata, new, fresh=base is None),)
+            claims = (await claim(self._context, caller, metadata, new, fresh=base is None),)
         elif entry is not None and not is_checked:
-            await check_writable(self._parts, entry.uuid, metadata)
-        claims += tuple(await allow(self._parts, caller, uuid, metadata.properties, before))
+            await check_writable(self._context, entry.uuid, metadata)
+        claims += tuple(await allow(self._context, caller, uuid, metadata.properties, before))
         return PreparedCommit(namespace, name, entry, metadata, events, files, document, location, unneeded, claims)
 
     async def _select_own(self, uuid: str, metadata: TableMetadata, removed: Sequence[str]) -> Sequence[str]:
@@ -330,14 +330,14 @@ class Publisher:
         The metadata file provides the log and the location, and the table's writers can overwrite it. So the file must
         also be in a location that the database records as claimed by the table.
         """
-        owns = make_owns(self._parts, metadata)
+        owns = make_owns(self._context, metadata)
         own = [location for location in removed if owns(location)]
-        return await list_claimed(self._parts, uuid, own) if own else ()
+        return await list_claimed(self._context, uuid, own) if own else ()
 
     def _encode(self, metadata: TableMetadata, entry: Entry | None) -> tuple[bytes, str]:
         document, suffix = compress(metadata.properties.get(_CODEC, "none"), encode_table(metadata))
         previous = None if entry is None else entry.metadata_location
-        return document, metadata_location(self._parts, metadata.location, metadata.properties, previous, suffix)
+        return document, metadata_location(self._context, metadata.location, metadata.properties, previous, suffix)
 
     async def publish_all(
         self,
@@ -355,7 +355,7 @@ class Publisher:
                 # Recorded before the write: a write with an unknown outcome may have created the file.
                 written.append(location)
                 try:
-                    await self._parts.objects.create(location, data)
+                    await self._context.objects.create(location, data)
                 except ObjectExists:  # another writer's file
                     written.remove(location)
                     raise
@@ -378,10 +378,10 @@ class Publisher:
                 operations += [self._build_instant(prepared, event) for event in prepared.events]
         operations += further
         if operations:
-            await self._parts.transact(operations)
+            await self._context.transact(operations)
 
     def _move_pointer(self, prepared: PreparedCommit) -> Operation:
-        now = self._parts.clock.now_ms()
+        now = self._context.clock.now_ms()
         if prepared.entry is None:
             return CreateEntry(entry=prepared.make_entry(now))
         return swap_of(prepared.entry, prepared.location, now, self._holder)
@@ -394,8 +394,8 @@ class Publisher:
             summary |= {key: _shorten(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
             if (why := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
                 summary[OTHER_ROWS] = why
-        now = self._parts.clock.now_ms()
-        return self._parts.instant(
+        now = self._context.clock.now_ms()
+        return self._context.instant(
             event.caller,
             prepared.make_entry(now),
             "create" if prepared.entry is None else "commit",
@@ -406,14 +406,14 @@ class Publisher:
         )
 
     def _build_outcome(self, prepared: PreparedCommit) -> LoadedTable:
-        now = self._parts.clock.now_ms()
+        now = self._context.clock.now_ms()
         if not prepared.location:
             assert prepared.entry is not None
             return LoadedTable(entry=prepared.entry, metadata=prepared.metadata)
         if prepared.location.endswith(".gz.metadata.json"):
-            self._parts.documents.render(prepared.location, prepared.metadata, "all")
+            self._context.documents.render(prepared.location, prepared.metadata, "all")
         else:
-            self._parts.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
+            self._context.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
         if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
             self._cleanup.remove(prepared.unneeded, unless=shared)
@@ -429,13 +429,13 @@ class Publisher:
 
     async def _has_another_name(self, uuid: str) -> bool:
         """Return whether another name refers to the table, which may still need the files."""
-        return await self._parts.store.names_of(uuid) > 1
+        return await self._context.store.names_of(uuid) > 1
 
 
 @contextlib.asynccontextmanager
-async def open_publisher(parts: CatalogContext) -> AsyncIterator[Publisher]:
+async def open_publisher(context: CatalogContext) -> AsyncIterator[Publisher]:
     """Open a publisher; wait for the deletion of metadata files on exit."""
-    publisher = Publisher(parts)
+    publisher = Publisher(context)
     try:
         yield publisher
     finally:

@@ -24,43 +24,47 @@ from seamark.metaserver.store.passed_time import look_at_clock
 
 _WRITERS_MS = 30 * 24 * 3_600_000
 """The longest time between a removal and the commit of files that were written before it."""
-_AT_ONCE = 64
-_SHOWN = 500
+_LOOKUPS_CONCURRENT_MAX = 64
+_SHOWN_CHARACTERS_MAX = 500
 
 
-async def note_removal(parts: CatalogContext, uuid: str) -> None:
+async def note_removal(context: CatalogContext, uuid: str) -> None:
     """Note that files of the table are about to be deleted, or were.
 
     Before and after each batch of a removal.
     """
-    name, note = _cursor_name(uuid), f"{parts.clock.now_ms()} {parts.clock.uuid4()}"
-    for _ in range(parts.settings.commit_retries + 1):
+    name, note = _cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
+    for _ in range(context.settings.commit_retries + 1):
         try:
-            await parts.store.transact([SaveCursor(name, await parts.store.cursor(name), note)])
+            await context.store.transact([SaveCursor(name, await context.store.cursor(name), note)])
         except CommitConflict:
             continue  # another removal of the table
         return
     raise CommitConflict("Several removals of orphan files of the table run at the same time; try again later")
 
 
-async def removal_note(parts: CatalogContext, uuid: str) -> str | None:
+async def removal_note(context: CatalogContext, uuid: str) -> str | None:
     """Return the note of the last removal of files of the table; None without one."""
-    return await parts.store.cursor(_cursor_name(uuid))
+    return await context.store.cursor(_cursor_name(uuid))
 
 
-async def is_recent(parts: CatalogContext, note: str) -> bool:
+async def is_recent(context: CatalogContext, note: str) -> bool:
     """Return whether a writer may still commit files that were written before the note."""
-    passed = await look_at_clock(parts.store, parts.clock)
+    passed = await look_at_clock(context.store, context.clock)
     return passed.measure_ms(int(note.partition(" ")[0]), passed.now_ms) < _WRITERS_MS
 
 
-async def check_stored(parts: CatalogContext, paths: Collection[str]) -> None:
-    """BadRequest for a file that is not stored."""
-    for path in await _missing(parts, dict.fromkeys(paths)):
+async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
+    """Check that the files are stored.
+
+    Raises:
+        BadRequest: For a file that is not.
+    """
+    for path in await _missing(context, dict.fromkeys(paths)):
         raise BadRequest(
-            f"The commit adds {path[:_SHOWN]!r}, which does not exist: an orphan removal of this table deleted files "
-            "that were not committed within its least age; nothing was committed. Write the data again, and raise the "
-            "table property seamark.orphan-files.min-age-ms if writers need longer"
+            f"The commit adds {path[:_SHOWN_CHARACTERS_MAX]!r}, which does not exist: an orphan removal of "
+            "this table deleted files that were not committed within its minimum age; nothing was committed. Write the "
+            "data again, and raise the table property seamark.orphan-files.min-age-ms if writers need longer"
         )
 
 
@@ -75,7 +79,7 @@ async def check_snapshots_stored(
     """Check that the files exist that the snapshots of an engine add, as `check_stored` does.
 
     Args:
-        context: The parts of the catalog.
+        context: The context of the catalog.
         published: Reads the manifests of the table.
         own: Reads the manifests of the engine. Those that cannot be read are skipped.
         uuid: The table's UUID.
@@ -114,14 +118,14 @@ async def _read_added_paths(
             yield {entry.file.file_path for entry in entries if entry.status == ADDED}
 
 
-async def _missing(parts: CatalogContext, paths: Iterable[str]) -> list[str]:
+async def _missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
     async def find(path: str) -> str | None:
         try:
-            return None if await parts.objects.exists(path) else path
+            return None if await context.objects.exists(path) else path
         except SeamarkError:  # outside the warehouse, or the storage does not answer now: not known to be missing
             return None
 
-    files = await gather([partial(find, path) for path in paths], _AT_ONCE)
+    files = await gather([partial(find, path) for path in paths], _LOOKUPS_CONCURRENT_MAX)
     return [path for path in files if path is not None]
 
 

@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 DIGEST_BYTES = 32
 _THREADS = 2
 _INLINE_BYTES = 128 << 10
-"""A digest of so much takes less than a change of threads."""
+"""The size up to which a digest takes less time than a change of threads."""
 _MAPPED_SHARE = 8
 """Pages of mapped files belong to the kernel, which can take them back: they count an eighth."""
 
@@ -52,7 +52,7 @@ class FileCache:
         return self._stack.get_cached(_key(location)) is not None
 
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
-        """From memory, the disk, or the storage.
+        """Return a file from memory, the disk, or the storage.
 
         Without `is_checked` the content may not have its digest; then call it again with it.
 

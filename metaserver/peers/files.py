@@ -36,7 +36,7 @@ class PeerCounts:
     """Since the start, of reads of immutable files by this process."""
 
     own: int = 0
-    """By the cache of this replica, because it owns the file."""
+    """Reads from the cache of this replica, because it owns the file."""
     hits: int = 0
     """Answered by another replica from its cache."""
     fetched: int = 0
@@ -124,7 +124,7 @@ class PeerObjects(ForwardingObjects):
         return bytes(file.content)
 
     async def _read_from(self, owner: str, location: str, limit_bytes: int | None) -> bytes:
-        """From the owner, with a hedged read."""
+        """Read a file from its owner, with a hedged read."""
         began_s = self._clock.monotonic()
         question = self._client.ask(owner, location, limit_bytes)
         reading: asyncio.Task[bytes] | None = None
@@ -154,7 +154,7 @@ class PeerObjects(ForwardingObjects):
             await asyncio.gather(question.answer, *filter(None, (reading,)), return_exceptions=True)
 
     async def _wait(self, question: Question, began_s: float) -> None:
-        """Until the answer is complete, or as long as it may take."""
+        """Wait until the answer is complete, or as long as it may take."""
         beginning = asyncio.get_running_loop().create_task(question.acknowledged.wait(), name="peer-beginning")
         try:
             await asyncio.wait(

@@ -39,7 +39,7 @@ class Membership:
 
     @property
     def replicas(self) -> tuple[Replica, ...]:
-        """As they were at the last renewal."""
+        """The replicas of the last renewal."""
         return self._replicas
 
     @property

@@ -107,7 +107,7 @@ class Peers:
 
 
 def _open_used_tickets(settings: Settings, clock: Clock) -> UsedTickets:
-    """In the home folder, which belongs to one server.
+    """Open the record of used tickets in the home folder, which belongs to one server.
 
     Raises:
         ConfigError: If the file cannot be opened.

@@ -87,7 +87,11 @@ class PeerTickets:
     """Signs and verifies requests and answers with the keyring of all replicas."""
 
     def __init__(self, keyring: Keyring, clock: Clock, used: TicketRecord, *, leeway_s: int) -> None:
-        """`used`: the tickets that this replica has accepted."""
+        """Create the tickets of this replica.
+
+        Args:
+            used: The tickets that this replica has accepted.
+        """
         self._keyring = keyring
         self._clock = clock
         self._note_use = used

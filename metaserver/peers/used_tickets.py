@@ -41,9 +41,10 @@ class UsedTickets:
     """
 
     def __init__(self, path: Path, now_ms: int) -> None:
-        """OSError if the file cannot be opened.
+        """Open the record. A file of another size is replaced by an empty one.
 
-        A file of another size is replaced by an empty one.
+        Raises:
+            OSError: If the file cannot be opened.
         """
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:

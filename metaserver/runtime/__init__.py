@@ -1,1 +1,1 @@
-"""What any package of the server uses at run time: the home folder, background work, concurrency, allowed staleness."""
+"""The run time of the server for all packages: the home folder, background work, concurrency, allowed staleness."""

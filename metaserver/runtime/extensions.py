@@ -1,4 +1,4 @@
-"""What is added to a server by the program that starts it.
+"""Extensions that the program adds to the server that it starts.
 
 The server does not import the connector. Routes that need it, and the processes that run jobs and statements as clients
 of the server, are in packages above the server.

@@ -13,7 +13,7 @@ T = TypeVar("T")
 async def gather(work: Sequence[Callable[[], Awaitable[T]]], at_once: int = 0) -> list[T]:
     """Return the results in the order of `work`, with at most `at_once` running (0: all).
 
-    Raises the first error after the others are cancelled.
+    If one fails, the others are cancelled, and then its error is raised.
     """
     slots: AbstractAsyncContextManager[None] = asyncio.Semaphore(at_once) if at_once else nullcontext()
 

@@ -159,7 +159,7 @@ def _tighten_file(path: Path) -> list[Path]:
 
 def _tighten(path: Path) -> list[Path]:
     """Remove all permissions of group and others; returns [path] if there were any."""
-    # By path, not by descriptor: closing a descriptor of a database would release SQLite's locks in this process.
+    # A path, not a descriptor: closing a descriptor of a database would release SQLite's locks in this process.
     try:
         mode = path.lstat().st_mode
         if stat.S_ISLNK(mode) or not mode & _OTHERS:

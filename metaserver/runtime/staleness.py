@@ -1,4 +1,4 @@
-"""What a request allows: answers from earlier reads while the database or the storage does not answer.
+"""The staleness that a request allows: answers from earlier reads while the database or the storage does not answer.
 
 A client sends `Cache-Control: stale-if-error=<seconds>` (RFC 5861, 4; `max-stale` of RFC 9111, 5.2.1.2 is read alike).
 The middleware puts a `Staleness` into the context of a request that reads; code that answers from an earlier read asks
@@ -41,13 +41,13 @@ _CURRENT: ContextVar[Staleness | None] = ContextVar("staleness", default=None)
 
 
 def current_staleness() -> Staleness | None:
-    """Of the request that is being answered; None when it has to have current values."""
+    """Return the staleness that the current request allows; None when it needs current values."""
     return _CURRENT.get()
 
 
 @contextmanager
 def allowing(staleness: Staleness | None) -> Iterator[None]:
-    """Set what `current_staleness` returns within the block, in this task and those that it starts."""
+    """Set the value of `current_staleness` within the block, in this task and the tasks that it starts."""
     token = _CURRENT.set(staleness)
     try:
         yield

@@ -1,4 +1,4 @@
-"""When jobs of a table may run, and which come first: the properties `seamark.services.window` and `.priority`.
+"""The time and order of a table's jobs: the properties `seamark.services.window` and `.priority`.
 
 A window is a time of day in UTC, such as 22:00-06:00, or several separated by commas. Jobs of a service that ignores
 windows (`TableService.ignores_windows`) run at any time.

@@ -1,4 +1,4 @@
-"""What is wrong with a table, what that costs its queries, and what is done about it."""
+"""The problems of a table, their costs for its queries, and the jobs that correct them."""
 
 from __future__ import annotations
 

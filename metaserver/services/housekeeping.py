@@ -47,7 +47,7 @@ class Housekeeping:
             "archived": timeline.archive,
             "pruned": self._prune,
             "column_reads_pruned": catalog.column_usage.prune,
-            "claims_filled": lambda: fill_rest(catalog.parts),
+            "claims_filled": lambda: fill_rest(catalog.context),
             "purged": catalog.dropped.purge_expired,
             "locations_released": catalog.dropped.release_unused,
             "expirations_resumed": expiration.resume,

@@ -34,7 +34,7 @@ class Job(msgspec.Struct, frozen=True):
     launcher: str = "auto"
     """Where it runs (`launchers.py`)."""
     window: str = ""
-    """When it may run (`budgets.py`); empty: at any time."""
+    """The times at which it may run (`budgets.py`); an empty text allows any time."""
     fence: int | None = None
     """The fencing number of the lease under which it is started."""
     arguments: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The queue of jobs: one per table and service, fair between tenants, with backoff after failures.
 
-A tenant is a top-level namespace. The next job is one of the tenant whose jobs have taken the least time of late; among
+A tenant is a top-level namespace. The next job belongs to the tenant whose recent jobs have taken the least time; among
 the jobs of a tenant, priority and then age decide. A tenant that was idle does not save up time. So a tenant with
 thousands of tables waits for itself only.
 
@@ -35,7 +35,7 @@ class _Entry(msgspec.Struct):
     order: int
     """The order by the age of the first proposal."""
     asked_s: float
-    """When it was proposed first."""
+    """The time at which it was proposed first."""
     item: int = 0
     """The number of the heap item that is valid for it; others are stale."""
 

@@ -57,10 +57,7 @@ def similar_properties(name: str) -> str:
 
 
 def check_policy(properties: Mapping[str, str]) -> str | None:
-    """Return what is wrong with the properties of a policy: an unknown name, or an invalid value.
-
-    None if nothing is.
-    """
+    """Return the fault of the properties of a policy: an unknown name, or an invalid value. None if they are valid."""
     for name, value in properties.items():
         declared = PROPERTIES.get(name)
         if declared is None:
@@ -93,7 +90,11 @@ class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class TablePolicy(msgspec.Struct, frozen=True, rename="kebab"):
-    """`runs`: whether the server runs table services at all."""
+    """The properties of a table that control its services.
+
+    Attributes:
+        runs: Whether the server runs table services at all.
+    """
 
     runs: bool
     properties: tuple[PolicyProperty, ...]

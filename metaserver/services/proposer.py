@@ -46,9 +46,9 @@ class Problem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TableHealth(msgspec.Struct, frozen=True, rename="kebab"):
-    """What the current snapshot of a table measures, and the problems.
+    """The measures of the current snapshot of a table, and its problems.
 
-    Sizes in bytes.
+    Sizes are in bytes.
 
     Attributes:
         deleted_records: By the totals of the snapshot; a row that two delete files name counts twice.

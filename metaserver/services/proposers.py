@@ -70,7 +70,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry
 
 _FILES_PER_MANIFEST_MIN = 100
-"""With fewer data files per manifest, engines that plan by themselves open many manifests."""
+"""The number of data files per manifest below which engines that plan by themselves open many manifests."""
 _MANY_MANIFESTS = 20
 
 
@@ -99,8 +99,10 @@ class Compaction(RewriteProposer):
     service = COMPACTION
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """By the totals of the current snapshot; the job plans the table and finds the files that are worth a
-        rewrite."""
+        """Propose a job by the totals of the current snapshot.
+
+        The job plans the table and finds the files that are worth a rewrite.
+        """
         snapshot, properties = metadata.current_snapshot, metadata.properties
         if snapshot is None or not self.is_on(metadata) or self._is_clustered(metadata):
             return None
@@ -144,7 +146,10 @@ class TableClustering(RewriteProposer):
     service = CLUSTERING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """For each change of the files; the job plans the table and finds the files that are worth a rewrite."""
+        """Propose a job for each change of the files.
+
+        The job plans the table and finds the files that are worth a rewrite.
+        """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None
@@ -184,10 +189,10 @@ class TableClustering(RewriteProposer):
 
 
 def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
-    """Return whether the service of clustering, and not that of compaction, rewrites the files of a table.
+    """Return whether the service of clustering rewrites the files of a table, instead of compaction.
 
     Args:
-        properties: The properties of the table, with those that it inherits.
+        properties: The properties of the table and those that it inherits.
         by_default: Whether clustering runs on tables without its switch.
     """
     switch = CLUSTERING.switch
@@ -196,7 +201,7 @@ def is_clustered(properties: Mapping[str, str], by_default: bool) -> bool:
 
 
 def _report_deleted_rows(proposer: JobProposer, state: TableState) -> Iterator[Problem]:
-    """Yield that many rows of the table are deleted, which a rewrite by `proposer` corrects."""
+    """Yield a problem if many rows of the table are deleted, which a rewrite by `proposer` corrects."""
     health = state.health
     if health.deleted_records >= DELETED * max(1, health.records):
         yield proposer.make_problem(
@@ -213,7 +218,10 @@ class ColumnTtl(RewriteProposer):
     service = COLUMN_TTL
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """Again and again, because partitions expire by time alone; the job finds those that have expired."""
+        """Propose a job again and again, because partitions expire by time alone.
+
+        The job finds the partitions that have expired.
+        """
         if metadata.current_snapshot is None or not self.is_on(metadata):
             return None
         try:
@@ -263,7 +271,7 @@ def _ttl_pause_s(policy: TtlPolicy) -> float:
 def _find_expired_files(view: TableView, metadata: TableMetadata, rule: TtlRule) -> tuple[Longs, int]:
     """Return the files in expired partitions that have values of the rule's columns, and the bytes of these columns.
 
-    Both are those that the metrics of manifests say; columns without metrics do not count.
+    The metrics of manifests provide both; columns without metrics do not count.
 
     Raises:
         BadRequest: The rule names a column that the table does not have.
@@ -303,7 +311,10 @@ class SnapshotExpiration(JobProposer):
     the manifests of the remaining snapshots."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """By the age of the oldest snapshot; the server determines what has expired when the job runs."""
+        """Propose a job by the age of the oldest snapshot.
+
+        The server determines the expired snapshots when the job runs.
+        """
         if not (self.is_on(metadata) and is_collectable(metadata)):
             return None
         try:
@@ -366,7 +377,7 @@ class TableStatistics(JobProposer):
     service = STATISTICS
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """By the summaries of the snapshots since the newest statistics."""
+        """Propose a job by the summaries of the snapshots since the newest statistics."""
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
             return None
@@ -410,10 +421,10 @@ class ManifestRewriting(RewriteProposer):
     too few, less: a table that is fed fast has hundreds ten minutes later."""
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """For each change since the last rewrite; metadata does not say how many manifests there are, but each lists
-        at least one file.
+        """Propose a job for each change since the last rewrite.
 
-        The server reads the manifest list when the job runs.
+        Metadata does not say how many manifests there are, but each lists at least one file. The server reads the
+        manifest list when the job runs.
         """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata):
@@ -445,7 +456,10 @@ class BucketSplitting(RewriteProposer):
     service = BUCKET_SPLITTING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
-        """While the table has a spec with fewer buckets; the job plans the table and finds its files."""
+        """Propose a job while the table has a spec with fewer buckets.
+
+        The job plans the table and finds its files.
+        """
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata) or not coarser_specs(metadata):
             return None

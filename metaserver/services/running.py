@@ -1,4 +1,4 @@
-"""The jobs that run now, with their progress, and those that wait.
+"""The running jobs with their progress, and the waiting jobs.
 
 The replica that runs them writes them into the lease of the table services each time it renews it, so that each replica
 can list them, and they vanish with it.
@@ -27,9 +27,10 @@ NAMESPACES_LISTED = 500
 
 
 class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
-    """`launcher`: where it runs.
+    """A job that runs now.
 
     Attributes:
+        launcher: The place where it runs.
         started_ms: Since the epoch.
     """
 
@@ -43,10 +44,11 @@ class RunningJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
-    """`asked_ms`: when it was proposed; `due_ms`: when it may start, in the past if it waits for a free worker; both
-    since the epoch.
+    """A job that waits. Times are in milliseconds since the epoch.
 
     Attributes:
+        asked_ms: The time at which it was proposed.
+        due_ms: The time from which it may start, in the past if it waits for a free worker.
         failures: Of its runs, since the last that succeeded.
     """
 
@@ -60,13 +62,14 @@ class WaitingJob(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`waiting`: those that start next, at most `WAITING_LISTED`.
+    """The jobs of the server.
 
     There is no count of all waiting jobs: a caller learns only of jobs in namespaces that it may read.
 
     Attributes:
-        unlisted: The namespaces of the others, at most `NAMESPACES_LISTED`; `more`: not all of these namespaces are
-            listed.
+        waiting: The jobs that start next, at most `WAITING_LISTED`.
+        unlisted: The namespaces of the others, at most `NAMESPACES_LISTED`.
+        more: Whether some of these namespaces are not listed.
     """
 
     running: tuple[RunningJob, ...] = ()
@@ -84,10 +87,11 @@ class JobsState(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ServicesState(msgspec.Struct, frozen=True, rename="kebab"):
-    """`running`: whether a replica runs table services now.
+    """The state of the table services.
 
     Attributes:
-        problem: Why none does; None if one does.
+        running: Whether a replica runs table services now.
+        problem: The reason why none does; None if one does.
         enabled: Whether some server should run them, as far as this server knows.
     """
 

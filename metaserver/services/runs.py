@@ -1,4 +1,4 @@
-"""Records the runs of jobs on the timeline, and finds those that failed."""
+"""Records the runs of jobs on the timeline, and finds the failed runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the tables for which services may propose jobs: those that changed, and in turn all."""
+"""Finds the tables for which services may propose jobs: changed tables, and in turn all tables."""
 
 from __future__ import annotations
 

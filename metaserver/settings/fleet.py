@@ -1,4 +1,4 @@
-"""Settings of what is shared: files among the replicas of a catalog, and a server among tenants."""
+"""Settings of shared files among the replicas of a catalog, and of a server that tenants share."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class FleetSettings:
     peer_weight: int = setting(
         1,
         "Share of the files that this replica keeps for all, in proportion to the weights of all. 0: it keeps none.",
-        least=0,
-        most=1000,
+        minimum=0,
+        maximum=1000,
     )
     peer_lease_s: float = setting(
         15.0,
         "Seconds after which a replica that stopped without notice is no longer listed. A third of it is the time "
         "between renewals.",
-        least=0.3,
-        most=3600,
+        minimum=0.3,
+        maximum=3600,
     )
     peer_connect_timeout_s: float = setting(
-        1.0, "Timeout of a connection to another replica in seconds.", least=0.01, most=60
+        1.0, "Timeout of a connection to another replica in seconds.", minimum=0.01, maximum=60
     )
     peer_requests_limit: int = setting(
-        128, "Concurrent requests of other replicas per worker; more are refused, and the storage is read.", least=1
+        128, "Concurrent requests of other replicas per worker; more are refused, and the storage is read.", minimum=1
     )
-    peer_file_limit_bytes: int = setting(64 << 20, "Largest file that replicas keep for each other.", least=1024)
+    peer_file_limit_bytes: int = setting(64 << 20, "Largest file that replicas keep for each other.", minimum=1024)
     peer_memory_bytes: int = setting(
-        256 << 20, "Budget for files that this replica keeps for all in memory, per worker.", least=0
+        256 << 20, "Budget for files that this replica keeps for all in memory, per worker.", minimum=0
     )
     peer_disk_bytes: int = setting(
         8 << 30,
         "Budget for files that this replica keeps for all on local disk, shared by the workers of a machine; 0 "
         "disables it.",
-        least=0,
+        minimum=0,
     )
     peer_disk_folder: str = setting("", "Folder for these files. Empty: <home>/cache/files.")
 
@@ -55,23 +55,27 @@ class FleetSettings:
         0.0,
         "Seconds after SIGTERM in which the server accepts connections while /readyz fails, so that a load balancer "
         "notices before connections are refused. Set it longer than the interval of its checks.",
-        least=0,
-        most=600,
+        minimum=0,
+        maximum=600,
     )
     stale_limit_s: int = setting(
         0,
         "Longest age in seconds of pointers and rights with which a request with Cache-Control: stale-if-error is "
         "answered while PostgreSQL or the storage does not answer. 0: such requests are refused as all others.",
-        least=0,
-        most=86_400,
+        minimum=0,
+        maximum=86_400,
     )
     stale_wait_s: float = setting(
-        0.5, "Seconds that such a request waits for the database and the storage.", least=0.01, most=30
+        0.5, "Seconds that such a request waits for the database and the storage.", minimum=0.01, maximum=30
     )
 
 
 def split_address(address: str, name: str = "peer_address") -> tuple[str, int]:
-    """ConfigError, with the name of the setting, unless it is host:port; an IPv6 address is in brackets."""
+    """Return the host and the port of an address host:port; an IPv6 address is in brackets.
+
+    Raises:
+        ConfigError: For another text; the message has the name of the setting.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError(f"{name} is {address!r}; write host:port, such as 10.0.0.5:8183")
@@ -84,23 +88,23 @@ class TenantSettings:
         1_000_000,
         "Namespaces, tables, views and functions, live and dropped, in a namespace of the first level and below it; "
         "more receive 403.",
-        least=1,
+        minimum=1,
     )
     namespace_properties_limit: int = setting(
         1 << 30,
         "Characters of the properties of the namespaces in a namespace of the first level, with itself; more receive "
         "403.",
-        least=1,
+        minimum=1,
     )
     database_rows_limit: int = setting(
         1_000_000,
         "Rows that a principal can add to the database in an hour per worker (instants, idempotency keys, audit "
         "records, entries, index files and others); further changes receive 429, but not drops.",
-        least=1,
+        minimum=1,
     )
     database_bytes_limit: int = setting(
-        1 << 30, "Bytes of these rows; further changes receive 429, but not drops.", least=1
+        1 << 30, "Bytes of these rows; further changes receive 429, but not drops.", minimum=1
     )
     sql_queue_s: float = setting(
-        10.0, "Seconds that a SQL statement waits for others to end; then it receives 503.", least=0, most=600
+        10.0, "Seconds that a SQL statement waits for others to end; then it receives 503.", minimum=0, maximum=600
     )

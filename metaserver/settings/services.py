@@ -22,16 +22,18 @@ def setting(
     secret: bool = False,
     choices: tuple[str, ...] = (),
     schemes: Collection[str] = (),
-    least: float | None = None,
-    most: float | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
 ) -> Any:
     """Return a field with a default, what it means, and what it may be: one of `choices`, a URL of one of `schemes`
-    (or empty), a number from `least` to `most`, both included.
+    (or empty), a number from `minimum` to `maximum`, both included.
 
     A secret is not in the repr of the settings.
     """
     metadata = {"description": description, "secret": secret, "choices": choices, "schemes": schemes}
-    return dataclasses.field(default=default, repr=not secret, metadata={**metadata, "least": least, "most": most})
+    return dataclasses.field(
+        default=default, repr=not secret, metadata={**metadata, "minimum": minimum, "maximum": maximum}
+    )
 
 
 def _add_switches(settings: type[_Class]) -> type[_Class]:
@@ -50,8 +52,8 @@ class _SwitchSettings:
         1,
         "Worker processes that maintain tables: indexes and, where a policy enables it, data files. 0: none, for a "
         "server beside which `seamark indexer` runs.",
-        least=0,
-        most=64,
+        minimum=0,
+        maximum=64,
     )
 
     def runs_by_default(self, service: TableService) -> bool:
@@ -68,10 +70,10 @@ class ServiceSettings(_SwitchSettings):
         schemes=("http", "https"),
     )
     services_memory_bytes: int = setting(
-        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0: none.", least=0
+        4 << 30, "Memory limit of a worker process; a job that needs more fails. 0: none.", minimum=0
     )
     services_queue_jobs: int = setting(
-        20_000, "Jobs of table services that can wait. A tenant can use four fifths of it.", least=10
+        20_000, "Jobs of table services that can wait. A tenant can use four fifths of it.", minimum=10
     )
     services_launchers: tuple[str, ...] = setting(
         ("worker",),
@@ -84,13 +86,13 @@ class ServiceSettings(_SwitchSettings):
         16 << 30,
         "A compaction or clustering of more bytes runs on Spark, if services_launchers has cluster or local. 0: only "
         "for tables with the property seamark.services.launcher.",
-        least=0,
+        minimum=0,
     )
     services_local_memory_bytes: int = setting(
         8 << 30,
         "Memory limit of a job on PySpark on this machine, divided among the JVM, the driver and the tasks; at least "
         "3 GiB. 0: none.",
-        least=0,
+        minimum=0,
     )
     services_spark_master: str = setting(
         "", "Spark master of a cluster for the launcher cluster: spark://host:7077, yarn or k8s://…."

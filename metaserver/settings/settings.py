@@ -29,14 +29,14 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         "warehouse elsewhere.",
     )
     host: str = setting("127.0.0.1", "Address to bind. Any address except loopback requires authentication.")
-    port: int = setting(8181, "TCP port; 0 selects a free port and prints it.", least=0, most=65535)
+    port: int = setting(8181, "TCP port; 0 selects a free port and prints it.", minimum=0, maximum=65535)
     tls_cert: str = setting(
         "",
         "Certificate of the server with its chain (PEM); enables https. The server reloads it when the file "
         "changes, and on SIGHUP. The oldest accepted version is TLS 1.2.",
     )
     tls_key: str = setting("", "Key of tls_cert (PEM, without a passphrase).")
-    workers: int = setting(1, "Server processes that share the port (SO_REUSEPORT).", least=1, most=256)
+    workers: int = setting(1, "Server processes that share the port (SO_REUSEPORT).", minimum=1, maximum=256)
     warehouse: str = setting(
         "",
         "URI of the root of all tables: file:///path or s3://bucket/prefix. Empty: <home>/warehouse.",
@@ -80,8 +80,8 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     s3_folder: str = setting(
         "", "Absolute path of a local folder for s3:// locations, with a folder for each bucket. Empty: an S3 store."
     )
-    storage_timeout_s: float = setting(30.0, "Timeout of a storage request in seconds.", least=0.1)
-    storage_retries: int = setting(3, "Retries of a failed storage request.", least=0, most=100)
+    storage_timeout_s: float = setting(30.0, "Timeout of a storage request in seconds.", minimum=0.1)
+    storage_retries: int = setting(3, "Retries of a failed storage request.", minimum=0, maximum=100)
 
     auth: str = setting(
         "none",
@@ -97,13 +97,13 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
     oidc_roles_claim: str = setting(
         "", "Claim with a list of role[:namespace] strings; empty: only grants of this server."
     )
-    oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens is valid.", least=1)
+    oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens is valid.", minimum=1)
     clock_leeway_s: int = setting(
         30,
         "Allowed clock difference between replicas and the OIDC issuer, in seconds. A token is accepted this "
         "long before its start, and a token of the issuer this long after its end.",
-        least=0,
-        most=600,
+        minimum=0,
+        maximum=600,
     )
     encryption_key: str = setting(
         "",
@@ -121,105 +121,105 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         30 * 86400,
         "Age at which the key that signs access tokens, plan tokens and page tokens is replaced. The old key "
         "verifies until its last signature has expired.",
-        least=3600,
+        minimum=3600,
     )
     rights_recheck_s: float = setting(
         5.0,
         "Seconds between checks of the rights of readers of event streams and of holders of the gateway's keys.",
-        least=0.05,
-        most=60,
+        minimum=0.05,
+        maximum=60,
     )
 
-    pg_pool_max: int = setting(10, "Maximum number of connections to PostgreSQL per worker.", least=1, most=1000)
+    pg_pool_max: int = setting(10, "Maximum number of connections to PostgreSQL per worker.", minimum=1, maximum=1000)
     store_queue_limit: int = setting(
-        1024, "Maximum number of transactions that wait for the SQLite writer; more are refused with 503.", least=1
+        1024, "Maximum number of transactions that wait for the SQLite writer; more are refused with 503.", minimum=1
     )
     commit_retries: int = setting(
-        8, "Retries of a commit that lost its race, after storage_timeout_s at the earliest.", least=0, most=1000
+        8, "Retries of a commit that lost its race, after storage_timeout_s at the earliest.", minimum=0, maximum=1000
     )
     commit_group_max: int = setting(
         64,
         "Maximum number of waiting changes of a table that are committed together; each has its own snapshot.",
-        least=1,
+        minimum=1,
     )
     commit_files_limit: int = setting(
-        200_000, "Files that a change can add and remove (POST /api/v1/tables/…/commit).", least=1
+        200_000, "Files that a change can add and remove (POST /api/v1/tables/…/commit).", minimum=1
     )
     commit_history_limit: int = setting(
         1000,
         "Maximum number of earlier snapshots that a commit reads: for conflicts since its read snapshot (more"
         " are a conflict), and for commits of a producer that are missing in the database.",
-        least=1,
+        minimum=1,
     )
     commit_turn_after: int = setting(
         3,
         "Conflicts after which a change of rows receives priority: it commits before the other "
         "changes of the table. POST /api/v1/tables/…/commit identifies a change by its change-id.",
-        least=1,
+        minimum=1,
     )
     commit_turn_s: float = setting(
         10.0,
         "Seconds that other changes of a table wait for a change with priority; at most half of "
         "storage_timeout_s. 0: no change gets priority. Each process grants its own.",
-        least=0.0,
+        minimum=0.0,
     )
     commit_memory_bytes: int = setting(
-        128 << 20, "Budget for cached manifests and manifest lists of commits, per worker.", least=0
+        128 << 20, "Budget for cached manifests and manifest lists of commits, per worker.", minimum=0
     )
     body_limit_bytes: int = setting(
         64 << 20,
         "Largest request body, decompressed, of commits, and of keys to look up as Arrow.",
-        least=1024,
+        minimum=1024,
     )
     medium_body_limit_bytes: int = setting(
         4 << 20,
         "Largest request body, decompressed, of operations that take a filter, a schema, a view or a list of index "
         "files.",
-        least=1024,
+        minimum=1024,
     )
     small_body_limit_bytes: int = setting(
         1 << 20,
         "Largest request body, decompressed, of all other operations; a login has a limit of 16 KiB.",
-        least=1024,
+        minimum=1024,
     )
     bodies_memory_bytes: int = setting(
         256 << 20,
         "Bytes of request bodies in memory per worker; a principal can use half. Beyond: 503 or 429.",
-        least=1024,
+        minimum=1024,
     )
     body_timeout_s: float = setting(
-        30.0, "Seconds for a request body to arrive, plus a second for each 64 KiB of it.", least=0.1
+        30.0, "Seconds for a request body to arrive, plus a second for each 64 KiB of it.", minimum=0.1
     )
     requests_limit: int = setting(
         512,
         "Concurrent requests per worker; more receive 503 and Retry-After. A principal can use half of them "
         "and receives 429 beyond. Without a login there is no share.",
-        least=1,
+        minimum=1,
     )
     connections_limit: int = setting(
         0,
         "Open connections per worker; at the limit the server closes silent or idle connections. 0: half of "
         "the files that the process can open, at most 10,000.",
-        least=0,
+        minimum=0,
     )
     connections_per_address: int = setting(
-        0, "Open connections of an address per worker; 0: half of connections_limit.", least=0
+        0, "Open connections of an address per worker; 0: half of connections_limit.", minimum=0
     )
-    header_timeout_s: float = setting(10.0, "Seconds for the header of a request to arrive.", least=0.1)
+    header_timeout_s: float = setting(10.0, "Seconds for the header of a request to arrive.", minimum=0.1)
     idle_timeout_s: float = setting(
         300.0,
         "Seconds that a connection stays open without a request; set it longer than in a proxy in front of the server.",
-        least=1,
+        minimum=1,
     )
     send_timeout_s: float = setting(
         60.0,
         "Seconds in which a client that an answer waits for has to take 64 KiB of it; otherwise the server closes its "
         "connection.",
-        least=0.1,
+        minimum=0.1,
     )
-    page_limit: int = setting(1000, "Largest page of any listing.", least=1)
+    page_limit: int = setting(1000, "Largest page of any listing.", minimum=1)
     metadata_cache_bytes: int = setting(
-        512 << 20, "Budget for decoded metadata and encoded answers per worker.", least=0
+        512 << 20, "Budget for decoded metadata and encoded answers per worker.", minimum=0
     )
     scan_planning_mode: str = setting(
         "auto",
@@ -228,9 +228,9 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         choices=("auto", "server", "client"),
     )
     plan_inline_limit: int = setting(
-        1000, "Maximum number of files in the answer to a scan; clients fetch larger plans in pages.", least=0
+        1000, "Maximum number of files in the answer to a scan; clients fetch larger plans in pages.", minimum=0
     )
-    plan_page_size: int = setting(4000, "Files in a page of a scan.", least=1, most=100_000)
+    plan_page_size: int = setting(4000, "Files in a page of a scan.", minimum=1, maximum=100_000)
     plan_residual_bytes: int = setting(
         4 << 20,
         "Bytes of residual filters in an answer or page of a scan. If the files would repeat a long filter "
@@ -238,125 +238,129 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         "that send X-Seamark-Residuals: short, need a residual and filter rows by their own filter: they "
         "receive a shorter residual that keeps more rows. Other Java clients receive exact residuals, and "
         "fewer files in each answer. Residuals of up to 1 KiB are never shortened and do not count.",
-        least=0,
+        minimum=0,
     )
     plan_async_files: int = setting(
-        5_000_000, "Manifest entries to read from which a scan is answered asynchronously (submitted).", least=0
+        5_000_000, "Manifest entries to read from which a scan is answered asynchronously (submitted).", minimum=0
     )
     plan_memory_bytes: int = setting(
         1 << 30,
         "Budget for decoded manifests per worker, including manifest lists, views and plans. Of mapped files of the "
         "disk cache, the columns that were used count.",
-        least=0,
+        minimum=0,
     )
     plan_answers_bytes: int = setting(
         64 << 20,
         "Budget for encoded answers to small scans, per worker. A quarter is for encoded partition values, an eighth "
         "for parsed partition filters of metadata listings.",
-        least=0,
+        minimum=0,
     )
     plan_disk_bytes: int = setting(
         8 << 30,
         "Budget for decoded manifests on local disk, shared by the workers of a machine; 0 disables it.",
-        least=0,
+        minimum=0,
     )
     plan_disk_folder: str = setting("", "Folder for decoded manifests. Empty: <home>/cache/blocks.")
-    plan_threads: int = setting(0, "Threads that decode manifests, per worker; 0: as many as there are cores.", least=0)
+    plan_threads: int = setting(
+        0, "Threads that decode manifests, per worker; 0: as many as there are cores.", minimum=0
+    )
     plan_time_budget_s: float = setting(
-        10.0, "Seconds for pruning a scan; files that are not checked in time are kept.", least=0
+        10.0, "Seconds for pruning a scan; files that are not checked in time are kept.", minimum=0
     )
     plan_manifest_limit_bytes: int = setting(
-        1 << 30, "Largest manifest or manifest list that is read; larger files are refused.", least=1024
+        1 << 30, "Largest manifest or manifest list that is read; larger files are refused.", minimum=1024
     )
     plan_prepare_bytes: int = setting(
-        16 << 20, "Bytes of new manifests of a commit that are decoded before the next plan; 0: none.", least=0
+        16 << 20, "Bytes of new manifests of a commit that are decoded before the next plan; 0: none.", minimum=0
     )
-    plan_table_lease_s: int = setting(600, "Default lease of a plan table in seconds.", least=1)
-    plan_table_lease_max_s: int = setting(3600, "Longest lease of a plan table.", least=1, most=30 * 86400)
+    plan_table_lease_s: int = setting(600, "Default lease of a plan table in seconds.", minimum=1)
+    plan_table_lease_max_s: int = setting(3600, "Longest lease of a plan table.", minimum=1, maximum=30 * 86400)
     plan_table_grace_s: int = setting(
         3600,
         "Seconds that the files of a plan table stay after the end of its lease, for running queries.",
-        least=0,
+        minimum=0,
     )
     plan_tables_limit: int = setting(
         100_000,
         "Maximum number of plan tables with live leases, in the whole catalog. A principal can use half of it; more "
         "are not created for it.",
-        least=0,
+        minimum=0,
     )
     plan_snapshots_limit: int = setting(
         1000,
         "Plan snapshots of a table that loadTable adds for a value of X-Seamark-Plans; those with the longest leases.",
-        least=0,
-        most=100_000,
+        minimum=0,
+        maximum=100_000,
     )
     plan_tables_bytes: int = setting(
         32 << 30,
         "Bytes of plan table files that a worker has written and whose leases, plus plan_table_grace_s, have not ended."
         " A principal can use half of this; more are not created for it.",
-        least=0,
+        minimum=0,
     )
     plan_table_memory_bytes: int = setting(
-        128 << 20, "Budget for decoded manifests that plan tables keep in part, per worker.", least=0
+        128 << 20, "Budget for decoded manifests that plan tables keep in part, per worker.", minimum=0
     )
     plan_table_files_limit: int = setting(
         100_000,
         "Files that a plan table can list in new manifests, from manifests that the plan keeps in part; for "
         "more no plan table is created.",
-        least=0,
+        minimum=0,
     )
     join_memory_bytes: int = setting(
         256 << 20,
         "Budget for join columns of other tables and their keys, per worker.",
-        least=0,
+        minimum=0,
     )
     join_read_bytes: int = setting(
-        128 << 20, "Bytes of data files of a table that are read for the joins of a request.", least=0
+        128 << 20, "Bytes of data files of a table that are read for the joins of a request.", minimum=0
     )
     join_rows_limit: int = setting(
         5_000_000,
         "Rows of a joined table after pruning by its own filter; joins with larger tables are skipped.",
-        least=0,
+        minimum=0,
     )
     join_wait_s: float = setting(
-        2.0, "Seconds that a request waits for the keys of joined tables; later keys are not used.", least=0
+        2.0, "Seconds that a request waits for the keys of joined tables; later keys are not used.", minimum=0
     )
     decoded_limit_bytes: int = setting(
         256 << 20,
         "Memory for the decoded columns of a table in a join, or for a decoded delete file. A plan does not "
         "use larger data: it keeps more files, and rows are undecided.",
-        least=1 << 20,
+        minimum=1 << 20,
     )
     index_memory_bytes: int = setting(
         1 << 30,
         "Budget for opened index files per worker. Only an eighth of files mapped from the disk cache counts,"
         " because the kernel can reclaim their pages. A record index has 24 bytes for each row.",
-        least=0,
+        minimum=0,
     )
     index_disk_bytes: int = setting(
-        16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 disables it.", least=0
+        16 << 30, "Budget for index files on local disk, shared by the workers of a machine; 0 disables it.", minimum=0
     )
     index_disk_folder: str = setting("", "Folder for index files. Empty: <home>/cache/indexes.")
     index_file_limit_bytes: int = setting(
-        2 << 30, "Largest index file that is read; larger files are not used.", least=1024
+        2 << 30, "Largest index file that is read; larger files are not used.", minimum=1024
     )
     index_whole_bytes: int = setting(
         16 << 20,
         "Index files larger than this that are not in memory are probed by a few range reads, while the whole"
         " file is fetched in the background.",
-        least=0,
+        minimum=0,
     )
     index_wait_s: float = setting(
         1.0,
         "Seconds that a scan waits for index files that are not in memory; then it continues without them, "
         "and a later scan uses them.",
-        least=0,
+        minimum=0,
     )
     index_retention_s: int = setting(
-        3600, "Seconds that superseded and quarantined index files are kept before housekeeping deletes them.", least=0
+        3600,
+        "Seconds that superseded and quarantined index files are kept before housekeeping deletes them.",
+        minimum=0,
     )
     drop_retention_s: int = setting(
-        7 * 86400, "Seconds that a dropped table or view can be restored; 0 drops it permanently.", least=0
+        7 * 86400, "Seconds that a dropped table or view can be restored; 0 drops it permanently.", minimum=0
     )
     sql: str = setting(
         "loopback",
@@ -367,65 +371,68 @@ class Settings(GatewaySettings, ServiceSettings, TenantSettings, FleetSettings):
         4,
         "Concurrent SQL statements per worker; more wait for sql_queue_s. A principal can use half of them and "
         "receives 429 beyond. A quarter of them, and at least one, is for principals that run nothing.",
-        least=1,
-        most=1000,
+        minimum=1,
+        maximum=1000,
     )
     sql_memory_bytes: int = setting(
         2 << 30,
         "Memory limit of the process of a SQL statement, beside its libraries; DuckDB uses half of it.",
-        least=256 << 20,
+        minimum=256 << 20,
     )
     sql_threads: int = setting(
-        0, "Threads of DuckDB for a statement; 0: as many as there are cores.", least=0, most=256
+        0, "Threads of DuckDB for a statement; 0: as many as there are cores.", minimum=0, maximum=256
     )
     sql_time_s: float = setting(
-        60.0, "Seconds that a SQL statement can run, with the time in which the client reads.", least=0.1, most=3600
+        60.0,
+        "Seconds that a SQL statement can run, with the time in which the client reads.",
+        minimum=0.1,
+        maximum=3600,
     )
-    sql_rows_limit: int = setting(1_000_000, "Rows of a SQL statement's answer; for more it fails.", least=1)
-    sql_bytes_limit: int = setting(256 << 20, "Bytes of a SQL statement's answer; for more it fails.", least=1024)
-    indexes_limit: int = setting(64, "Indexes that can be defined on a table.", least=0)
-    idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", least=1)
-    metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", least=1)
+    sql_rows_limit: int = setting(1_000_000, "Rows of a SQL statement's answer; for more it fails.", minimum=1)
+    sql_bytes_limit: int = setting(256 << 20, "Bytes of a SQL statement's answer; for more it fails.", minimum=1024)
+    indexes_limit: int = setting(64, "Indexes that can be defined on a table.", minimum=0)
+    idempotency_ttl_s: int = setting(86400, "Seconds that the first answer to an idempotency key is kept.", minimum=1)
+    metrics_retention_s: int = setting(30 * 86400, "Seconds that scan and commit reports are kept.", minimum=1)
     metrics_reports_limit: int = setting(
-        1000, "Scan and commit reports that are kept for a table; a new report replaces the oldest.", least=1
+        1000, "Scan and commit reports that are kept for a table; a new report replaces the oldest.", minimum=1
     )
-    metrics_report_limit_bytes: int = setting(128 << 10, "Largest scan or commit report.", least=1024)
+    metrics_report_limit_bytes: int = setting(128 << 10, "Largest scan or commit report.", minimum=1024)
     metrics_rate_bytes: int = setting(
-        16 << 20, "Bytes of reports that a principal can send in a minute per worker; more receive 429.", least=1024
+        16 << 20, "Bytes of reports that a principal can send in a minute per worker; more receive 429.", minimum=1024
     )
     column_usage_days: int = setting(
         180,
         "Days for which the server remembers which columns plans and scan reports read, for `seamark advise ttl`. 0: "
         "it records nothing.",
-        least=0,
-        most=3650,
+        minimum=0,
+        maximum=3650,
     )
     column_usage_counters: int = setting(
         20_000,
         "Different reads (table, columns, age of the oldest partition) that wait in memory to be recorded, once a "
         "minute; a principal can use half. Beyond, reads count as reads of every column.",
-        least=1,
+        minimum=1,
     )
     audit_reads: bool = setting(False, "Also audit requests that only read.")
-    audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", least=1)
+    audit_retention_s: int = setting(90 * 86400, "Seconds that audit records are kept.", minimum=1)
     timeline_keep: int = setting(
-        1000, "Finished instants of a table in the main table; older instants move to the archive.", least=1
+        1000, "Finished instants of a table in the main table; older instants move to the archive.", minimum=1
     )
-    watch_timeout_s: float = setting(60.0, "Longest duration of a long-poll of the timeline.", least=0, most=3600)
+    watch_timeout_s: float = setting(60.0, "Longest duration of a long-poll of the timeline.", minimum=0, maximum=3600)
     watch_poll_s: float = setting(
-        0.5, "Seconds between checks for commits of other replicas, while a client watches.", least=0.01, most=60
+        0.5, "Seconds between checks for commits of other replicas, while a client watches.", minimum=0.01, maximum=60
     )
-    watchers_limit: int = setting(256, "Open long-polls and event streams per worker; more receive 503.", least=0)
+    watchers_limit: int = setting(256, "Open long-polls and event streams per worker; more receive 503.", minimum=0)
     free_space_min_bytes: int = setting(
         64 << 20,
         "Free bytes on the disks of the home, the SQLite database and a local warehouse below which /readyz "
         "fails; on a small disk a twentieth of its size.",
-        least=0,
+        minimum=0,
     )
     housekeeping_interval_s: float = setting(
-        60.0, "Seconds between housekeeping rounds: purging, archiving, deleting expired records.", least=0.05
+        60.0, "Seconds between housekeeping rounds: purging, archiving, deleting expired records.", minimum=0.05
     )
-    drain_timeout_s: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", least=0)
+    drain_timeout_s: float = setting(30.0, "Seconds that running requests have to finish after SIGTERM.", minimum=0)
 
     webhook_urls: tuple[str, ...] = setting(
         (), "URLs that receive every instant as a CloudEvent (HTTP POST).", secret=True, schemes=("http", "https")

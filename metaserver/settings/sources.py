@@ -152,9 +152,9 @@ def _convert(name: str, value: Any, source: str) -> Any:
         if metadata["schemes"] and item and item.partition("://")[0] not in metadata["schemes"]:
             wanted = "a URL that starts with " + " or ".join(f"{scheme}://" for scheme in metadata["schemes"])
             raise refuse(wanted, _as_location(item) if LOCAL in metadata["schemes"] else "")
-        least, most = metadata["least"], metadata["most"]
-        if (least is not None and item < least) or (most is not None and item > most):
-            raise refuse(f"at least {least:g}" if most is None else f"from {least:g} to {most:g}")
+        minimum, maximum = metadata["minimum"], metadata["maximum"]
+        if (minimum is not None and item < minimum) or (maximum is not None and item > maximum):
+            raise refuse(f"at least {minimum:g}" if maximum is None else f"from {minimum:g} to {maximum:g}")
     return converted
 
 

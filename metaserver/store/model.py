@@ -157,7 +157,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     id: str
     namespace: NamespacePath
     name: str | None
-    """None after it was retired: the name is free, and the files are to be deleted."""
+    """The name is None after the plan is retired: the name is free, and the files are to be deleted."""
     of_name: str
     """The table's name."""
     uuid: str
@@ -180,7 +180,7 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     shown_id: int | None = None
     """The id of the snapshot that makes the plan visible to the audience; None for a plan view."""
     shown: str | None = None
-    """That snapshot as JSON."""
+    """The shown snapshot as JSON."""
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
@@ -255,9 +255,10 @@ class AccessToken(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """`principal` has `role` (reader, writer, admin) on `namespace` and all below.
+    """A role (reader, writer, admin) of a principal on a namespace and all namespaces below it.
 
-    The empty path is the whole catalog."""
+    The empty path is the whole catalog.
+    """
 
     principal: str
     role: str

@@ -35,13 +35,17 @@ async def open_store(
     timeout_s: float = 30.0,
     keeps_reads: bool = False,
 ) -> AsyncIterator[PointerStore]:
-    """ConfigError for another kind of URL, an unsuitable database, or refused credentials.
-
-    `queue_limit` bounds the transactions that wait for SQLite's writer. The other limits are the number of connections
-    to PostgreSQL, and the time for a statement or for getting a connection.
+    """Open the store that a URL names.
 
     Args:
-        keeps_reads: Results of reads from PostgreSQL are kept for requests that allow stale answers.
+        queue_limit: The number of transactions that may wait for SQLite's writer.
+        pool_min: The least number of connections to PostgreSQL.
+        pool_max: The greatest number of connections to PostgreSQL.
+        timeout_s: The time limit of a statement, and of getting a connection.
+        keeps_reads: Keep results of reads from PostgreSQL for requests that allow stale answers.
+
+    Raises:
+        ConfigError: For another kind of URL, an unsuitable database, or refused credentials.
     """
     scheme = url.partition(":")[0].lower()
     if scheme == "sqlite":

@@ -37,7 +37,12 @@ class CreateNamespace(Operation, frozen=True):
 
 
 class ReplaceNamespaceProperties(Operation, frozen=True):
-    """CommitConflict unless the stored version is `expected_version`; NoSuchNamespace if it does not exist."""
+    """Replace the properties of a namespace.
+
+    Raises:
+        CommitConflict: Unless the stored version is `expected_version`.
+        NoSuchNamespace: If the namespace does not exist.
+    """
 
     path: NamespacePath
     expected_version: int
@@ -57,9 +62,14 @@ class CreateEntry(Operation, frozen=True):
 
 
 class SwapPointer(Operation, frozen=True):
-    """CommitConflict unless the entry exists with this uuid; LostRace unless it points at `expected_location`.
+    """Point an entry at another location.
 
-    NoSuchTable / NoSuchView if the name does not exist."""
+    Raises:
+        CommitConflict: Unless the entry has this UUID.
+        LostRace: Unless the entry points at `expected_location`.
+        NoSuchTable: If the name of a table does not exist.
+        NoSuchView: If the name of a view does not exist.
+    """
 
     kind: EntryKind
     namespace: NamespacePath
@@ -83,7 +93,7 @@ class RenameEntry(Operation, frozen=True):
     to_namespace: NamespacePath
     to_name: str
     uuid: str | None = None
-    """If set: CommitConflict when the name refers to another table."""
+    """The expected UUID. If it is set and the name refers to another table, the rename raises CommitConflict."""
 
 
 class DropEntry(Operation, frozen=True):
@@ -101,7 +111,7 @@ class DropEntry(Operation, frozen=True):
     expected_location: str | None = None
     keep: DroppedEntry | None = None
     uuid: str | None = None
-    """If set: CommitConflict when the name refers to another table."""
+    """The expected UUID. If it is set and the name refers to another table, the drop raises CommitConflict."""
 
 
 class RestoreEntry(Operation, frozen=True):
@@ -114,7 +124,7 @@ class RestoreEntry(Operation, frozen=True):
     namespace: NamespacePath
     name: str
     is_kept: bool = False
-    """If set: the caller knows that the retention has not passed, also if the clock differs."""
+    """Whether the caller knows that the retention has not passed, even if the clock differs."""
 
 
 class ForgetDropped(Operation, frozen=True):
@@ -138,14 +148,14 @@ class ClaimLocations(Operation, frozen=True):
     uuid: str
     locations: tuple[ClaimedLocation, ...]
     fresh: bool = False
-    """If set: BadRequest when the UUID has claims already."""
+    """Whether to raise BadRequest when the UUID has claims already."""
     namespace: NamespacePath = ()
     """The name, if set: its location may be that of an entry that was dropped with this name."""
     name: str = ""
     checked: bool = True
-    """If not set: overlaps are allowed, for entries that are older than claims."""
+    """Whether to refuse overlaps. Entries that are older than claims may overlap."""
     returns: bool = False
-    """If set: the entry may be restored by this. CommitConflict when a live entry has the same location."""
+    """Whether this operation may restore the entry. Then a live entry with the same location raises CommitConflict."""
 
 
 class AllowLocations(Operation, frozen=True):
@@ -227,7 +237,7 @@ class AdvanceProducer(Operation, frozen=True):
     producer: str
     sequence: int
     snapshot_id: int | None
-    """None: the change was empty and created no snapshot."""
+    """The id is None when the change was empty and created no snapshot."""
     now_ms: int
 
 
@@ -347,7 +357,11 @@ class SaveToken(Operation, frozen=True):
 
 
 class RevokeToken(Operation, frozen=True):
-    """NotFound if no live token has this name."""
+    """Revoke the live token with this name.
+
+    Raises:
+        NotFound: If there is none.
+    """
 
     name: str
     now_ms: int
@@ -360,7 +374,11 @@ class SaveGrant(Operation, frozen=True):
 
 
 class RemoveGrant(Operation, frozen=True):
-    """NotFound if it does not exist."""
+    """Remove a grant.
+
+    Raises:
+        NotFound: If it does not exist.
+    """
 
     grant: Grant
 
@@ -408,9 +426,10 @@ is removed with the table's."""
 
 
 class TakePriority(Operation, frozen=True):
-    """Until `lasts_ms` from now, by the clock of the database, only `holder` moves the pointers of the table.
+    """Let only `holder` move the pointers of the table for `lasts_ms` from now, by the clock of the database.
 
-    CommitConflict while another process has priority.
+    Raises:
+        CommitConflict: While another process has priority.
     """
 
     uuid: str
@@ -426,7 +445,11 @@ class EndPriority(Operation, frozen=True):
 
 
 class CheckFence(Operation, frozen=True):
-    """CommitConflict unless `fence` is the fencing number of the named lease: the sender no longer has the lease."""
+    """Check that the sender still has the named lease.
+
+    Raises:
+        CommitConflict: Unless `fence` is the fencing number of the lease.
+    """
 
     name: str
     fence: int

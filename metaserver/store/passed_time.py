@@ -31,7 +31,7 @@ _SAVED_EVERY_MS = 60_000
 _GAPS_MAX = 100
 
 Gap = tuple[int, int]
-"""When it begins and ends, in milliseconds since the epoch."""
+"""The start and the end of a gap, in milliseconds since the epoch."""
 
 
 class _Look(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class PassedTime(msgspec.Struct, frozen=True):
         return end_ms - start_ms - sum(uncounted)
 
     def ago(self, age_ms: int) -> int:
-        """Return the latest time since which `age_ms` have passed: what is older may be deleted."""
+        """Return the latest time since which `age_ms` have passed: older files may be deleted."""
         until_ms, left_ms = self.now_ms, age_ms
         for start, end in reversed(self.gaps):
             counted_ms = until_ms - end

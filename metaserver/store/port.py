@@ -97,7 +97,11 @@ class PointerStore(Protocol):
         """Transactions that wait or run in this process; for metrics."""
 
     async def ping(self) -> None:
-        """RetryLater when the database does not answer."""
+        """Check that the database answers.
+
+        Raises:
+            RetryLater: When it does not.
+        """
 
     async def namespace(self, path: NamespacePath) -> Namespace | None: ...
 
@@ -122,10 +126,10 @@ class PointerStore(Protocol):
     async def entry(self, kind: EntryKind, namespace: NamespacePath, name: str) -> Entry | None: ...
 
     async def entries(self, kind: EntryKind, namespace: NamespacePath, after: str | None, limit: int) -> list[Entry]:
-        """After `after`, in code-point order of name."""
+        """Return the entries after `after`, in code-point order of name."""
 
     async def list_dropped(self, namespace: NamespacePath | None, after: str | None, limit: int) -> list[DroppedEntry]:
-        """After `after`, in order of id."""
+        """Return the dropped entries after `after`, in order of id."""
 
     async def find_dropped(self, dropped_id: str) -> DroppedEntry | None:
         """Return a dropped or a retained entry."""
@@ -153,7 +157,10 @@ class PointerStore(Protocol):
         """Return the current and earlier locations of the UUID."""
 
     async def find_allowed_overlaps(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
-        """As `find_overlapping_claims`, of the locations that other UUIDs are allowed to name files in."""
+        """Return the overlapping locations in which other UUIDs are allowed to name files.
+
+        See `find_overlapping_claims`.
+        """
 
     async def find_overlapping_claims(self, keys: Sequence[str], uuid: str, limit: int) -> list[Claim]:
         """Claim of other UUIDs that overlap one of `keys`: all that contain it, and the first `limit` within it."""
@@ -178,10 +185,10 @@ class PointerStore(Protocol):
         """Return the index files of the table in every state, oldest first."""
 
     async def producer(self, uuid: str, producer: str) -> ProducerState | None:
-        """None: it has committed nothing to this table."""
+        """Return the state of a producer; None if it has committed nothing to this table."""
 
     async def plan_table(self, namespace: NamespacePath, name: str) -> StoredPlanTable | None:
-        """By its name, even if its lease has ended."""
+        """Return a plan by its name, even if its lease has ended."""
 
     async def plan_snapshots(
         self, namespace: NamespacePath, of_name: str, uuid: str, audience: str, now_ms: int, limit: int
@@ -197,7 +204,7 @@ class PointerStore(Protocol):
         """Return the snapshots of the table that plans with live leases read."""
 
     async def list_retired_plan_tables(self, after: str | None, limit: int) -> list[StoredPlanTable]:
-        """After `after`, in order of id."""
+        """Return the retired plans after `after`, in order of id."""
 
     async def instant(self, instant_id: str) -> Instant | None: ...
 
@@ -205,7 +212,7 @@ class PointerStore(Protocol):
         """Return the newest completed instant."""
 
     async def instants(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """In order of position.
+        """Return instants in order of position.
 
         A reader that continues from the last position misses no instant, with concurrent writers.
         """
@@ -220,7 +227,7 @@ class PointerStore(Protocol):
         """Return None after it has expired."""
 
     async def metrics_reports(self, uuid: str | None, since: str | None, limit: int) -> list[MetricsReport]:
-        """After `since`, in order of id (UUIDv7)."""
+        """Return the reports after `since`, in order of id (UUIDv7)."""
 
     async def token_by_digest(self, digest: str) -> AccessToken | None: ...
 
@@ -232,7 +239,7 @@ class PointerStore(Protocol):
     async def grants(self, principal: str | None) -> list[Grant]: ...
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
-        """After `since`, in order of id."""
+        """Return the audit records after `since`, in order of id."""
 
     async def cursor(self, consumer: str) -> str | None: ...
 

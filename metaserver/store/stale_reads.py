@@ -33,7 +33,7 @@ ENTRIES_MAX = 20_000
 RUNNING_MAX = 256
 """Reads of requests that allow stale answers. Each continues after its request has used an earlier result."""
 _AWAY_S = 1.0
-"""After a failure the database is tried again in the background, and requests do not wait for it for this time."""
+"""The time after a failure in which requests do not wait for the database, which is tried again in the background."""
 _ACCESS = (SaveToken, RevokeToken, SaveGrant, RemoveGrant)
 
 

@@ -30,7 +30,11 @@ def is_finished(state: InstantState) -> bool:
 
 
 def check_move(current: InstantState, new: InstantState) -> None:
-    """BadRequest when `new` cannot follow `current`; names the allowed states."""
+    """Check that `new` can follow `current`.
+
+    Raises:
+        BadRequest: When it cannot; the message names the allowed states.
+    """
     if new not in _NEXT[current]:
         allowed = " or ".join(sorted(state.value for state in _NEXT[current])) or "nothing: it is finished"
         raise BadRequest(f"An instant in state {current.value} cannot become {new.value}; it may become {allowed}")
@@ -48,7 +52,11 @@ def move(instant: Instant, state: InstantState, now_ms: int) -> Instant:
 
 
 def check_invariants(instant: Instant) -> None:
-    """AssertionError for contradicting fields; run by tests after every step."""
+    """Check that no fields contradict each other; tests run it after every step.
+
+    Raises:
+        AssertionError: For fields that do.
+    """
     assert (instant.completed_ms is not None) == is_finished(instant.state), instant
     assert instant.completed_ms is None or instant.completed_ms >= 0, instant
 

@@ -74,7 +74,7 @@ class Timeline:
             watcher.woken.set()
 
     async def read(self, where: InstantFilter, limit: int) -> list[Instant]:
-        """At most `limit` instants in order of position; continue with the last position as `since`."""
+        """Return at most `limit` instants in order of position; continue with the last position as `since`."""
         return await self._store.instants(where, limit)
 
     async def head(self) -> str | None:

@@ -124,7 +124,10 @@ class Deliverer:
         self._source = settings.warehouse_uri()
 
     async def run(self) -> None:
-        """Until cancelled: takes the lease, delivers while it has it, and waits while another replica has it."""
+        """Take the lease and deliver while this replica has it, until cancelled.
+
+        While another replica has the lease, this one waits.
+        """
         while True:
             try:
                 await self._lease.hold()

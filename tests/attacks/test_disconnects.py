@@ -115,7 +115,7 @@ async def test_clients_that_leave_at_any_point_hold_nothing_afterwards(
         (bounds,) = limits
         await until(lambda: bounds.is_idle and server.components.metrics.requests.answering == 0)
         bounds.check_invariants()
-        context = server.components.catalog.tables._parts
+        context = server.components.catalog.tables._context
         assert context.large.is_free
         assert not any(lock.locked() for lock in server.components.engine_commits.publisher._locks.values())
         planner = server.components.planner

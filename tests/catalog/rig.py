@@ -171,7 +171,7 @@ async def rig(
         async with (
             open_timeline(chosen, used_store, clock) as timeline,
             open_catalog(chosen, used_store, used_objects, clock, timeline, fixed_keyring(clock=clock)) as catalog,
-            open_publisher(catalog.parts) as publisher,
+            open_publisher(catalog.context) as publisher,
         ):
             yield Rig(
                 catalog=catalog,

@@ -193,7 +193,7 @@ async def test_a_claim_is_of_the_path_and_not_of_what_a_link_leads_to(tmp_path: 
     """A folder that becomes a link after its table was created claims nothing of the other."""
     async with rig(tmp_path) as it:
         location = await prepared(it)
-        before = await it.catalog.parts.store.claims((await it.catalog.tables.entry(("b",), "moved")).uuid)
+        before = await it.catalog.context.store.claims((await it.catalog.tables.entry(("b",), "moved")).uuid)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")
         folder.symlink_to(parse_location(it.catalog.warehouse.namespace_location(("b",))).file_path)

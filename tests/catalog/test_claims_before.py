@@ -112,7 +112,7 @@ async def test_a_purge_waits_until_all_places_are_known(tmp_path: Path) -> None:
         before = await it.files()
         wrapped[0].away = False
         document = await it.catalog.documents.table(entry.metadata_location)
-        it.catalog.parts.documents.remember_table(entry.metadata_location, document, b"{}")
+        it.catalog.context.documents.remember_table(entry.metadata_location, document, b"{}")
         wrapped[0].away = True
         await it.catalog.dropped.purge(CALLER, row.id)
         assert await it.files() == before, "the storage gave nothing of the other tables"
@@ -139,10 +139,10 @@ async def test_where_a_table_may_lie_whose_metadata_are_lost_nothing_comes_and_a
             with pytest.raises(RetryLater, match="missing or broken"):
                 await it.catalog.tables.create(caller, ("a",), create)
         await it.catalog.tables.create(CONFINED, ("a",), CreateTable(name="free", schema=SCHEMA))
-        assert await fill_rest(it.catalog.parts) == 0
+        assert await fill_rest(it.catalog.context) == 0
         path.write_bytes(kept)
-        assert await fill_rest(it.catalog.parts) == 1
-        assert await fill_rest(it.catalog.parts) == 0
+        assert await fill_rest(it.catalog.context) == 1
+        assert await fill_rest(it.catalog.context) == 0
         await _refused_table(it, places["moved"])
 
 

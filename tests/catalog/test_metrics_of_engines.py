@@ -138,7 +138,7 @@ async def test_new_manifests_are_read_once_and_before_other_commits_wait(
         await append(it, {f"{(await load(it))['location']}/data/a": 1})
         client = Appender(await load(it), file=RIGHT)
         commit_of_engine = client.commit({f"{client.metadata['location']}/data/b": 3})
-        objects = it.catalog.parts.objects
+        objects = it.catalog.context.objects
         assert isinstance(objects, CountedReads)
         objects.lock = it.publisher._lock_of((DB, "t"))
         checked: list[set[str]] = []

@@ -180,7 +180,7 @@ async def test_requests_beyond_the_bound_are_refused_at_once(tmp_path: Path, mon
             await go.wait()
             raise web.HTTPNotFound
 
-        monkeypatch.setattr(server.components.catalog.dropped, "_parts", None)
+        monkeypatch.setattr(server.components.catalog.dropped, "_context", None)
         monkeypatch.setattr(type(server.components.catalog.dropped), "list", slow)
         held = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
         await until(lambda: begun == 2)

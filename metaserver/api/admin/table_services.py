@@ -66,7 +66,7 @@ async def list_running_jobs(call: Call) -> JobList:
     answers=(_ANSWER, ResponseSpec(404, "No such table")),
 )
 async def list_running_table_jobs(call: Call) -> JobList:
-    entry = await call.components.catalog.parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
+    entry = await call.components.catalog.context.require_entry(EntryKind.TABLE, call.namespace, call.name)
     state = await load_jobs(call.components.store, call.components.clock.now_ms())
     return JobList(
         [job for job in state.running if job.uuid == entry.uuid],
@@ -90,7 +90,7 @@ async def list_running_table_jobs(call: Call) -> JobList:
 async def load_table_health(call: Call) -> TableHealth:
     metadata = (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
     view = await view_of(call, metadata, metadata.current_snapshot_id)
-    policies = await load_policies(call.components.catalog.parts.store, call.namespace)
+    policies = await load_policies(call.components.catalog.context.store, call.namespace)
     metadata = with_policies(metadata, policies)
     settings, clock = call.components.settings, call.components.clock
     now_ms = clock.now_ms()
@@ -115,4 +115,4 @@ async def load_table_health(call: Call) -> TableHealth:
 async def load_table_policy(call: Call) -> TablePolicy:
     catalog = call.components.catalog
     metadata = (await catalog.tables.load(call.namespace, call.name)).metadata
-    return policy_of(metadata, await load_policies(catalog.parts.store, call.namespace), call.components.settings)
+    return policy_of(metadata, await load_policies(catalog.context.store, call.namespace), call.components.settings)

@@ -62,7 +62,7 @@ class _Holder(msgspec.Struct, frozen=True):
     ),
 ).takes(RewriteLeaseRequest)
 async def take_rewrite_lease(call: Call, body: RewriteLeaseRequest) -> RewriteLease:
-    entry = await call.components.catalog.parts.require_entry(EntryKind.TABLE, call.namespace, call.name)
+    entry = await call.components.catalog.context.require_entry(EntryKind.TABLE, call.namespace, call.name)
     now_ms, lasts_ms = call.components.clock.now_ms(), 0 if body.release else LASTS_MS
     name = f"{REWRITE}{entry.uuid}"
     holder = await _read_holder(call, name, now_ms)

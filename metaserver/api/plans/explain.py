@@ -243,7 +243,7 @@ async def explain_scan(
     scan = await call.components.planner.explain(bound_scan, loaded.entry)
     samples = await sample_columns(call.components.objects, scan)
     namespace = () if loaded.entry is None else loaded.entry.namespace
-    policies = await load_policies(call.components.catalog.parts.store, namespace)
+    policies = await load_policies(call.components.catalog.context.store, namespace)
     properties = with_policies(scan.metadata, policies).properties
 
     def answer() -> bytes:

@@ -247,7 +247,7 @@ def _request(call: Call, body: StatementBody) -> StatementRequest:
         time_s=settings.sql_time_s,
         memory_bytes=settings.sql_memory_bytes,
         threads=settings.sql_threads,
-        roots=call.components.catalog.parts.warehouse.local_folders,
+        roots=call.components.catalog.context.warehouse.local_folders,
     )
 
 

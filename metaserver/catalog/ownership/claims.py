@@ -35,14 +35,14 @@ from seamark.metaserver.store.operations import ClaimLocations
 
 _log = structlog.get_logger("seamark.claims")
 
-_FILLED_AT_ONCE = 64
+_ENTRIES_PER_FILL = 64
 _TRIED_EVERY_S = 5.0
-_WITHIN_LIMIT = 100_000
+_OVERLAPS_MAX = 100_000
 """The limit of claims of others inside a table's folders; only older tables can have such claims."""
 
 
 async def claim(
-    parts: CatalogContext,
+    context: CatalogContext,
     caller: Caller,
     metadata: TableMetadata | ViewMetadata,
     entry: Entry,
@@ -65,13 +65,13 @@ async def claim(
     common = caller.confined_to is None
     for name in PATH_PROPERTIES:
         path = metadata.properties.get(name)
-        if path is not None and parts.warehouse.contains(path):
+        if path is not None and context.warehouse.contains(path):
             candidates.append(ClaimedLocation(key=path, shared=common, shown=path, what=name))
     own = entry.metadata_location
     candidates.append(ClaimedLocation(key=own, shared=True, shown=own, what="metadata-location"))
-    await parts.objects.check_links([candidate.key for candidate in candidates])
-    locations = await asyncio.to_thread(_outermost, parts.warehouse, candidates)
-    await check_known(parts, (claimed_location.key for claimed_location in locations), entry.uuid)
+    await context.objects.check_links([candidate.key for candidate in candidates])
+    locations = await asyncio.to_thread(_outermost, context.warehouse, candidates)
+    await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(
         uuid=entry.uuid,
         locations=locations,
@@ -81,30 +81,35 @@ async def claim(
         returns=returns,
     )
     if not returns:  # otherwise no file is written before the transaction
-        await _check_free(parts, operation)
+        await _check_free(context, operation)
     return operation
 
 
-async def _check_free(parts: CatalogContext, operation: ClaimLocations) -> None:
-    """BadRequest for a UUID or a location of another entry, so that no file is written before the transaction, which
-    checks again."""
-    own = await _own_keys(parts, operation.uuid)
+async def _check_free(context: CatalogContext, operation: ClaimLocations) -> None:
+    """Check that no other entry has the UUID or a location, so that no file is written before the transaction.
+
+    The transaction checks again.
+
+    Raises:
+        BadRequest: If another entry has one of them.
+    """
+    own = await _own_keys(context, operation.uuid)
     if operation.fresh and own:
         raise BadRequest(f"The UUID {operation.uuid} is in use, or its files are being purged; choose another UUID")
     named = (operation.namespace, operation.name) if operation.name else None
     for candidate in operation.locations:
         if not own.isdisjoint(with_folders(candidate.key)):
             continue
-        for other in await parts.store.find_overlapping_claims([candidate.key], operation.uuid, 1):
+        for other in await context.store.find_overlapping_claims([candidate.key], operation.uuid, 1):
             if candidate.shared and other.shared:
                 continue
-            if other.location == candidate.key and named and await parts.store.is_name_released(other.uuid, *named):
+            if other.location == candidate.key and named and await context.store.is_name_released(other.uuid, *named):
                 continue
             raise candidate.make_overlap_error()
 
 
-async def _own_keys(parts: CatalogContext, uuid: str) -> set[str]:
-    return {claim.location for claim in await parts.store.claims(uuid) if not claim.allowed}
+async def _own_keys(context: CatalogContext, uuid: str) -> set[str]:
+    return {claim.location for claim in await context.store.claims(uuid) if not claim.allowed}
 
 
 def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | ViewMetadata) -> bool:
@@ -114,176 +119,207 @@ def moves(base: TableMetadata | ViewMetadata | None, metadata: TableMetadata | V
     return any(metadata.properties.get(name) != base.properties.get(name) for name in PATH_PROPERTIES)
 
 
-async def claim_folder(parts: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
-    """As `claim`, for a function."""
-    locations = _outermost(parts.warehouse, [ClaimedLocation(key=folder, shown=folder)])
-    await parts.objects.check_links([folder])
-    await check_known(parts, (claimed_location.key for claimed_location in locations), entry.uuid)
+async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
+    """Return the operation that claims the folder of a function.
+
+    See `claim`.
+    """
+    locations = _outermost(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
+    await context.objects.check_links([folder])
+    await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
-    await _check_free(parts, operation)
+    await _check_free(context, operation)
     return operation
 
 
 async def check_unclaimed(
-    parts: CatalogContext, location: str, description: str, named: tuple[NamespacePath, str], uuid: str = ""
+    context: CatalogContext, location: str, description: str, named: tuple[NamespacePath, str], uuid: str = ""
 ) -> None:
-    """BadRequest if the location overlaps a location of another entry than `uuid`.
+    """Check that the location overlaps no location of another entry than `uuid`.
 
     The transaction checks again.
+
+    Raises:
+        BadRequest: If it overlaps one.
     """
-    if await _is_taken(parts, location, named, uuid):
+    if await _is_taken(context, location, named, uuid):
         raise ClaimedLocation(key="", shown=location, what=description).make_overlap_error()
 
 
-async def _is_taken(parts: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
-    key = parts.warehouse.key(parse_location(location))
-    await check_known(parts, [key], uuid)
-    for claimed_location in await parts.store.find_overlapping_claims([key], uuid, 1):
-        if claimed_location.location != key or not await parts.store.is_name_released(claimed_location.uuid, *named):
+async def _is_taken(context: CatalogContext, location: str, named: tuple[NamespacePath, str], uuid: str) -> bool:
+    key = context.warehouse.key(parse_location(location))
+    await check_known(context, [key], uuid)
+    for claimed_location in await context.store.find_overlapping_claims([key], uuid, 1):
+        if claimed_location.location != key or not await context.store.is_name_released(claimed_location.uuid, *named):
             return True
     return False
 
 
-async def check_outside(parts: CatalogContext, location: str, description: str) -> None:
-    """BadRequest if the location is equal to, or inside, a location of a table, view or function.
+async def check_outside(context: CatalogContext, location: str, description: str) -> None:
+    """Check that the location is outside all locations of tables, views and functions.
 
-    It may contain such locations.
+    Raises:
+        BadRequest: If it is equal to one of them, or inside it.
     """
-    keys = [parts.warehouse.key(parse_location(location))]
-    await check_known(parts, keys, "", around=False)
-    if await parts.store.find_overlapping_claims(keys, "", 0):
+    keys = [context.warehouse.key(parse_location(location))]
+    await check_known(context, keys, "", around=False)
+    if await context.store.find_overlapping_claims(keys, "", 0):
         raise BadRequest(
             f"{description} {location!r} is inside the location of a table, view or function; choose another"
         )
 
 
-async def _keys(parts: CatalogContext, locations: Iterable[str]) -> list[str]:
-    return await asyncio.to_thread(lambda: [parts.warehouse.key(parse_location(location)) for location in locations])
+async def _keys(context: CatalogContext, locations: Iterable[str]) -> list[str]:
+    return await asyncio.to_thread(lambda: [context.warehouse.key(parse_location(location)) for location in locations])
 
 
-async def check_staged(parts: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
-    """Forbidden when another table than that of the name has claimed the location of a staged table since: a pass
-    outlives the staging, and the table may have been renamed or dropped."""
-    entry = await parts.store.entry(EntryKind.TABLE, namespace, name)
-    if await _is_taken(parts, location, (namespace, name), "" if entry is None else entry.uuid):
+async def check_staged(context: CatalogContext, location: str, namespace: NamespacePath, name: str) -> None:
+    """Check that no other table than that of the name has claimed the location of a staged table since.
+
+    A pass outlives the staging, and the table may have been renamed or dropped.
+
+    Raises:
+        Forbidden: When another table has claimed it.
+    """
+    entry = await context.store.entry(EntryKind.TABLE, namespace, name)
+    if await _is_taken(context, location, (namespace, name), "" if entry is None else entry.uuid):
         raise Forbidden(
             f"Another table has claimed the location staged for {show(namespace, name)}; load the table again"
         )
 
 
-async def check_own(parts: CatalogContext, uuid: str, location: str) -> None:
-    """Forbidden when the location is not claimed by `uuid`.
+async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
+    """Check that `uuid` has claimed the location.
 
     The table's writers can overwrite metadata files, so that the database decides which files a client may open.
+
+    Raises:
+        Forbidden: When it has not.
     """
-    claims = await _own_keys(parts, uuid)
-    if not claims and await fill(parts):  # created by a concurrent server of a version without claims
-        claims = await _own_keys(parts, uuid)
-    if not claims and parts.unclaimed.unread:
+    claims = await _own_keys(context, uuid)
+    if not claims and await fill(context):  # created by a concurrent server of a version without claims
+        claims = await _own_keys(context, uuid)
+    if not claims and context.unclaimed.unread:
         raise RetryLater("The location of the table is not known yet, because the storage does not answer; try again")
-    key = parts.warehouse.key(parse_location(location))
+    key = context.warehouse.key(parse_location(location))
     if claims.isdisjoint(with_folders(key)):
         raise Forbidden(f"The table's metadata has the location {location!r}, which the table has not claimed")
 
 
-async def list_claimed(parts: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
+async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
     """Return the locations that `uuid` has claimed, regardless of its metadata."""
     claims = {
-        claimed_location.location for claimed_location in await parts.store.claims(uuid) if not claimed_location.allowed
+        claimed_location.location
+        for claimed_location in await context.store.claims(uuid)
+        if not claimed_location.allowed
     }
-    keys = await _keys(parts, locations)
+    keys = await _keys(context, locations)
     return [location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
 
-async def check_writable(parts: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
-    """Like `check_own`, for the location, and for the folder that the server writes metadata, manifests and plans
-    to."""
+async def check_writable(context: CatalogContext, uuid: str, metadata: TableMetadata | ViewMetadata) -> None:
+    """Check that an entry has claimed its location and the folder of its metadata, manifests and plans.
+
+    Raises:
+        Forbidden: When it has not.
+    """
     folder = metadata_folder(metadata.location, metadata.properties)
-    await check_own(parts, uuid, folder)
+    await check_own(context, uuid, folder)
     if not folder.startswith(metadata.location.rstrip("/") + "/"):
-        await check_own(parts, uuid, metadata.location)
+        await check_own(context, uuid, metadata.location)
 
 
 async def foreign_file_check(
-    parts: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
+    context: CatalogContext, uuid: str, folders: Sequence[str], *, exclusive: bool = False
 ) -> Callable[[str], bool]:
-    """Return a function that reports whether a file is in a location of another entry than `uuid`, among those that
-    overlap `folders`; such a file must not be deleted with `uuid`'s files.
+    """Return a function that reports whether a file is in a location of another entry than `uuid`.
 
-    Shared folders contain files of several entries, those that `uuid` shares also its own. With `exclusive`, all files
-    in them count as foreign, and so do files in locations that an admin has allowed another entry to name files in.
+    The function knows the locations that overlap `folders`. A file for which it returns true must not be deleted
+    with `uuid`'s files. Shared folders contain files of several entries, those that `uuid` shares also its own.
+    With `exclusive`, all files in them count as foreign, and so do files in locations that an admin has allowed
+    another entry to name files in.
 
     Raises:
         RetryLater: While some locations are unknown.
     """
-    if parts.unclaimed.unread:
-        await fill(parts)
-        if parts.unclaimed.unread:
+    if context.unclaimed.unread:
+        await fill(context)
+        if context.unclaimed.unread:
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
-    keys = await _keys(parts, folders)
-    foreign_locations = {location for owner, lost in parts.unclaimed.lost.items() if owner != uuid for location in lost}
-    own = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
+    keys = await _keys(context, folders)
+    foreign_locations = {
+        location for owner, lost in context.unclaimed.lost.items() if owner != uuid for location in lost
+    }
+    own = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign_locations |= {
         claimed_location.location
-        for claimed_location in await parts.store.find_overlapping_claims(keys, uuid, _WITHIN_LIMIT)
+        for claimed_location in await context.store.find_overlapping_claims(keys, uuid, _OVERLAPS_MAX)
         if exclusive or not claimed_location.shared or claimed_location.location not in own.intersection(keys)
     }
     if exclusive:
         foreign_locations |= {
-            claim.location for claim in await parts.store.find_allowed_overlaps(keys, uuid, _WITHIN_LIMIT)
+            claim.location for claim in await context.store.find_allowed_overlaps(keys, uuid, _OVERLAPS_MAX)
         }
-    key_of = parts.warehouse.key
+    key_of = context.warehouse.key
     return lambda location: (
         bool(foreign_locations) and not foreign_locations.isdisjoint(with_folders(key_of(parse_location(location))))
     )
 
 
-async def fill(parts: CatalogContext) -> int:
+async def fill(context: CatalogContext) -> int:
     """Create claims for entries from before claims existed; returns their number.
 
     An entry with unreadable metadata gets no claims, because a guess could claim another entry's location or miss its
-    own; `parts.unclaimed` lists these.
+    own; `context.unclaimed` lists these.
     """
-    state = parts.unclaimed
-    state.tried_s, filled, unread, after = parts.clock.monotonic(), 0, 0, ""
+    state = context.unclaimed
+    state.tried_s, filled, unread, after = context.clock.monotonic(), 0, 0, ""
     lost: dict[str, list[str]] = {}
-    while unread < _FILLED_AT_ONCE and (entries := await parts.store.list_unclaimed(after, _FILLED_AT_ONCE)):
+    while unread < _ENTRIES_PER_FILL and (entries := await context.store.list_unclaimed(after, _ENTRIES_PER_FILL)):
         after = entries[-1].uuid
-        if len(entries) == _FILLED_AT_ONCE and entries[0].uuid != after:  # keeps all names of a UUID in one batch
+        if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:  # keeps all names of a UUID in one batch
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
-        found_locations = await asyncio.gather(*(_locations(parts, entry) for entry in entries))
+        found_locations = await asyncio.gather(*(_locations(context, entry) for entry in entries))
         located = list(zip(entries, found_locations, strict=True))
         unknown = {entry.uuid for entry, locations in located if locations is None}
         unread += len(unknown)
         readable = [(entry, locations) for entry, locations in located if locations and entry.uuid not in unknown]
-        await parts.store.transact(
-            [await _claim_unchecked(parts.warehouse, entry, locations) for entry, locations in readable]
+        await context.store.transact(
+            [await _claim_unchecked(context.warehouse, entry, locations) for entry, locations in readable]
         )
         claimed = {entry.uuid for entry, _ in readable}
         filled += len(claimed)
         for entry, locations in located:
             if locations is not None and entry.uuid not in claimed | unknown:
-                lost.setdefault(entry.uuid, []).extend(await asyncio.to_thread(_possible_keys, parts.warehouse, entry))
+                lost.setdefault(entry.uuid, []).extend(
+                    await asyncio.to_thread(_possible_keys, context.warehouse, entry)
+                )
     if (unread, lost.keys()) != (state.unread, state.lost.keys()):
         _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost))
     state.unread, state.lost = unread, lost
     return filled
 
 
-async def fill_rest(parts: CatalogContext) -> int:
+async def fill_rest(context: CatalogContext) -> int:
     """Return a round of housekeeping: calls `fill` if entries without claims are left."""
-    return await fill(parts) if parts.unclaimed.unread or parts.unclaimed.lost else 0
+    return await fill(context) if context.unclaimed.unread or context.unclaimed.lost else 0
 
 
-async def check_known(parts: CatalogContext, keys: Iterable[str], uuid: str, *, around: bool = True) -> None:
-    """RetryLater if an entry other than `uuid` with an unknown location may overlap the keys; with `around`, also if it
-    may be inside them."""
-    state, checked = parts.unclaimed, list(keys)
+async def check_known(context: CatalogContext, keys: Iterable[str], uuid: str, *, around: bool = True) -> None:
+    """Check that no other entry than `uuid` with an unknown location may overlap the keys.
+
+    Args:
+        around: Also check that none may be inside them.
+
+    Raises:
+        RetryLater: If one may.
+    """
+    state, checked = context.unclaimed, list(keys)
     if not _may_be_taken(state, checked, uuid, around=around):
         return
-    if parts.clock.monotonic() - state.tried_s >= _TRIED_EVERY_S:
-        await fill(parts)
+    if context.clock.monotonic() - state.tried_s >= _TRIED_EVERY_S:
+        await fill(context)
     if not _may_be_taken(state, checked, uuid, around=around):
         return
     if state.unread:
@@ -308,16 +344,16 @@ def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, around: b
     )
 
 
-async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
+async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
     """Return the locations of an entry: None if storage does not answer; empty if the metadata is missing or
     damaged.
     """
     try:
         if entry.kind is EntryKind.TABLE:
-            table = await parts.documents.table(entry.metadata_location)
+            table = await context.documents.table(entry.metadata_location)
             location, properties = table.location, table.properties
         elif entry.kind is EntryKind.VIEW:
-            view = await parts.documents.view(entry.metadata_location)
+            view = await context.documents.view(entry.metadata_location)
             location, properties = view.location, view.properties
         else:  # the server has chosen the location, and the document does not contain it
             return [_folder(entry), entry.metadata_location]
@@ -325,28 +361,26 @@ async def _locations(parts: CatalogContext, entry: Entry) -> list[str] | None:
         return []
     except SeamarkError:
         return None
-    paths = [properties[name] for name in PATH_PROPERTIES if parts.warehouse.contains(properties.get(name, ""))]
+    paths = [properties[name] for name in PATH_PROPERTIES if context.warehouse.contains(properties.get(name, ""))]
     return [location, *paths, entry.metadata_location]
 
 
-async def has_files(parts: CatalogContext, entry: Entry) -> bool:
-    """Return whether a file is left in a location that the entry has claimed.
+async def has_files(context: CatalogContext, entry: Entry) -> bool:
+    """Return whether a file is left in a location that the entry has claimed; true if the storage fails.
 
-    True if the storage fails.
-
-    The locations are those that the database has: the table's writers can overwrite its metadata file.
+    The database names the locations, because the table's writers can overwrite its metadata file.
     """
-    guessed = {_key(parts.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}
-    for claimed_location in await parts.store.claims(entry.uuid):
+    guessed = {_key(context.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}
+    for claimed_location in await context.store.claims(entry.uuid):
         if claimed_location.allowed:
             continue
         location = claimed_location.spelled or guessed.get(claimed_location.location)
         if location is None:
             return True
         try:
-            if await parts.objects.exists(location):
+            if await context.objects.exists(location):
                 return True
-            async for _ in parts.objects.list(location):
+            async for _ in context.objects.list(location):
                 return True
         except SeamarkError:
             return True
@@ -369,7 +403,7 @@ async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) 
 
 
 def _outermost(warehouse: Warehouse, candidates: Iterable[ClaimedLocation]) -> tuple[ClaimedLocation, ...]:
-    """Return the locations with their keys, without those that are inside an earlier location."""
+    """Return the locations with their keys, without locations that are inside an earlier location."""
     outermost: list[ClaimedLocation] = []
     for candidate in candidates:
         key = _key(warehouse, candidate.key)

@@ -1,4 +1,4 @@
-"""Which files a table may name: files in the locations that it has claimed, and in locations that an admin has allowed.
+"""Checks of the files that a table may name: files in its claimed locations, and in locations that an admin allows.
 
 A manifest can name any file, and a reader of a table reads the named files and sees their bounds. A writer without
 write access to the whole catalog may therefore add only files in the table's locations. Files that it carries over from
@@ -31,7 +31,7 @@ from seamark.metaserver.store.model import ClaimedLocation
 from seamark.metaserver.store.operations import AllowLocations
 
 ALLOWED_LOCATIONS = "seamark.allowed-locations"
-_SHOWN = 300
+_SHOWN_CHARACTERS_MAX = 300
 _PATHS_IN_LOOP_MAX = 16
 
 
@@ -40,7 +40,7 @@ def read_allowed_locations(properties: Mapping[str, str]) -> tuple[str, ...]:
 
 
 async def allow(
-    parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
+    context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str], before: Mapping[str, str]
 ) -> list[AllowLocations]:
     """Return the operation that records a new list of allowed locations.
 
@@ -49,45 +49,48 @@ async def allow(
     """
     if properties.get(ALLOWED_LOCATIONS) == before.get(ALLOWED_LOCATIONS):
         return []
-    return [await replace_allowed_locations(parts, caller, uuid, properties)]
+    return [await replace_allowed_locations(context, caller, uuid, properties)]
 
 
 async def replace_allowed_locations(
-    parts: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]
+    context: CatalogContext, caller: Caller, uuid: str, properties: Mapping[str, str]
 ) -> AllowLocations:
-    """As `allow`, independent of earlier permissions: a registered table may name exactly the locations in its list."""
+    """Return the operation that allows a registered table exactly the locations in its list.
+
+    Earlier permissions do not count; see also `allow`.
+    """
     if caller.confined_to is not None:
         raise Forbidden(f"only a principal that may write the whole catalog may set {ALLOWED_LOCATIONS}")
     allowed = [
-        parts.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True)
+        context.warehouse.parse(location, ALLOWED_LOCATIONS, root_ok=True)
         for location in read_allowed_locations(properties)
     ]
     return AllowLocations(
-        uuid=uuid, locations=tuple(ClaimedLocation(key=parts.warehouse.key(location)) for location in allowed)
+        uuid=uuid, locations=tuple(ClaimedLocation(key=context.warehouse.key(location)) for location in allowed)
     )
 
 
-async def own_locations(parts: CatalogContext, uuid: str) -> OwnLocations:
+async def own_locations(context: CatalogContext, uuid: str) -> OwnLocations:
     """Return the locations in the database, independent of the table's metadata."""
-    claims = await parts.store.claims(uuid)
-    return OwnLocations(parts.warehouse, {claim.location for claim in claims})
+    claims = await context.store.claims(uuid)
+    return OwnLocations(context.warehouse, {claim.location for claim in claims})
 
 
-async def foreign(parts: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
+async def foreign(context: CatalogContext, uuid: str, paths: Iterable[str]) -> set[str]:
     """Return the paths in locations that other tables claim and where this table may name no files.
 
     The server does not read them for this table.
     """
-    locations = {claimed_location.location for claimed_location in await parts.store.claims(uuid)}
+    locations = {claimed_location.location for claimed_location in await context.store.claims(uuid)}
     foreign: set[str] = set()
     paths = list(paths)
     # A thread takes longer than few paths.
     is_quick = len(paths) <= _PATHS_IN_LOOP_MAX
-    group = partial(_by_folder, parts.warehouse, paths)
+    group = partial(_by_folder, context.warehouse, paths)
     for key, within in (group() if is_quick else await asyncio.to_thread(group)).items():
         above = set(with_folders(key))
         if locations.isdisjoint(above):
-            claims = await parts.store.find_overlapping_claims([key], uuid, 0)
+            claims = await context.store.find_overlapping_claims([key], uuid, 0)
             foreign |= within if any(claim.location in above for claim in claims) else set()
     return foreign
 
@@ -116,7 +119,7 @@ async def check_added(
     """Check the files that a commit names.
 
     Args:
-        context: The parts of the catalog.
+        context: The context of the catalog.
         caller: The principal that commits.
         uuid: The table's UUID.
         base: The table's metadata before the commit. None for a new table.
@@ -166,7 +169,7 @@ async def check_added(
 
 
 def _list_new_locations(
-    parts: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
+    context: CatalogContext, base: TableMetadata | None, metadata: TableMetadata
 ) -> Iterator[tuple[str, str]]:
     """Yield the name and value of each new location.
 
@@ -176,12 +179,20 @@ def _list_new_locations(
         yield "The table's location", metadata.location
     for name in PATH_PROPERTIES:
         path = metadata.properties.get(name)
-        if path is not None and (base is None or path != base.properties.get(name)) and parts.warehouse.contains(path):
+        if (
+            path is not None
+            and (base is None or path != base.properties.get(name))
+            and context.warehouse.contains(path)
+        ):
             yield name, path
 
 
 async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[str]) -> None:
-    """BadRequest unless all of the files are in manifests of the parent snapshot."""
+    """Check that all of the files are in manifests of the parent snapshot.
+
+    Raises:
+        BadRequest: If one is not.
+    """
     for manifest in before:
         outside -= await reader.files(manifest)
         if not outside:
@@ -191,8 +202,8 @@ async def _check_carried(reader: _Reader, before: Iterable[str], outside: set[st
 
 def _outside(path: str, description: str) -> BadRequest:
     return BadRequest(
-        f"{description} {path[:_SHOWN]!r} is outside the table's folders; write it below the table's location, or have "
-        f"an admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
+        f"{description} {path[:_SHOWN_CHARACTERS_MAX]!r} is outside the table's folders; write it below the "
+        f"table's location, or have an admin of the catalog add its folder to the table property {ALLOWED_LOCATIONS}"
     )
 
 
@@ -299,7 +310,7 @@ class _Reader:
             return await self._files.read(location, limit_bytes=limit_bytes)
         except ObjectMissing:
             raise BadRequest(
-                f"The commit names the {description} {location[:_SHOWN]!r}, which does not exist"
+                f"The commit names the {description} {location[:_SHOWN_CHARACTERS_MAX]!r}, which does not exist"
             ) from None
 
 

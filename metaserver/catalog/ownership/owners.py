@@ -35,7 +35,11 @@ def borrows_rights(metadata: ViewMetadata) -> bool:
 
 
 def check_author(caller: Caller, metadata: ViewMetadata) -> None:
-    """Forbidden when `caller` may not write the text of a view that runs with the rights of another user."""
+    """Check that `caller` may write the text of a view that runs with the rights of another user.
+
+    Raises:
+        Forbidden: When it may not.
+    """
     if caller.names_owners:
         return
     for key, value in metadata.properties.items():

@@ -32,27 +32,27 @@ class PlanShares:
         """By holder and number of the plan: the end of the lease, and the bytes of the plan."""
         self._sweep_at = _SWEEP_MIN
 
-    def find_exhausted_limit(self, who: str, now_s: float, leases: int = 1) -> str | None:
+    def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
         """Return the limit that `leases` further leases would exceed; None if there is room."""
-        holder = _holder(who)
+        holder = _holder(principal)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
         if not self._bytes.has_room(holder, now_s):
             return "bytes of one principal"
         return None if self._bytes_of_all.has_room(_EVERYBODY, now_s) else "bytes"
 
-    def count_new_leases(self, who: str, plans: Iterable[int], now_s: float) -> int:
+    def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
         """Return the number of plans that would be further leases of the principal."""
-        holder = _holder(who) or ""
+        holder = _holder(principal) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
-    def grant(self, who: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
+    def grant(self, principal: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
         """Add a lease of the plan, or extends it.
 
         Args:
             size_bytes: The size of the files that are written for it.
         """
-        holder = _holder(who)
+        holder = _holder(principal)
         size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
         if holder is None:
             self._bytes_of_all.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
@@ -60,9 +60,9 @@ class PlanShares:
         before_s, before = self._granted.get((holder, plan), (0.0, 0))
         self._move(holder, plan, now_s, max(until_s, before_s), before + size)
 
-    def withdraw(self, who: str, plans: Iterable[int], now_s: float) -> None:
+    def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
         """End the leases of these plans; their files stay for the grace period."""
-        holder = _holder(who)
+        holder = _holder(principal)
         for plan in plans:
             if holder is not None and (holder, plan) in self._granted:
                 self._move(holder, plan, now_s, now_s, self._granted[holder, plan][1])
@@ -87,6 +87,6 @@ class PlanShares:
             quota.check_invariants()
 
 
-def _holder(who: str) -> str | None:
+def _holder(principal: str) -> str | None:
     """Return the principal whose share is charged; None without a login."""
-    return None if who == ANONYMOUS_NAME else who
+    return None if principal == ANONYMOUS_NAME else principal

@@ -44,7 +44,7 @@ from seamark.metaserver.store.passed_time import look_at_clock
 
 _DIGEST_CHARACTERS = 32
 _BATCH = 1000
-_DELETED_AT_ONCE = 16
+_DELETES_CONCURRENT_MAX = 16
 _SHOWN_ID_MIN = 1 << 32
 """Trino reads smaller numbers as `integer`, and a version must be a `bigint`."""
 _PLAN_FILE = re.compile(rf"/{FORMER_PLANS_FOLDER}/[0-9a-f]{{{_DIGEST_CHARACTERS}}}[-/]")
@@ -65,7 +65,7 @@ class LoadedPlan(msgspec.Struct, frozen=True):
 
 
 class Holder(NamedTuple):
-    """Who may reach a plan.
+    """The requests that may reach a plan.
 
     Attributes:
         audience: Requests with this value of `X-Seamark-Plans`.
@@ -118,10 +118,10 @@ def digest_of(name: str) -> str:
 
 
 class PlanTables:
-    def __init__(self, parts: CatalogContext) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext) -> None:
+        self._context = context
         self._count, self._counted_s = 0, -_COUNTED_S
-        settings = parts.settings
+        settings = context.settings
         self._shares = PlanShares(
             leases=settings.plan_tables_limit,
             size_bytes=settings.plan_tables_bytes,
@@ -131,29 +131,29 @@ class PlanTables:
         """Plans that were not made, by the exhausted limit; for metrics."""
         self._logged_s: dict[str, float] = {}
 
-    async def has_room(self, who: str) -> bool:
+    async def has_room(self, principal: str) -> bool:
         """Return whether another plan may be created: every reader can request plans, and each plan has files."""
-        now_s = self._parts.clock.monotonic()
-        exhausted = self._shares.find_exhausted_limit(who, now_s)
+        now_s = self._context.clock.monotonic()
+        exhausted = self._shares.find_exhausted_limit(principal, now_s)
         if exhausted is None:
             if now_s - self._counted_s >= _COUNTED_S:
                 self._counted_s = now_s
-                self._count = await self._parts.store.plan_table_count(self._parts.clock.now_ms())
-            exhausted = None if self._count < self._parts.settings.plan_tables_limit else "leases"
+                self._count = await self._context.store.plan_table_count(self._context.clock.now_ms())
+            exhausted = None if self._count < self._context.settings.plan_tables_limit else "leases"
         if exhausted is None:
             return True
-        self._refuse(exhausted, who)
+        self._refuse(exhausted, principal)
         return False
 
-    def _refuse(self, exhausted: str, who: str) -> None:
+    def _refuse(self, exhausted: str, principal: str) -> None:
         self.refused[exhausted] += 1
-        now_s = self._parts.clock.monotonic()
+        now_s = self._context.clock.monotonic()
         if now_s - self._logged_s.get(exhausted, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
             self._logged_s[exhausted] = now_s
             _log.warning(
                 "plans are not made: statements read whole tables",
                 exhausted=exhausted,
-                who=who,
+                who=principal,
                 refused=self.refused[exhausted],
                 settings="plan_tables_limit, plan_tables_bytes",
             )
@@ -164,27 +164,27 @@ class PlanTables:
         Raises:
             NoSuchTable: With the usual message, when its lease has ended or another table has the table's name now.
         """
-        plan = await self._parts.store.plan_table(namespace, name) if is_plan_name(name) else None
-        if plan is not None and plan.audience is None and plan.expires_ms > self._parts.clock.now_ms():
-            entry = await self._parts.store.entry(EntryKind.TABLE, namespace, plan.of_name)
+        plan = await self._context.store.plan_table(namespace, name) if is_plan_name(name) else None
+        if plan is not None and plan.audience is None and plan.expires_ms > self._context.clock.now_ms():
+            entry = await self._context.store.entry(EntryKind.TABLE, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
                 return plan, entry
         raise NoSuchTable(f"Table does not exist: {show(namespace, name)}")
 
     async def load(self, namespace: NamespacePath, name: str) -> LoadedPlan:
-        """Like `find`.
+        """Return the plan with this name and its metadata.
 
         Raises:
-            NotFound: When a metadata file is missing in storage.
+            NotFound: When there is no such plan, or a metadata file is missing in storage.
         """
         plan, entry = await self.find(namespace, name)
-        documents = self._parts.documents
+        documents = self._context.documents
         table = LoadedTable(entry=entry, metadata=await documents.table(entry.metadata_location))
         await documents.ensure_exists(plan.location)
         return LoadedPlan(plan, await documents.table(plan.location), table)
 
     async def read(self, namespace: NamespacePath, name: str) -> LoadedTable:
-        """Like `load`, for reading only: the plan's metadata as metadata of its table, at the table's location."""
+        """Return the plan's metadata as metadata of its table, at the table's location, for reading only."""
         plan = await self.load(namespace, name)
         entry = plan.table.entry
         assert entry is not None
@@ -193,65 +193,73 @@ class PlanTables:
 
     async def list_shown(self, entry: Entry, audience: str) -> list[PlanSnapshot]:
         """Return the plan snapshots of the table that an audience sees now."""
-        limit = self._parts.settings.plan_snapshots_limit
-        now_ms = self._parts.clock.now_ms()
-        return await self._parts.store.plan_snapshots(entry.namespace, entry.name, entry.uuid, audience, now_ms, limit)
+        limit = self._context.settings.plan_snapshots_limit
+        now_ms = self._context.clock.now_ms()
+        return await self._context.store.plan_snapshots(
+            entry.namespace, entry.name, entry.uuid, audience, now_ms, limit
+        )
 
     async def lease(
-        self, namespace: NamespacePath, of_name: str, audience: str, shown_ids: Iterable[int], lease_s: int, who: str
+        self,
+        namespace: NamespacePath,
+        of_name: str,
+        audience: str,
+        shown_ids: Iterable[int],
+        lease_s: int,
+        principal: str,
     ) -> int:
-        """Renew plans of the table or view for `who`; a lease of 0 s withdraws them.
+        """Renew plans of the table or view for `principal`; a lease of 0 s withdraws them.
 
         Returns the number of plans that exist.
 
         Raises:
             TooManyRequests: If one principal may not have this many leases.
         """
-        expires_ms = self._parts.clock.now_ms() + lease_s * 1000
+        expires_ms = self._context.clock.now_ms() + lease_s * 1000
         ids = tuple(sorted(set(shown_ids)))
-        if lease_s and not self._may_lease(who, ids):
-            raise too_many_plans(who)
+        if lease_s and not self._may_lease(principal, ids):
+            raise too_many_plans(principal)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
-        (count,) = await self._parts.store.transact([operation])
-        now_s = self._parts.clock.monotonic()
+        (count,) = await self._context.store.transact([operation])
+        now_s = self._context.clock.monotonic()
         if lease_s == 0:
             self._count = max(0, self._count - int(count))
-            self._shares.withdraw(who, ids, now_s)
+            self._shares.withdraw(principal, ids, now_s)
         elif count:
             for shown_id in ids:
-                self._shares.grant(who, shown_id, now_s, now_s + lease_s)
+                self._shares.grant(principal, shown_id, now_s, now_s + lease_s)
         return int(count)
 
-    def _may_lease(self, who: str, plans: Sequence[int]) -> bool:
-        now_s = self._parts.clock.monotonic()
-        further = self._shares.count_new_leases(who, plans, now_s)
-        exhausted = self._shares.find_exhausted_limit(who, now_s, further) if further else None
+    def _may_lease(self, principal: str, plans: Sequence[int]) -> bool:
+        now_s = self._context.clock.monotonic()
+        further = self._shares.count_new_leases(principal, plans, now_s)
+        exhausted = self._shares.find_exhausted_limit(principal, now_s, further) if further else None
         if exhausted is not None:
-            self._refuse(exhausted, who)
+            self._refuse(exhausted, principal)
         return exhausted is None
 
     async def share(
-        self, namespace: NamespacePath, name: str, lease_s: int, who: str, audience: str | None = None
+        self, namespace: NamespacePath, name: str, lease_s: int, principal: str, audience: str | None = None
     ) -> StoredPlanTable | None:
         """Return the existing plan with this name and audience.
 
-        Its lease is renewed for `who` if less than half of `lease_s` is left, so most requests that share a plan write
-        nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
+        Its lease is renewed for `principal` if less than half of `lease_s` is left, so most requests that share a plan
+        write nothing. None if there is no such plan, or if the lease would exceed the principal's limit.
         """
-        now_ms = self._parts.clock.now_ms()
-        plan = await self._parts.store.plan_table(namespace, name)
+        now_ms = self._context.clock.now_ms()
+        plan = await self._context.store.plan_table(namespace, name)
         if plan is None or plan.audience != audience:
             return None
         if plan.expires_ms - now_ms >= lease_s * 500:
             return plan
         number = snapshot_id_of_plan(plan.id)
-        if not self._may_lease(who, [number]):
+        if not self._may_lease(principal, [number]):
             return None
         expires_ms = max(plan.expires_ms, now_ms + lease_s * 1000)
-        (renewed,) = await self._parts.store.transact([RenewPlanTable(plan.id, expires_ms)])
+        (renewed,) = await self._context.store.transact([RenewPlanTable(plan.id, expires_ms)])
         if renewed:
-            now_s = self._parts.clock.monotonic()
-            self._shares.grant(who, number, now_s, now_s + lease_s)
+            now_s = self._context.clock.monotonic()
+            self._shares.grant(principal, number, now_s, now_s + lease_s)
         return msgspec.structs.replace(plan, expires_ms=expires_ms) if renewed else None
 
     async def keep(
@@ -260,30 +268,30 @@ class PlanTables:
         metadata: TableMetadata | None,
         files: Sequence[tuple[str, bytes]],
         lease_s: int,
-        who: str,
+        principal: str,
     ) -> StoredPlanTable:
         """Store the files and register the plan.
 
         If another request has registered the name, deletes these files and returns the other plan. The files count
-        against the shares of `who` (`plan_shares.py`).
+        against the shares of `principal` (`plan_shares.py`).
 
         A plan view has no table's `metadata`.
 
         Args:
             files: The plan's files, the metadata file last.
         """
-        now_s, size = self._parts.clock.monotonic(), sum(len(data) for _, data in files)
-        self._shares.grant(who, snapshot_id_of_plan(plan.id), now_s, now_s + lease_s, size)
+        now_s, size = self._context.clock.monotonic(), sum(len(data) for _, data in files)
+        self._shares.grant(principal, snapshot_id_of_plan(plan.id), now_s, now_s + lease_s, size)
         try:
             async with asyncio.TaskGroup() as group:
                 for location, data in files:
-                    group.create_task(self._parts.objects.create(location, data))
+                    group.create_task(self._context.objects.create(location, data))
         except BaseExceptionGroup as errors:
             await self._remove_quietly(plan.files)
             raise errors.exceptions[0] from None
-        plan = msgspec.structs.replace(plan, expires_ms=self._parts.clock.now_ms() + lease_s * 1000)
+        plan = msgspec.structs.replace(plan, expires_ms=self._context.clock.now_ms() + lease_s * 1000)
         try:
-            (plan_table,) = await self._parts.store.transact([KeepPlanTable(plan)])
+            (plan_table,) = await self._context.store.transact([KeepPlanTable(plan)])
         except CommitUnknown:
             raise  # the plan may have been registered
         except SeamarkError:
@@ -295,7 +303,7 @@ class PlanTables:
         else:
             self._count += 1
             if metadata is not None:
-                self._parts.documents.remember_table(plan.location, metadata, files[-1][1])
+                self._context.documents.remember_table(plan.location, metadata, files[-1][1])
         return plan_table
 
     async def drop_overtaken(self, commits: Iterable[TableCommit]) -> None:
@@ -309,21 +317,21 @@ class PlanTables:
                 _check_manifest_list(snapshot.manifest_list)
             if removed_ids := {snapshot_id for snapshot_id in commit.removed_snapshot_ids if snapshot_id > 0}:
                 drop = DropPlanSnapshots(commit.namespace, commit.name, tuple(sorted(removed_ids)))
-                await self._parts.store.transact([drop])
+                await self._context.store.transact([drop])
 
     async def clean(self) -> int:
         """Housekeeping.
 
         Returns the number of plans whose files were deleted.
         """
-        store, passed = self._parts.store, await look_at_clock(self._parts.store, self._parts.clock)
-        before_ms = passed.ago(self._parts.settings.plan_table_grace_s * 1000)
+        store, passed = self._context.store, await look_at_clock(self._context.store, self._context.clock)
+        before_ms = passed.ago(self._context.settings.plan_table_grace_s * 1000)
         while (await store.transact([RetirePlanTables(before_ms, _BATCH)]))[0] == _BATCH:
             pass
         done, after = 0, None
         while plans := await store.list_retired_plan_tables(after, _BATCH):
             after = plans[-1].id
-            slots = asyncio.Semaphore(_DELETED_AT_ONCE)
+            slots = asyncio.Semaphore(_DELETES_CONCURRENT_MAX)
             done += sum(await asyncio.gather(*(self._delete(plan, slots) for plan in plans)))
         return done
 
@@ -332,9 +340,9 @@ class PlanTables:
         async with slots:
             try:
                 for location in reversed(plan.files):
-                    await self._parts.objects.delete(location)
-                self._parts.documents.forget(plan.location)
-                await self._parts.store.transact([ForgetPlanTable(plan.id)])
+                    await self._context.objects.delete(location)
+                self._context.documents.forget(plan.location)
+                await self._context.store.transact([ForgetPlanTable(plan.id)])
             except SeamarkError:
                 return False
         return True
@@ -342,17 +350,23 @@ class PlanTables:
     async def _remove_quietly(self, locations: Sequence[str]) -> None:
         for location in locations:
             with contextlib.suppress(SeamarkError):  # leaves orphans of a few kilobytes
-                await self._parts.objects.delete(location)
+                await self._context.objects.delete(location)
 
 
-def too_many_plans(who: str) -> TooManyRequests:
+def too_many_plans(principal: str) -> TooManyRequests:
     return TooManyRequests(
-        f"{who} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); withdraw some", 30
+        f"{principal} has leased as many plans as one principal may (plan_tables_limit, plan_tables_bytes); "
+        "withdraw some",
+        30,
     )
 
 
 def check_lasting(location: str, metadata: TableMetadata) -> None:
-    """BadRequest for metadata of a plan, or with the manifest list of a plan: these files are deleted soon."""
+    """Check that metadata is not that of a plan and has no manifest list of a plan: these files are deleted soon.
+
+    Raises:
+        BadRequest: If it is or has.
+    """
     lists = (snapshot.manifest_list for snapshot in metadata.snapshots if snapshot.manifest_list is not None)
     file = next((path for path in (location, *lists) if _PLAN_FILE.search(path)), None)
     if file is not None:

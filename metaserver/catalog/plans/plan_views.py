@@ -75,8 +75,8 @@ class Reader(NamedTuple):
 
 
 class PlanViews:
-    def __init__(self, parts: CatalogContext, plans: PlanTables) -> None:
-        self._parts = parts
+    def __init__(self, context: CatalogContext, plans: PlanTables) -> None:
+        self._context = context
         self._plans = plans
 
     async def find(self, namespace: NamespacePath, name: str, audience: str | None = None) -> StoredPlanTable:
@@ -88,18 +88,18 @@ class PlanViews:
         return (await self._resolve(namespace, name, audience))[0]
 
     async def load(self, namespace: NamespacePath, name: str, audience: str | None = None) -> LoadedView:
-        """Like `named`."""
+        """Return the view over the plan with this name and audience."""
         return (await self._resolve(namespace, name, audience))[1]
 
     async def _resolve(
         self, namespace: NamespacePath, name: str, audience: str | None
     ) -> tuple[StoredPlanTable, LoadedView]:
-        plan = await self._parts.store.plan_table(namespace, name)
-        if plan is not None and plan.audience == audience and plan.expires_ms > self._parts.clock.now_ms():
-            entry = await self._parts.store.entry(EntryKind.VIEW, namespace, plan.of_name)
+        plan = await self._context.store.plan_table(namespace, name)
+        if plan is not None and plan.audience == audience and plan.expires_ms > self._context.clock.now_ms():
+            entry = await self._context.store.entry(EntryKind.VIEW, namespace, plan.of_name)
             if entry is not None and entry.uuid == plan.uuid:
-                await self._parts.documents.ensure_exists(plan.location)
-                metadata = await self._parts.documents.view(plan.location)
+                await self._context.documents.ensure_exists(plan.location)
+                metadata = await self._context.documents.view(plan.location)
                 # Engines run a plan view with its owner's rights, and writers of the view's folder can overwrite it.
                 is_unchanged = plan.shown in (None, fingerprint_of(metadata, plan.location))
                 if is_unchanged and _name(entry, metadata.current_version, audience) == name:
@@ -113,7 +113,7 @@ class PlanViews:
         references: list[ReplacedReference],
         condition: str,
         lease_s: int,
-        who: str,
+        principal: str,
         reader: Reader | None = None,
     ) -> StoredPlanTable | None:
         """Return None when there are too many plans or the view's name is too long.
@@ -130,10 +130,10 @@ class PlanViews:
         name = _name(entry, version, audience)
         if name is None:
             return None
-        shared = await self._plans.share(entry.namespace, name, lease_s, who, audience)
-        if shared is not None or not await self._plans.has_room(who):
+        shared = await self._plans.share(entry.namespace, name, lease_s, principal, audience)
+        if shared is not None or not await self._plans.has_room(principal):
             return shared
-        plan_id = str(self._parts.clock.uuid7())
+        plan_id = str(self._context.clock.uuid7())
         folder = f"{metadata.location.rstrip('/')}/{PLANS_FOLDER}/{digest_of(name)}"
         document = encode_view(metadata)
         location = f"{folder}/{plan_id}{name_suffix(document)}"
@@ -155,7 +155,7 @@ class PlanViews:
             shown_id=None if reader is None else snapshot_id_of_plan(plan_id),
             shown=fingerprint_of(metadata, location),
         )
-        return await self._plans.keep(plan, None, [(location, document)], lease_s, who)
+        return await self._plans.keep(plan, None, [(location, document)], lease_s, principal)
 
 
 def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | None:

@@ -92,7 +92,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     deletes: tuple[ContentFile, ...]
     operation: str
     scope: ReadScope | None
-    """None: the change has read only the rows that it removes."""
+    """The scope is None when the change has read only the rows that it removes."""
     replaced: ReadScope | None
     """The change also removes every live file in this scope."""
 

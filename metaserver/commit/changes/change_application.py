@@ -74,7 +74,11 @@ class LocationChecks:
         self._accepted: set[str] = set()
 
     async def __call__(self, paths: Iterable[str]) -> None:
-        """Forbidden if one of the paths is in a location that another table claims."""
+        """Check that none of the paths is in a location that another table claims.
+
+        Raises:
+            Forbidden: If one is.
+        """
         fresh = {folder: path for path in paths if (folder := path.rpartition("/")[0]) not in self._accepted}
         if fresh:
             await self._planner.check_paths(self._metadata, self._uuid, list(fresh.values()))
@@ -89,15 +93,19 @@ class ChangeApplication:
 
     def __init__(
         self,
-        parts: CatalogContext,
+        context: CatalogContext,
         manifests: Manifests,
         planner: Planner,
         caller: Caller,
         request: ChangeRequest,
         uuid: str,
     ) -> None:
-        """`uuid`: the table's, as the database has it."""
-        self._parts = parts
+        """Prepare the application of a change.
+
+        Args:
+            uuid: The UUID of the table in the database.
+        """
+        self._context = context
         self._uuid = uuid
         self._manifests = manifests
         self._planner = planner
@@ -160,25 +168,29 @@ class ChangeApplication:
 
         few = len(self.request.add) <= _IN_THREAD_FILES and self._caller.request_bytes <= LARGE_BYTES
         change, counts, fresh = read() if few else await asyncio.to_thread(read)
-        await self._parts.objects.check_links([file.file_path for file in (*change.data, *change.deletes)])
+        await self._context.objects.check_links([file.file_path for file in (*change.data, *change.deletes)])
         if self._writer is None:
             await self._create_writers(metadata)
         assert self._writer is not None
         self._added = await write_added(self._writer, change, metadata)
         self._change, self._counts, self._fresh, self._shape = change, counts, fresh, shape
-        await self._check_stored(await removal_note(self._parts, self._uuid))
+        await self._check_stored(await removal_note(self._context, self._uuid))
 
     async def _check_stored(self, note: str | None) -> None:
-        """BadRequest for an added file that an orphan removal has deleted since it was written."""
+        """Check that no orphan removal has deleted an added file since it was written.
+
+        Raises:
+            BadRequest: If one has.
+        """
         change = self._change
         if note is None or note == self._removal:
             return
         assert change is not None
-        if await is_recent(self._parts, note):
+        if await is_recent(self._context, note):
             paths = await run_by_count(
                 len(self.request.add), lambda: [file.file_path for file in (*change.data, *change.deletes)]
             )
-            await check_stored(self._parts, paths)
+            await check_stored(self._context, paths)
         self._removal = note
 
     async def preload(self, metadata: TableMetadata) -> None:
@@ -210,7 +222,7 @@ class ChangeApplication:
                 await find_replaced_files(self._planner, metadata, parent, change.replaced)
 
     async def _create_writers(self, metadata: TableMetadata) -> None:
-        self._writer = await open_writer(self._parts, self._manifests, self._uuid, metadata, is_deferred=True)
+        self._writer = await open_writer(self._context, self._manifests, self._uuid, metadata, is_deferred=True)
         self._removing = ManifestFilter(self._writer, self._manifests)
         self._merging = ManifestMerge(self._writer, self._manifests)
 
@@ -221,10 +233,10 @@ class ChangeApplication:
         Otherwise the table would give access to files of another table. The locations are those in the database: a
         writer may overwrite the metadata file.
         """
-        warehouse = self._parts.warehouse
+        warehouse = self._context.warehouse
         if self._caller.confined_to is None:
             return lambda path: warehouse.parse(path, "The file")
-        own = await own_locations(self._parts, self._uuid)
+        own = await own_locations(self._context, self._uuid)
 
         def check(path: str) -> None:
             warehouse.parse(path, "The file")
@@ -271,11 +283,11 @@ class ChangeApplication:
         if change.replaced is not None:
             removals |= await find_replaced_files(self._planner, metadata, parent, change.replaced)
         to_remove = await find_files(manifests, listed, removals, metadata)
-        files = CheckedFiles(self._parts.objects, check_paths)
+        files = CheckedFiles(self._context.objects, check_paths)
         added, counts = self._added, self._counts
         if undo is None:
             conflicts = ConflictCheck(files, manifests, metadata, listed, change, to_remove)
-            await conflicts.check(parent, self._parts.settings.commit_history_limit)
+            await conflicts.check(parent, self._context.settings.commit_history_limit)
             await check_row_counts(manifests, listed, change, to_remove)
         else:  # which has checked more than that
             added, counts = await self._restore(undo, metadata), counts_of(undo.restored_files)
@@ -298,7 +310,7 @@ class ChangeApplication:
             parent,
             # A merge could leave nothing of old manifests that an undo brings back.
             merging=None if undo is not None and undo.manifests else self._merging,
-            now_ms=self._parts.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
         )
         self._needed = produced.needed if self._filter is None else produced.needed | self._filter.written
         return produced
@@ -312,7 +324,7 @@ class ChangeApplication:
             return metadata
         if self._filter is None:
             self._filter = RemovalFilter(self._writer)
-        limit, paths = self._parts.settings.commit_history_limit, {file.file_path for file in undo.restored_files}
+        limit, paths = self._context.settings.commit_history_limit, {file.file_path for file in undo.restored_files}
         return await self._filter.drop_removals(manifests, metadata, undone, paths, snapshots_max=limit)
 
     async def _restore(self, undo: Undo, metadata: TableMetadata) -> tuple[StoredManifest, ...]:

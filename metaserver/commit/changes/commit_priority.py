@@ -21,7 +21,7 @@ _FORGET_S = 120.0
 _LEAST_S = 3.0
 """The shortest priority. Clients wait up to two seconds before they try again."""
 _PAUSE_FACTOR = 10
-"""After unused priority, no change of the table gets any for this multiple of its length."""
+"""The pause after unused priority, as a multiple of its length. No change of the table gets priority meanwhile."""
 
 ChangeId = tuple[str, str]
 """The caller, and the id that the caller chose for all attempts of one change."""
@@ -49,9 +49,11 @@ class CommitPriority:
     """
 
     def __init__(self, *, after: int, longest_s: float) -> None:
-        """`after`: the number of collisions that earns priority.
+        """Set the limits of priority.
 
-        With `longest_s` 0 no change gets it.
+        Args:
+            after: The number of collisions that earns priority.
+            longest_s: The longest time of priority; with 0 no change gets it.
         """
         self._after = after
         self._longest_s = longest_s

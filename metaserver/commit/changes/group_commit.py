@@ -67,33 +67,33 @@ class Commits:
     def __init__(
         self, catalog: Catalog, publisher: Publisher, planner: Planner, manifests: Manifests, metrics: CommitObserver
     ) -> None:
-        self._parts = catalog.parts
+        self._context = catalog.context
         self._tables = catalog.tables
         self._publisher = publisher
         self._planner = planner
         self._manifests = manifests
         self._metrics = metrics
         self._queues: dict[tuple[NamespacePath, str], ChangeQueue] = {}
-        settings = self._parts.settings
+        settings = self._context.settings
         self._look_back = settings.commit_history_limit
         self._priority_s = min(settings.commit_turn_s, settings.storage_timeout_s / 2)
         """The longest time that other changes wait for changes with priority."""
         self._priority = CommitPriority(after=settings.commit_turn_after, longest_s=self._priority_s)
-        self._cleanup = Cleanup(self._parts.objects)
+        self._cleanup = Cleanup(self._context.objects)
         publisher.engine_priority = self
 
-    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
+    def record_refusal(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
         """Count a refused snapshot of an engine, which computes its snapshots itself.
 
         After several, the table's changes wait, so that the engine can read the table again and commit.
         """
-        self._priority.record_collision(uuid, (who, _ENGINE), self._parts.clock.monotonic())
+        self._priority.record_collision(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
-    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, who: str) -> None:
+    def end_priority(self, namespace: NamespacePath, name: str, uuid: str, principal: str) -> None:
         """End the wait for the snapshot of an engine, and the count of its refusals."""
-        self._priority.release(uuid, (who, _ENGINE), self._parts.clock.monotonic())
+        self._priority.release(uuid, (principal, _ENGINE), self._context.clock.monotonic())
         if (queue := self._queues.get((namespace, name))) is not None:
             queue.changed.set()
 
@@ -128,8 +128,8 @@ class Commits:
             raise
         entry = loaded.entry
         assert entry is not None
-        application = ChangeApplication(self._parts, self._manifests, self._planner, caller, request, entry.uuid)
-        pending = PendingChange(caller, entry.uuid, application, self._parts.clock.now_ms())
+        application = ChangeApplication(self._context, self._manifests, self._planner, caller, request, entry.uuid)
+        pending = PendingChange(caller, entry.uuid, application, self._context.clock.now_ms())
         ended = True
         try:
             await self._check_table(pending, entry)
@@ -148,7 +148,7 @@ class Commits:
         except Collision as collision:
             self._metrics.observe_conflict(collision.reason)
             if pending.change is not None:
-                self._priority.record_collision(pending.uuid, pending.change, self._parts.clock.monotonic())
+                self._priority.record_collision(pending.uuid, pending.change, self._context.clock.monotonic())
                 ended = False
             await self._remove_written(application)
             raise CommitConflict(collision.message) from None
@@ -178,7 +178,7 @@ class Commits:
 
     def _end_priority(self, namespace: NamespacePath, name: str, pending: PendingChange) -> None:
         if pending.change is not None:
-            self._priority.release(pending.uuid, pending.change, self._parts.clock.monotonic())
+            self._priority.release(pending.uuid, pending.change, self._context.clock.monotonic())
             if (queue := self._queues.get((namespace, name))) is not None:
                 queue.changed.set()
 
@@ -186,12 +186,12 @@ class Commits:
         queue = self._queues.get((namespace, name))
         if queue is None:
             queue = self._queues[namespace, name] = ChangeQueue()
-        pending.queued_s = self._parts.clock.monotonic()
+        pending.queued_s = self._context.clock.monotonic()
         queue.waiting.append(pending)
         queue.changed.set()
         if queue.task is None:
             queue.task = asyncio.create_task(self._work(namespace, name, queue))
-        timeout_s = self._parts.settings.storage_timeout_s
+        timeout_s = self._context.settings.storage_timeout_s
         await asyncio.wait((pending.done,), timeout=timeout_s)
         if not pending.started:
             queue.waiting.remove(pending)
@@ -226,11 +226,11 @@ class Commits:
         turn.
         """
         queue.changed.clear()
-        now_s = self._parts.clock.monotonic()
+        now_s = self._context.clock.monotonic()
         wait_s = queue.waiting[0].queued_s + self._priority_s - now_s
         granted = self._priority.holder(queue.waiting[0].uuid, now_s)
         if granted is None or wait_s <= 0:
-            count = min(len(queue.waiting), self._parts.settings.commit_group_max)
+            count = min(len(queue.waiting), self._context.settings.commit_group_max)
             return [queue.waiting.popleft() for _ in range(count)]
         change, left_s = granted
         attempts = [pending for pending in queue.waiting if pending.change == change]
@@ -243,7 +243,7 @@ class Commits:
 
     async def _commit_group(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
         """Set the outcome of every change of the group, or raise one error for all of them."""
-        retries, attempts = self._parts.settings.commit_retries, 0
+        retries, attempts = self._context.settings.commit_retries, 0
         async with self._publisher.races() as races:
             while attempts <= retries:
                 left = [pending for pending in group if not pending.done.done()]
@@ -262,7 +262,7 @@ class Commits:
                 if all(pending.done.done() for pending in group):
                     return
                 attempts += 1
-                await self._parts.back_off(attempts)
+                await self._context.back_off(attempts)
         raise RetryLater("The commit lost every race against other processes, and nothing was committed; try again")
 
     async def _attempt(self, namespace: NamespacePath, name: str, group: Sequence[PendingChange]) -> None:
@@ -281,10 +281,10 @@ class Commits:
                     pending.fail(done)
             _fail(group, error)
             return
-        metadata = await self._parts.documents.table(entry.metadata_location)
+        metadata = await self._context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
-        await check_writable(self._parts, entry.uuid, metadata)
-        attempt = GroupAttempt(entry, metadata, await removal_note(self._parts, entry.uuid))
+        await check_writable(self._context, entry.uuid, metadata)
+        attempt = GroupAttempt(entry, metadata, await removal_note(self._context, entry.uuid))
         for pending in group:
             try:
                 await self._add(attempt, pending)
@@ -373,14 +373,14 @@ class Commits:
         """Raise Collision for a file of another index: in the transaction it would fail the whole group."""
         if attempt.definitions is None:
             attempt.definitions = {
-                file.location: file.definition for file in await self._parts.store.index_files(pending.uuid)
+                file.location: file.definition for file in await self._context.store.index_files(pending.uuid)
             }
         for file in pending.index_files:
             if attempt.definitions.setdefault(file.location, file.definition) != file.definition:
                 raise Collision("index-file", f"The index file {file.location} is registered for another index")
 
     async def _check_fence(self, fence: int | None) -> None:
-        if fence is not None and fence != await self._parts.store.fence(SERVICES):
+        if fence is not None and fence != await self._context.store.fence(SERVICES):
             raise Collision("fence", "Another replica runs the table services now; this job was stopped")
 
     async def _check_table(self, pending: PendingChange, entry: Entry) -> None:
@@ -399,7 +399,7 @@ class Commits:
         """
         if request.producer is None or uuid is None:
             return
-        state = await self._parts.store.producer(uuid, request.producer.id)
+        state = await self._context.store.producer(uuid, request.producer.id)
         if state is not None and request.producer.sequence <= state.sequence:
             raise pointer_moved(namespace, name)
 
@@ -409,7 +409,7 @@ class Commits:
         producer = pending.request.producer
         if producer is None:
             return None
-        return await find_last_commit(self._parts.store, entry.uuid, producer.id, metadata, self._look_back)
+        return await find_last_commit(self._context.store, entry.uuid, producer.id, metadata, self._look_back)
 
     def _build_repeated_result(
         self, pending: PendingChange, last: LastCommit, entry: Entry, metadata: TableMetadata
@@ -423,7 +423,7 @@ class Commits:
 
     def _build_operations(self, pending: PendingChange, produced: ProducedSnapshot) -> list[Operation]:
         """Return further operations of the transaction that publishes the change."""
-        now_ms, snapshot_id, fence = self._parts.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
+        now_ms, snapshot_id, fence = self._context.clock.now_ms(), produced.snapshot.snapshot_id, pending.request.fence
         operations: list[Operation] = [] if fence is None else [CheckFence(SERVICES, fence)]
         if pending.request.producer is not None:
             named = pending.request.producer
@@ -435,16 +435,16 @@ class Commits:
             ReplaceIndexFiles(pending.uuid, definition, tuple(files), (), now_ms)
             for definition, files in by_definition.items()
         ]
-        # Without the metadata location, which is chosen later: a repeat gets the then current location.
+        # The metadata location is left out, because it is chosen later: a repeat gets the then current location.
         answer = encode_json(make_committed_change(snapshot_id, produced.metadata, pending.uuid))
-        return [*operations, *self._parts.remember(pending.caller, status=200, body=answer)]
+        return [*operations, *self._context.remember(pending.caller, status=200, body=answer)]
 
     async def _fail_taken(self, group: Sequence[PendingChange], error: IdempotencyTaken) -> None:
         """Fail the changes whose idempotency key another request has used; the others go on."""
-        now_ms = self._parts.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         for pending in group:
             key = pending.caller.idempotency
-            if key is not None and await self._parts.store.idempotency(key.key, now_ms) is not None:
+            if key is not None and await self._context.store.idempotency(key.key, now_ms) is not None:
                 pending.fail(error)
 
 
@@ -467,7 +467,7 @@ async def open_commits(
     catalog: Catalog, publisher: Publisher, planner: Planner, metrics: CommitObserver
 ) -> AsyncIterator[Commits]:
     """Open the commits of changes; wait for running commits on exit."""
-    manifests = Manifests.of(catalog.parts.objects, catalog.parts.settings)
+    manifests = Manifests.of(catalog.context.objects, catalog.context.settings)
     commits = Commits(catalog, publisher, planner, manifests, metrics)
     try:
         yield commits

@@ -27,7 +27,10 @@ class LastCommit(NamedTuple):
 async def find_last_commit(
     store: PointerStore, uuid: str, producer: str, metadata: TableMetadata, look_back: int
 ) -> LastCommit | None:
-    """None: no commit of the producer in the store or in the newest `look_back` snapshots."""
+    """Return the last commit of a producer.
+
+    None if the store and the newest `look_back` snapshots have no commit of it.
+    """
     state = await store.producer(uuid, producer)
     if state is not None:
         return LastCommit(state.sequence, state.snapshot_id)

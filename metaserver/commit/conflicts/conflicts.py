@@ -43,7 +43,7 @@ from seamark.metaserver.planner.lookup.partitions import group_by_partition
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_partition, narrow_by_stats
 from seamark.metaserver.planner.view.view import ENTRY_BITS, TableView, never
 
-_IN_THREAD = 200
+_IN_LOOP_FILES_MAX = 200
 """Above this number, files and partitions are compared in a thread."""
 
 
@@ -279,10 +279,10 @@ class ConflictCheck:
         return None
 
     async def _check_other_specs(self, history: History) -> None:
-        """An equality delete of a partition applies only to files of the same partition spec.
+        """Refuse equality deletes that do not apply to files that another commit wrote with another partition spec.
 
-        Files written with a spec of none of these deletes, as after a change of the bucket count, would keep their
-        rows. Compactions count.
+        An equality delete of a partition applies only to files of the same partition spec. Files written with a spec
+        that no delete has, for example after a change of the bucket count, would keep their rows. Compactions count.
         """
         keyed = await run_by_count(len(self._change.deletes), self._list_partitioned_equality_deletes)
         if not keyed:
@@ -328,7 +328,7 @@ class ConflictCheck:
         """
         read = partial(self._in_scope, files, scope, stats=stats)
         # A filter may list two hundred thousand values.
-        is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_THREAD
+        is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
         rows = read() if is_short else await asyncio.to_thread(read)
         if len(rows) and scope.bound is not None:
             exclude = exclude_data if stats else exclude_deletes

@@ -150,7 +150,7 @@ def _operation(snapshot: Snapshot) -> str:
 
 
 def _missing(view: TableView, blocks: Iterable[Block]) -> Selection:
-    """Return the files of the view that none of the other blocks lists."""
+    """Return the files of the view that no other block lists."""
     block_keys = {key for block in blocks for key in _keys(block)}
     selection = Selection.everything(view)
     for number, block in enumerate(view.blocks):

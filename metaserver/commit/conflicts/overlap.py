@@ -1,4 +1,4 @@
-"""Whether two partitions can have a row in common, or one contains the other, also across partition specs.
+"""Tests whether two partitions can have a row in common, or one contains the other, also across partition specs.
 
 A partition constrains source columns by its field values. Two partitions are disjoint when a column would need two
 values at once: by the same transform, by buckets with different remainders (a bucket of 16 is part of one of 8), or by

@@ -24,20 +24,23 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.index.blocks.strings import strings
 
 _DELETE_FILES_MAX = 10_000
-"""Of more delete files the rows are not counted, because the table is locked meanwhile."""
+"""The number of delete files up to which their rows are counted, because the table is locked meanwhile."""
 
 
 async def check_row_counts(
     manifests: Manifests, listed: Sequence[ManifestFile], change: Change, to_remove: FilesToRemove
 ) -> None:
-    """BadRequest if the change has the operation `replace` and its data files cannot have the rows of those that it
-    removes: they have more, or fewer than are left by the deletes of positions.
+    """Check that the data files of a `replace` can have the rows of the files that it removes.
 
-    How many rows equality deletes delete is unknown; a number of rows below 0 means unknown, too. The change may also
-    add deletes of rows of the new files, which other writers have replaced meanwhile.
+    They cannot if they have more rows, or fewer than the position deletes leave. The number of rows that equality
+    deletes delete is unknown; a number of rows below 0 means unknown, too. The change may also add deletes of rows of
+    the new files, which other writers have replaced meanwhile.
 
     Args:
         listed: The head's manifests.
+
+    Raises:
+        BadRequest: If they cannot.
     """
     if change.operation != REPLACE:
         return

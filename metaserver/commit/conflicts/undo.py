@@ -29,7 +29,7 @@ _Entries = dict[Remove, ManifestEntry]
 
 
 class Undo(NamedTuple):
-    """The files that the undone snapshot added, and the entries of those that it removed.
+    """The files that the undone snapshot added, and the entries of the files that it removed.
 
     Attributes:
         manifests: For a snapshot that changed only manifests, those of the head, with the old manifests in the place of
@@ -115,7 +115,11 @@ def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int)
 async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
-    """`snapshots`: before the undone one, the undone one, and the head."""
+    """Return the head's manifests with the old manifests in the place of the undone snapshot's.
+
+    Args:
+        snapshots: The snapshot before the undone one, the undone one, and the head.
+    """
     before, undone, now = [live(await manifests.read_list(snapshot)) for snapshot in snapshots]
     paths = [{manifest.manifest_path for manifest in listed} for listed in (before, undone, now)]
     new, old = paths[1] - paths[0], paths[0] - paths[1]

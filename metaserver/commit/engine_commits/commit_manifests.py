@@ -12,7 +12,7 @@ from seamark.metaserver.catalog.parts import CatalogContext
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 
-_SHARE = 4
+_MEMORY_SHARES = 4
 """The part of `commit_memory_bytes` for the manifests of tables, and for those of each commit."""
 
 
@@ -58,7 +58,7 @@ class FilesReadOnce:
 
 
 class CommitManifests:
-    """What the attempts of one commit have read.
+    """The manifests that the attempts of one commit have read.
 
     The manifests of the engine are cached for this commit only: after a refusal the engine may write other manifests to
     the same locations.
@@ -71,11 +71,11 @@ class CommitManifests:
 
     @cached_property
     def files(self) -> FilesReadOnce:
-        return FilesReadOnce(self._context.objects, self._context.settings.commit_memory_bytes // _SHARE)
+        return FilesReadOnce(self._context.objects, self._context.settings.commit_memory_bytes // _MEMORY_SHARES)
 
     @cached_property
     def _own(self) -> Manifests:
-        return Manifests.of(self.files, self._context.settings, _SHARE)
+        return Manifests.of(self.files, self._context.settings, _MEMORY_SHARES)
 
     @property
     def unchecked(self) -> ManifestReaders:
@@ -105,4 +105,4 @@ class CommitManifests:
 
 def open_published_manifests(context: CatalogContext) -> Manifests:
     """Return the reader of the tables' manifests that all commits of engines share."""
-    return Manifests.of(context.objects, context.settings, _SHARE)
+    return Manifests.of(context.objects, context.settings, _MEMORY_SHARES)

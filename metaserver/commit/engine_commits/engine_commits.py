@@ -92,11 +92,11 @@ class EngineCommits:
     """
 
     def __init__(self, catalog: Catalog, publisher: Publisher) -> None:
-        self._context = catalog.parts
+        self._context = catalog.context
         self._tables = catalog.tables
         self._plans = catalog.plan_tables
-        self._published = open_published_manifests(catalog.parts)
-        self._corrections = ManifestCorrections(catalog.parts.clock)
+        self._published = open_published_manifests(catalog.context)
+        self._corrections = ManifestCorrections(catalog.context.clock)
         self._preloaded_commits = 0
         self.publisher = publisher
 

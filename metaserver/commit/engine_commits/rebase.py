@@ -152,7 +152,7 @@ async def rebase(
     """Move a snapshot onto the head of its branch.
 
     Args:
-        context: The parts of the catalog.
+        context: The context of the catalog.
         manifests: What the commit has read.
         uuid: The table's UUID.
         folder: The folder of the new manifest list.
@@ -212,7 +212,7 @@ class _Lists(msgspec.Struct, frozen=True):
 
     @property
     def dropped(self) -> list[ManifestFile]:
-        """Without manifests that list no live file: engines leave them out of the list without a merge."""
+        """The dropped manifests, except manifests without live files, which engines leave out without a merge."""
         absent = [manifest for path, manifest in self.parent.items() if path not in self.own]
         return [
             manifest for manifest in absent if (manifest.added_files_count, manifest.existing_files_count) != (0, 0)

@@ -43,12 +43,12 @@ from seamark.metaserver.store.port import InstantFilter, PointerStore
 ACTION = "expiration"
 SNAPSHOTS_MAX = 1000
 """Snapshots that an expiration removes; a repeat removes the next."""
-_SHARE = 8
+_MEMORY_SHARES = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 _BATCH = 100
-_AT_ONCE = 2
+_EXPIRATIONS_CONCURRENT_MAX = 2
 """Expirations that run concurrently, because each has the names of many files in memory."""
-_DELETED_AT_ONCE = 16
+_DELETES_CONCURRENT_MAX = 16
 _LOCKED_FROM, _LOCKED_S = 2, 2.0
 """From this attempt on, the table's commits wait for the expiration, at most so long."""
 _RESUMED_AFTER_MS = 3_600_000
@@ -77,7 +77,7 @@ class ExpireSnapshotsRequest(msgspec.Struct, frozen=True, rename="kebab", forbid
 
 
 class ExpirationReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """With a dry run: what an expiration would do.
+    """The result of an expiration; with a dry run, the result that it would have.
 
     Attributes:
         snapshots_left: Expired snapshots for a repeat to remove.
@@ -115,20 +115,23 @@ class Expiration:
     """Belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
-        self._parts = catalog.parts
+        self._context = catalog.context
         self._publisher = publisher
         self._planner = planner
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_EXPIRATIONS_CONCURRENT_MAX)
         # Not the caches of commits, which would lose what writers need.
-        self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
 
     async def expire(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
-        """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid; Corrupt if
-        a manifest cannot be read; CommitConflict after too many lost races.
+        """Remove the expired snapshots of a table. After an error nothing is removed.
 
-        Nothing is removed after an error.
+        Raises:
+            NoSuchTable: When the table does not exist.
+            BadRequest: If the table's properties forbid the deletion of files or are invalid.
+            Corrupt: If a manifest cannot be read.
+            CommitConflict: After too many lost races.
         """
         async with self._slots:
             return await self._attempts(caller, namespace, name, request)
@@ -136,10 +139,10 @@ class Expiration:
     async def _attempts(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
-        retries = self._parts.settings.commit_retries
+        retries = self._context.settings.commit_retries
         for attempt in range(retries + 1):
             if attempt:
-                await self._parts.back_off(attempt)
+                await self._context.back_off(attempt)
             try:
                 removal, instant = await self._attempt(caller, namespace, name, request, attempt)
             except CommitConflict:
@@ -180,8 +183,10 @@ class Expiration:
 
         Returns their number.
         """
-        pending = await pending_expirations(self._parts.store)
-        old = [instant for instant in pending if self._parts.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS]
+        pending = await pending_expirations(self._context.store)
+        old = [
+            instant for instant in pending if self._context.clock.now_ms() - instant.requested_ms > _RESUMED_AFTER_MS
+        ]
         for instant in old:
             try:
                 await self._resume(instant)
@@ -191,21 +196,21 @@ class Expiration:
         return len(old)
 
     def _is_given_up(self, instant: Instant) -> bool:
-        return self._parts.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
+        return self._context.clock.now_ms() - instant.requested_ms > _GIVEN_UP_AFTER_MS
 
     async def _plan(self, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest) -> _Removal:
-        parts = self._parts
-        entry = await parts.require_entry(EntryKind.TABLE, namespace, name)
-        before = await parts.documents.table(entry.metadata_location)
+        context = self._context
+        entry = await context.require_entry(EntryKind.TABLE, namespace, name)
+        before = await context.documents.table(entry.metadata_location)
         check_uuid(entry, before)
         if not is_collectable(before):
             raise BadRequest(
                 f"Cannot expire snapshots of {show(namespace, name)}: its gc.enabled is false, so others may use its "
                 "files"
             )
-        passed = await look_at_clock(parts.store, parts.clock)
+        passed = await look_at_clock(context.store, context.clock)
         now_ms = passed.now_ms
-        policies = await load_policies(parts.store, namespace)
+        policies = await load_policies(context.store, namespace)
         policy = ExpirationPolicy.of(
             with_policies(before, policies),
             now_ms,
@@ -213,7 +218,7 @@ class Expiration:
             retain_last=request.retain_last,
             passed=passed,
         )
-        in_use = await parts.store.list_planned_snapshots(entry.uuid, now_ms)
+        in_use = await context.store.list_planned_snapshots(entry.uuid, now_ms)
         # A table may have tens of thousands of branches.
         expired = await asyncio.to_thread(find_expired, before, policy, now_ms, in_use, passed)
         count = min(len(expired.snapshot_ids), SNAPSHOTS_MAX)
@@ -233,7 +238,7 @@ class Expiration:
             updates.append(RemoveSnapshots(tuple(expired.snapshot_ids)))
         if not updates:
             return base
-        clock = self._parts.clock
+        clock = self._context.clock
         return apply_updates(base, updates, now_ms=clock.now_ms(), new_uuid=str(clock.uuid4()))
 
     async def _find_unused_files(
@@ -245,7 +250,7 @@ class Expiration:
         """
         if before is after or not is_collectable(after) or await self._is_shared(uuid):
             return UnusedFiles((), (), (), 0)
-        allowed = await deletable_files(self._parts, uuid, after)
+        allowed = await deletable_files(self._context, uuid, after)
 
         check = partial(self._planner.check_paths, before, uuid)
         manifests = self._manifests.with_checks(lambda paths: check(list(paths)), None)
@@ -255,7 +260,7 @@ class Expiration:
         """Return whether several names, live or dropped, refer to the table: its files may be those of the other,
         too.
         """
-        return await self._parts.store.names_of(uuid) != 1
+        return await self._context.store.names_of(uuid) != 1
 
     async def _commit(self, caller: Caller, removal: _Removal) -> Instant:
         async with self._publisher.lock(removal.entry.namespace, removal.entry.name):
@@ -263,16 +268,16 @@ class Expiration:
 
     async def _publish(self, caller: Caller, removal: _Removal) -> Instant:
         """Under the lock of the table's commits."""
-        parts, entry = self._parts, removal.entry
-        requested_ms = parts.clock.now_ms()
+        context, entry = self._context, removal.entry
+        requested_ms = context.clock.now_ms()
         removed = list(removal.expired.snapshot_ids)
         summary = {_REMOVED: len(removed), _IDS: removed, METADATA_BEFORE: entry.metadata_location}
-        record = parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
+        record = context.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary).instant
         instant = msgspec.structs.replace(record, state=InstantState.INFLIGHT, completed_ms=None)
         actions = ("remove-snapshot-ref",) * bool(removal.expired.refs)
         actions += ("remove-snapshots",) * bool(removal.expired.snapshot_ids)
         event = CommitEvent(caller, requested_ms, None, updates=actions)
-        if not (await parts.store.list_planned_snapshots(entry.uuid, parts.clock.now_ms())).isdisjoint(removed):
+        if not (await context.store.list_planned_snapshots(entry.uuid, context.clock.now_ms())).isdisjoint(removed):
             raise CommitConflict("A plan was made on a snapshot that was about to expire; try again")
         await self._publisher.publish(
             caller,
@@ -285,16 +290,20 @@ class Expiration:
         return instant
 
     async def _resume(self, instant: Instant) -> None:
-        before = await self._parts.documents.table(str(instant.summary[METADATA_BEFORE]))
+        before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
         entry = await self._current(instant)
-        after = await self._parts.documents.table(entry.metadata_location)
+        after = await self._context.documents.table(entry.metadata_location)
         unused = await self._find_unused_files(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
         await self._delete(instant, unused)
 
     async def _current(self, instant: Instant) -> Entry:
-        """NotFound if the table was dropped or renamed."""
+        """Return the current entry of the table.
+
+        Raises:
+            NotFound: If the table was dropped or renamed.
+        """
         assert instant.name is not None
-        entry = await self._parts.store.entry(EntryKind.TABLE, instant.namespace, instant.name)
+        entry = await self._context.store.entry(EntryKind.TABLE, instant.namespace, instant.name)
         if entry is None or entry.uuid != instant.uuid:
             raise NotFound(f"{show(instant.namespace, instant.name)} was dropped or renamed")
         return entry
@@ -310,7 +319,7 @@ class Expiration:
         async def delete(location: str) -> None:
             nonlocal failed, deleted
             try:
-                await self._parts.objects.delete(location)
+                await self._context.objects.delete(location)
                 deleted += 1
             except SeamarkError as error:
                 failed += 1
@@ -319,7 +328,7 @@ class Expiration:
         for files in (unused.content_files, unused.manifests, unused.others):
             if await self._is_shared(instant.uuid):  # registered again since
                 break
-            await gather([partial(delete, location) for location in files], _DELETED_AT_ONCE)
+            await gather([partial(delete, location) for location in files], _DELETES_CONCURRENT_MAX)
             if failed:
                 break
         if not failed or self._is_given_up(instant):
@@ -332,11 +341,11 @@ class Expiration:
             id=instant.id,
             expected=InstantState.INFLIGHT,
             state=InstantState.COMPLETED,
-            now_ms=self._parts.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
             summary={**instant.summary, **summary},
         )
         try:
-            await self._parts.transact([move])
+            await self._context.transact([move])
         except CommitConflict:
             return  # another replica completed it
 

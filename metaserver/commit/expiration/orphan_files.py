@@ -4,7 +4,7 @@ The folders are listed, and compared with what the metadata and all its snapshot
 folders: a file with the name of a needed file stays, so that other spellings of a location, symbolic links and mount
 points cannot make a live file look unused. Writers put a UUID into names, so few orphan files have the name of another.
 
-A file that a writer has not committed yet looks the same as an orphan. So only files of a least age are removed, and
+A file that a writer has not committed yet looks the same as an orphan. So only files of a minimum age are removed, and
 only files with the names of data files, delete files, manifests, statistics and metadata files. Before each batch, what
 other commits have added meanwhile is read, under the lock of the table's commits.
 
@@ -54,7 +54,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
 from seamark.metaserver.store.passed_time import PassedTime, look_at_clock
 
 ACTION = "orphan-files"
-AGE_LEAST_MS = 24 * 3_600_000
+AGE_MIN_MS = 24 * 3_600_000
 """A writer may commit its files hours after it wrote them, and the storage's clock may differ."""
 UPLOADS_MAX = 1000
 """Unfinished uploads that one request aborts."""
@@ -71,13 +71,13 @@ _SUFFIXES = (
     ".metadata.json",
     ".metadata.json.gz",
 )
-"""Of files that Iceberg's writers write. Other files, such as checkpoints of streams, belong to other programs."""
+"""The suffixes of files that Iceberg's writers write. Other files, such as checkpoints, belong to other programs."""
 _DECODE_ROUNDS = 8
 _LISTED = 1000
 _BATCH = 100
-_AT_ONCE = 2
-_DELETED_AT_ONCE = 16
-_SHARE = 8
+_REMOVALS_CONCURRENT_MAX = 2
+_DELETES_CONCURRENT_MAX = 16
+_MEMORY_SHARES = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 _log = structlog.get_logger("seamark.orphans")
 
@@ -94,7 +94,7 @@ class RemoveOrphanFilesRequest(msgspec.Struct, frozen=True, rename="kebab", forb
 
 
 class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """With a dry run: what a removal would do.
+    """The result of a removal; with a dry run, the result that it would have.
 
     Attributes:
         files_left: Whether a repeat finds more.
@@ -115,10 +115,10 @@ class OrphanReport(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Listing(NamedTuple):
-    """What the folders hold.
+    """The files in the folders.
 
     Attributes:
-        newest_ms: When the newest file of all was modified.
+        newest_ms: The time at which the newest file was modified.
     """
 
     orphans: list[ObjectInfo]
@@ -128,14 +128,14 @@ class _Listing(NamedTuple):
 
 
 def read_minimum_age_ms(metadata: TableMetadata) -> int:
-    """By the table's property.
+    """Return the minimum age of orphan files by the table's property.
 
     Raises:
-        BadRequest: For an invalid value, or one below `AGE_LEAST_MS`.
+        BadRequest: For an invalid value, or one below `AGE_MIN_MS`.
     """
     age_ms = as_long(metadata.properties, MIN_ORPHAN_AGE, MIN_ORPHAN_AGE_DEFAULT_MS)
-    if age_ms < AGE_LEAST_MS:
-        raise BadRequest(f"The property {MIN_ORPHAN_AGE} is {age_ms}; it must be at least {AGE_LEAST_MS}, one day")
+    if age_ms < AGE_MIN_MS:
+        raise BadRequest(f"The property {MIN_ORPHAN_AGE} is {age_ms}; it must be at least {AGE_MIN_MS}, one day")
     return age_ms
 
 
@@ -143,50 +143,56 @@ class OrphanRemoval:
     """Belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner) -> None:
-        self._parts = catalog.parts
+        self._context = catalog.context
         self._publisher = publisher
         self._planner = planner
-        self._slots = asyncio.Semaphore(_AT_ONCE)
-        self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
+        self._slots = asyncio.Semaphore(_REMOVALS_CONCURRENT_MAX)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
 
     async def remove(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RemoveOrphanFilesRequest
     ) -> OrphanReport:
-        """NoSuchTable; BadRequest if the table's properties forbid the deletion of files or are invalid, and while
-        several names share its files; Corrupt if a manifest cannot be read: then nothing is removed."""
+        """Remove the orphan files of a table. After an error that a manifest causes, nothing is removed.
+
+        Raises:
+            NoSuchTable: When the table does not exist.
+            BadRequest: If the table's properties forbid the deletion of files or are invalid, and while several names
+                share its files.
+            Corrupt: If a manifest cannot be read.
+        """
         async with self._slots:
             entry, metadata = await self._load(namespace, name)
-            passed = await look_at_clock(self._parts.store, self._parts.clock)
-            policies = await load_policies(self._parts.store, namespace)
+            passed = await look_at_clock(self._context.store, self._context.clock)
+            policies = await load_policies(self._context.store, namespace)
             older_than_ms = self._check_age(with_policies(metadata, policies), request, passed)
             needed = _NeededNames(self._open_checked_manifests(metadata, entry.uuid))
             await needed.add(entry, metadata)
             listing = await self._find(entry, metadata, needed, older_than_ms)
-            # Of the time before the first look, only what the files show: the rest may be a jump of the clock.
+            # Before the first look only the time that the files show counts: the rest may be a jump of the clock.
             confirmed_ms = older_than_ms - max(0, passed.since_ms - listing.newest_ms)
             confirmed = [info for info in listing.orphans if info.modified_ms < confirmed_ms]
             uploads = await self._find_uploads(entry, metadata, confirmed_ms)
             if confirmed or uploads:
-                for folder in _outermost(own_folders(self._parts, metadata)):
-                    await storage_time_ms(self._parts.objects, self._parts.clock, f"{folder}/{CLOCK_FOLDER}")
+                for folder in _outermost(own_folders(self._context, metadata)):
+                    await storage_time_ms(self._context.objects, self._context.clock, f"{folder}/{CLOCK_FOLDER}")
             report = _report(confirmed, listing.listed, is_complete=listing.is_complete)
             report = msgspec.structs.replace(report, files_unconfirmed=len(listing.orphans) - len(confirmed))
             if request.dry_run:
                 return msgspec.structs.replace(report, uploads=len(uploads))
-            report = msgspec.structs.replace(report, uploads=await self._parts.objects.abort_uploads(uploads))
+            report = msgspec.structs.replace(report, uploads=await self._context.objects.abort_uploads(uploads))
             if not confirmed and not report.uploads:
                 return report
             return await self._remove(caller, entry, needed, confirmed, report, passed.now_ms)
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
-        parts = self._parts
-        entry = await parts.require_entry(EntryKind.TABLE, namespace, name)
-        metadata = await parts.documents.table(entry.metadata_location)
+        context = self._context
+        entry = await context.require_entry(EntryKind.TABLE, namespace, name)
+        metadata = await context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         why = None
         if not is_collectable(metadata):
             why = "its gc.enabled is false, so others may use its files"
-        elif await parts.store.names_of(entry.uuid) != 1:
+        elif await context.store.names_of(entry.uuid) != 1:
             why = "several names, live or dropped, share its UUID and with it its files"
         if why is not None:
             raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {why}")
@@ -195,12 +201,12 @@ class OrphanRemoval:
     def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:
         if request.older_than_ms is None:
             return passed.ago(read_minimum_age_ms(metadata))
-        if request.older_than_ms > passed.now_ms - AGE_LEAST_MS:
+        if request.older_than_ms > passed.now_ms - AGE_MIN_MS:
             raise BadRequest(
                 f"older-than-ms is {request.older_than_ms}, less than one day before now ({passed.now_ms}): files that "
                 "a writer is about to commit would be removed; choose an earlier time"
             )
-        return min(request.older_than_ms, passed.ago(AGE_LEAST_MS))
+        return min(request.older_than_ms, passed.ago(AGE_MIN_MS))
 
     def _open_checked_manifests(self, metadata: TableMetadata, uuid: str) -> Manifests:
         check = partial(self._planner.check_paths, metadata, uuid)
@@ -209,8 +215,8 @@ class OrphanRemoval:
     async def _find(self, entry: Entry, metadata: TableMetadata, needed: _NeededNames, older_than_ms: int) -> _Listing:
         """Return files that look like orphan files by the clock."""
         await self._add_pending(entry, needed)
-        folders = _outermost(own_folders(self._parts, metadata))
-        allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
+        folders = _outermost(own_folders(self._context, metadata))
+        allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
         former = (
             f"{parse_location(metadata.location)}/{FORMER_INDEX_FOLDER}/",
             f"{parse_location(metadata_folder(metadata.location, metadata.properties))}/{FORMER_PLANS_FOLDER}/",
@@ -233,7 +239,7 @@ class OrphanRemoval:
         orphan_files: list[ObjectInfo] = []
         listed = newest_ms = 0
         for folder in folders:
-            async for batch in _batches(self._parts.objects.list(folder)):
+            async for batch in _batches(self._context.objects.list(folder)):
                 listed += len(batch)
                 newest_ms = max(newest_ms, *(info.modified_ms for info in batch))
                 orphan_files += await asyncio.to_thread(orphans, folder, batch)
@@ -243,11 +249,11 @@ class OrphanRemoval:
 
     async def _find_uploads(self, entry: Entry, metadata: TableMetadata, older_than_ms: int) -> list[Upload]:
         """Unfinished uploads of such files that were begun before; none where the storage does not list them."""
-        allowed = await deletable_files(self._parts, entry.uuid, metadata, exclusive=True)
+        allowed = await deletable_files(self._context, entry.uuid, metadata, exclusive=True)
         uploads: list[Upload] = []
-        for folder in _outermost(own_folders(self._parts, metadata)):
+        for folder in _outermost(own_folders(self._context, metadata)):
             try:
-                async for upload in self._parts.objects.uploads(folder):
+                async for upload in self._context.objects.uploads(folder):
                     path = upload.location
                     name = path[len(folder) + 1 :]
                     is_file = path.startswith(f"{folder}/") and path.endswith(_SUFFIXES) and not _is_hidden(name)
@@ -261,7 +267,7 @@ class OrphanRemoval:
 
     async def _add_pending(self, entry: Entry, needed: _NeededNames) -> None:
         """An interrupted expiration reads the metadata from before when it continues."""
-        for instant in await pending_expirations(self._parts.store, entry.uuid):
+        for instant in await pending_expirations(self._context.store, entry.uuid):
             needed.add_name(str(instant.summary[METADATA_BEFORE]))
 
     async def _remove(
@@ -278,7 +284,7 @@ class OrphanRemoval:
 
         async def delete(info: ObjectInfo) -> bool:
             try:
-                await self._parts.objects.delete(info.location)
+                await self._context.objects.delete(info.location)
             except SeamarkError as error:
                 _log.warning("orphan file not deleted", location=info.location, reason=error.message)
                 return False
@@ -287,11 +293,11 @@ class OrphanRemoval:
         for start in range(0, len(orphan_files), _BATCH):
             await self._catch_up(entry, needed)  # so that little is left to read under the lock
             async with self._publisher.lock(entry.namespace, entry.name):
-                await note_removal(self._parts, entry.uuid)
+                await note_removal(self._context, entry.uuid)
                 await self._catch_up(entry, needed)
                 batch = [info for info in orphan_files[start : start + _BATCH] if info.location not in needed]
-                outcomes = await gather([partial(delete, info) for info in batch], _DELETED_AT_ONCE)
-                await note_removal(self._parts, entry.uuid)  # for a commit that looked for a file between the two
+                outcomes = await gather([partial(delete, info) for info in batch], _DELETES_CONCURRENT_MAX)
+                await note_removal(self._context, entry.uuid)  # for a commit that looked for a file between the two
             deleted += [info for info, is_deleted in zip(batch, outcomes, strict=True) if is_deleted]
             failed += outcomes.count(False)
         done = msgspec.structs.replace(
@@ -303,8 +309,8 @@ class OrphanRemoval:
             "size-in-bytes": done.size_in_bytes,
             **({"aborted-uploads": done.uploads} if done.uploads else {}),
         }
-        await self._parts.transact(
-            [self._parts.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
+        await self._context.transact(
+            [self._context.instant(caller, entry, ACTION, requested_ms=requested_ms, summary=summary)]
         )
         return msgspec.structs.replace(done, files_failed=failed, files_unconfirmed=report.files_unconfirmed)
 
@@ -389,7 +395,7 @@ def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
 
 
 def _is_hidden(path: str) -> bool:
-    """As for Hadoop and Spark: other programs' files, and index and plan files.
+    """Return whether Hadoop and Spark hide the path: files of other programs, and index and plan files.
 
     Folders of partitions have a `=`.
     """
@@ -397,7 +403,7 @@ def _is_hidden(path: str) -> bool:
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
-    """As listings spell them, without folders in others."""
+    """Return the folders that are in no other folder, as listings spell them."""
     folders_kept: list[str] = []
     for folder in sorted({str(parse_location(folder)) for folder in folders}):
         if not any(folder.startswith(f"{other}/") for other in folders_kept):

@@ -1,4 +1,4 @@
-"""Which snapshots and references have expired, pure.
+"""Selects expired snapshots and references, without I/O.
 
 The properties are Iceberg's (`history.expire.*`, and those of each reference; Iceberg spec, "Snapshot Retention
 Policy"), with one difference in favour of readers: the age of a snapshot counts from the commit that replaced it, not
@@ -29,14 +29,15 @@ from seamark.metaserver.store.passed_time import PassedTime
 
 _FOREVER = (1 << 63) - 1
 READS_MAX = 2_000_000
-"""Snapshots that are read for all branches: a second or two. Branches share those that are kept for their age."""
+"""The number of snapshots that are read for all branches, in a second or two. Branches share the kept snapshots."""
 
 
 class ExpirationPolicy(msgspec.Struct, frozen=True):
-    """`older_than_ms`: milliseconds since the epoch; a snapshot replaced before has expired, unless it is among the
-    `retain_last` newest of a branch.
+    """The ages and numbers by which snapshots expire. References have their own values, if any.
 
-    References have their own values, if any.
+    Attributes:
+        older_than_ms: Milliseconds since the epoch; a snapshot replaced before has expired, unless it is among the
+            `retain_last` newest of a branch.
     """
 
     older_than_ms: int
@@ -52,7 +53,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
         retain_last: int | None = None,
         passed: PassedTime | None = None,
     ) -> ExpirationPolicy:
-        """By the table's properties, unless the caller gives a value.
+        """Return the policy by the table's properties, or by the values that the caller gives.
 
         Args:
             passed: The time by which ages count, if it is not that of the clock.
@@ -72,7 +73,7 @@ class ExpirationPolicy(msgspec.Struct, frozen=True):
 
 
 class Expired(NamedTuple):
-    """`snapshot_ids`: oldest first."""
+    """The expired snapshots, oldest first, and the expired references."""
 
     refs: tuple[str, ...]
     snapshot_ids: tuple[int, ...]
@@ -85,10 +86,10 @@ def find_expired(
     in_use: Collection[int] = (),
     passed: PassedTime | None = None,
 ) -> Expired:
-    """Return what the policy removes.
+    """Return the snapshots and references that the policy removes.
 
     Args:
-        in_use: Ids of snapshots that stay in any case, as those that were undone lately.
+        in_use: Ids of snapshots that stay in any case, such as recently undone snapshots.
         passed: The time by which ages count, if it is not that of the clock.
     """
     passed = passed or PassedTime(now_ms, now_ms)
@@ -181,8 +182,9 @@ def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | No
 
 
 def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
-    """When each snapshot that once was current was replaced, by the snapshot log: after a rollback such snapshots
-    are no ancestors of a branch.
+    """Return the time at which each snapshot that once was current was replaced, by the snapshot log.
+
+    After a rollback such snapshots are no ancestors of a branch.
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}

@@ -23,7 +23,7 @@ from seamark.metaserver.index.blocks.block import Block
 from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.view.view import TableView
 
-_AT_ONCE = 64
+_MANIFESTS_PER_READ = 64
 """Manifests whose entries are in memory together."""
 ENTRIES_MAX = 1_000_000
 """Entries of manifests that the removal of several snapshots may make unused, which bounds its memory."""
@@ -159,7 +159,7 @@ async def content_files(
     Raises:
         Corrupt: If a manifest cannot be read, unless `skip_missing`.
     """
-    at_once = 1 if skip_missing else _AT_ONCE
+    at_once = 1 if skip_missing else _MANIFESTS_PER_READ
     for start in range(0, len(listed), at_once):
         part = listed[start : start + at_once]
         try:

@@ -64,13 +64,13 @@ WORTH = 0.75
 """A rewrite is committed if at most this part of the manifests is left…"""
 _TOUCHES, _FEWER = 4, 0.5
 """…or if a partition is in this number of manifests on average, and this part of it is left."""
-_AT_ONCE = 2
+_REWRITES_CONCURRENT_MAX = 2
 _DECODED_BYTES_MAX = 1 << 30
 _CHECKED_BYTES_MAX = 1 << 30
 """Size of the manifests of a partition spec and content that a rewrite reads to look for wrong metrics."""
 _SOUND_BYTES = 4 << 20
 _SAMPLE_ENTRIES = 500
-_SHARE = 8
+_MEMORY_SHARES = 8
 """Part of `commit_memory_bytes` for the manifests that are read here."""
 
 
@@ -86,11 +86,11 @@ class RewriteManifestsRequest(msgspec.Struct, frozen=True, rename="kebab", forbi
 
 
 class ManifestReport(msgspec.Struct, frozen=True, rename="kebab"):
-    """Of the manifests that were, or with a dry run would be, replaced.
+    """The manifests that were replaced; with a dry run, the manifests that would be.
 
     Attributes:
         partition_manifests_before: How many of them list files of a partition, on average.
-        manifests: Of the snapshot before.
+        manifests: The number of manifests of the snapshot before.
         conflicts: Groups that other commits have changed meanwhile.
         files_repaired: Files whose metrics were corrected.
     """
@@ -135,23 +135,28 @@ class ManifestRewrite:
     """Belongs to one event loop."""
 
     def __init__(self, catalog: Catalog, publisher: Publisher, planner: Planner, cleanup: Cleanup) -> None:
-        self._parts = catalog.parts
+        self._context = catalog.context
         self._publisher = publisher
         self._planner = planner
-        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._slots = asyncio.Semaphore(_REWRITES_CONCURRENT_MAX)
         self._cleanup = cleanup
         # Not the caches of commits, which would lose what writers need.
-        self._manifests = Manifests.of(self._parts.objects, self._parts.settings, _SHARE)
+        self._manifests = Manifests.of(self._context.objects, self._context.settings, _MEMORY_SHARES)
         self._sound: MemoryCache[str, bool] = MemoryCache(_SOUND_BYTES, "commits")
         """Paths of manifests whose metrics are right, which need not be read again to see that."""
 
     async def rewrite(
         self, caller: Caller, namespace: NamespacePath, name: str, request: RewriteManifestsRequest
     ) -> ManifestReport:
-        """NoSuchTable; BadRequest for a table of version 1 or an invalid property; Corrupt if a manifest cannot be
-        read; CommitUnknown.
+        """Rewrite the manifests of a table.
 
         If other commits are faster, nothing is changed, and the report counts a conflict.
+
+        Raises:
+            NoSuchTable: When the table does not exist.
+            BadRequest: For a table of version 1 or an invalid property.
+            Corrupt: If a manifest cannot be read.
+            CommitUnknown: If it is unknown whether the commit succeeded.
         """
         async with self._slots:
             report = ManifestReport()
@@ -170,14 +175,14 @@ class ManifestRewrite:
             return ManifestReport()
         manifests = self._open_checked_manifests(metadata, entry.uuid)
         listed = live(await manifests.read_list(head))
-        policies = await load_policies(self._parts.store, namespace)
+        policies = await load_policies(self._context.store, namespace)
         min_count = request.min_count
         if min_count is None:
             min_count = max(2, as_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
         groups = await self._groups(manifests, listed, metadata, min_count)
         if request.dry_run or not groups:
             return _report(listed, groups, ())
-        writer = await open_writer(self._parts, self._manifests, entry.uuid, metadata)
+        writer = await open_writer(self._context, self._manifests, entry.uuid, metadata)
         needed: frozenset[str] = frozenset()
         try:
             written = [await _write(writer, group, metadata) for group in groups]
@@ -194,8 +199,8 @@ class ManifestRewrite:
         return report
 
     async def _load(self, namespace: NamespacePath, name: str) -> tuple[Entry, TableMetadata]:
-        entry = await self._parts.require_entry(EntryKind.TABLE, namespace, name)
-        metadata = await self._parts.documents.table(entry.metadata_location)
+        entry = await self._context.require_entry(EntryKind.TABLE, namespace, name)
+        metadata = await self._context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
         if metadata.format_version == 1:
             raise BadRequest(
@@ -257,7 +262,7 @@ class ManifestRewrite:
 
         Under the lock of the table's commits.
         """
-        requested_ms = self._parts.clock.now_ms()
+        requested_ms = self._context.clock.now_ms()
         entry, metadata = await self._load(before.namespace, before.name)
         head = metadata.current_snapshot
         listed = (
@@ -279,7 +284,7 @@ class ManifestRewrite:
             metadata,
             head,
             merging=None,
-            now_ms=self._parts.clock.now_ms(),
+            now_ms=self._context.clock.now_ms(),
         )
         event = CommitEvent(caller, requested_ms, produced.snapshot.snapshot_id, produced.summary, MANIFESTS_REWRITTEN)
         await self._publisher.publish(caller, entry, metadata, produced.metadata, events=[event], operations=())
@@ -293,7 +298,7 @@ async def open_manifest_rewrite(
     catalog: Catalog, publisher: Publisher, planner: Planner
 ) -> AsyncIterator[ManifestRewrite]:
     """Wait on exit for the deletion of files that no snapshot refers to."""
-    cleanup = Cleanup(catalog.parts.objects)
+    cleanup = Cleanup(catalog.context.objects)
     try:
         yield ManifestRewrite(catalog, publisher, planner, cleanup)
     finally:
@@ -301,7 +306,7 @@ async def open_manifest_rewrite(
 
 
 def _identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
-    """With what its entries inherit."""
+    """Return the identity of a manifest, with the values that its entries inherit."""
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
 
@@ -367,7 +372,7 @@ async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata)
 
 
 def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
-    """As of Iceberg's `rewrite_manifests`."""
+    """Return the summary of Iceberg's `rewrite_manifests`."""
     created = sum(len(each.stored) for each in written)
     replaced = sum(len(each.group.replaced) for each in written)
     entries = sum(len(chunk) for each in written for chunk in each.group.chunks)

@@ -174,7 +174,7 @@ class _Rewritten(NamedTuple):
     removed: frozenset[Remove]
     unmarked: frozenset[Remove]
     written: StoredManifest | None
-    """None if nothing is left of the manifest."""
+    """The manifest is None if no entry is left."""
     files: tuple[ContentFile, ...]
 
 

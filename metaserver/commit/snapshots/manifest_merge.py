@@ -38,7 +38,7 @@ class ManifestMerge:
     async def merge(
         self, listed: Sequence[ManifestFile], metadata: TableMetadata, sequence_number: int
     ) -> list[ManifestFile]:
-        """Return the manifests of the snapshot, newest first; those that it adds get `sequence_number`."""
+        """Return the manifests of the snapshot, newest first; manifests that it adds get `sequence_number`."""
         if not props.as_bool(metadata.properties, ENABLED, True):
             return list(listed)
         least = max(2, props.as_int(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT))

@@ -80,7 +80,7 @@ class ChangeMemory:
         self._held: set[tuple[str, str]] = set()
 
     def hold(self, key: tuple[str, str], size_bytes: int) -> None:
-        """Count what is held.
+        """Count an object that the change holds.
 
         Raises:
             BadRequest: Beyond the limit.
@@ -92,7 +92,11 @@ class ChangeMemory:
         self.check(0)
 
     def check(self, more_bytes: int) -> None:
-        """BadRequest if so much more is beyond the limit."""
+        """Check that there is room for more bytes.
+
+        Raises:
+            BadRequest: If they are beyond the limit.
+        """
         if self._size_bytes + more_bytes > self._limit_bytes:
             raise BadRequest(
                 f"The change needs more than {self._limit_bytes:,} bytes of decoded manifests; split it, or compute it "
@@ -123,7 +127,7 @@ class Manifests:
 
     @staticmethod
     def of(objects: ObjectReader, settings: Settings, share: int = 1) -> Manifests:
-        """With one of `share` parts of `commit_memory_bytes`."""
+        """Return caches with one of `share` parts of `commit_memory_bytes`."""
         budget_bytes = settings.commit_memory_bytes // share
         return Manifests(objects, budget_bytes=budget_bytes, limit_bytes=settings.plan_manifest_limit_bytes)
 
@@ -180,7 +184,7 @@ class Manifests:
             self._unwritten_lists[location] = content
 
     def let_go(self, location: str) -> None:
-        """After the write of what `hold` keeps."""
+        """Forget a file that `hold` keeps, after it is written."""
         self._unwritten.pop(location, None)
         self._unwritten_lists.pop(location, None)
 
@@ -255,7 +259,11 @@ class Manifests:
         return await self._decode_blocks(manifests, self._memory)
 
     async def _decode_blocks(self, manifests: Sequence[ManifestFile], memory: ChangeMemory | None) -> list[Block]:
-        """`memory`: for blocks that are kept for a change."""
+        """Decode manifests into blocks.
+
+        Args:
+            memory: The memory of the change that keeps the blocks.
+        """
 
         async def block(manifest: ManifestFile) -> Block:
             # Writers of one table read mostly the same manifests.
@@ -294,7 +302,7 @@ class Manifests:
     async def find_cached_listing(
         self, manifests: Sequence[ManifestFile], paths: Collection[str]
     ) -> list[ManifestFile]:
-        """Like `listing`, but only among the manifests whose path hashes are in memory."""
+        """Return the manifests that may list the paths, among those whose path hashes are in memory."""
         searched = await run_by_count(len(paths), partial(hashes_of, paths))
         hashes_by_manifest = [(manifest, self._names.get(manifest.manifest_path)) for manifest in manifests]
         return await _listing(

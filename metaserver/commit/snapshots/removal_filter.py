@@ -27,13 +27,13 @@ from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.runtime.gathering import gather
 
 _Identity = tuple[str, int, int | None]
-"""Of a manifest, with what its entries inherit."""
+"""The identity of a manifest, with the values that its entries inherit."""
 
 
 class RemovalFilter:
-    """For one commit.
+    """Rewrites manifests without removals, for one commit.
 
-    Later attempts reuse what earlier attempts have written.
+    Later attempts reuse the files that earlier attempts have written.
     """
 
     def __init__(self, writer: SnapshotWriter) -> None:

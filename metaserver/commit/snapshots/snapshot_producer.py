@@ -29,7 +29,7 @@ from seamark.metaserver.commit.snapshots.summary import SummaryCounts, counts_of
 
 
 class SnapshotTerms(NamedTuple):
-    """What a commit states about its snapshot.
+    """The statements of a commit about its snapshot.
 
     Attributes:
         summary: Further entries.

@@ -102,12 +102,12 @@ class SnapshotWriter:
             written = write_manifest(entries, metadata=metadata, spec_id=spec_id, content=content)
             return written, names_of([entry.file for entry in entries if entry.is_live])
 
-        made, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
+        written, names = work() if len(entries) <= _IN_THREAD_ENTRIES else await asyncio.to_thread(work)
         self._number += 1
         path = f"{self._folder}/{self.commit_id}-m{self._number}.avro"
-        await self._create(path, made.data, made.data)
-        self._manifests.remember(path, made.data, names)
-        return StoredManifest(path, made)
+        await self._create(path, written.data, written.data)
+        self._manifests.remember(path, written.data, names)
+        return StoredManifest(path, written)
 
     async def several(
         self, entries: Sequence[ManifestEntry], metadata: TableMetadata, spec_id: int, content: int
@@ -184,18 +184,18 @@ class SnapshotWriter:
 
 
 async def open_writer(
-    parts: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata, *, is_deferred: bool = False
+    context: CatalogContext, manifests: Manifests, uuid: str, metadata: TableMetadata, *, is_deferred: bool = False
 ) -> SnapshotWriter:
-    """For a new snapshot of the table with this UUID.
+    """Return a writer for a new snapshot of the table with this UUID.
 
     Raises:
         Forbidden: If its folder of metadata is another table's.
     """
     folder = metadata_folder(metadata.location, metadata.properties)
-    parts.warehouse.check(folder, "The folder of the table's metadata")
-    await check_own(parts, uuid, folder)  # before the first write, because a writer may overwrite metadata
-    snapshot_id = int.from_bytes(parts.clock.random_bytes(8), "big") >> 1 or 1
-    return SnapshotWriter(parts.objects, parts.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
+    context.warehouse.check(folder, "The folder of the table's metadata")
+    await check_own(context, uuid, folder)  # before the first write, because a writer may overwrite metadata
+    snapshot_id = int.from_bytes(context.clock.random_bytes(8), "big") >> 1 or 1
+    return SnapshotWriter(context.objects, context.clock, manifests, folder, snapshot_id, is_deferred=is_deferred)
 
 
 def target_size(metadata: TableMetadata) -> int:

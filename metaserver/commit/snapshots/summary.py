@@ -25,7 +25,7 @@ class SummaryCounts(NamedTuple):
     """Counts over added or removed files."""
 
     counts: dict[str, int]
-    """By name, without the prefix `added-` or `removed-`."""
+    """The counts by name, without the prefix `added-` or `removed-`."""
     partitions: frozenset[object]
 
 
@@ -64,7 +64,12 @@ def summary_of(
     properties: Mapping[str, str],
     producer: Producer | None,
 ) -> dict[str, str]:
-    """`parent` is the summary of the parent snapshot, None without a parent."""
+    """Return the summary of a snapshot.
+
+    Args:
+        parent: The summary of the parent snapshot, None without a parent.
+        properties: The properties that the client states.
+    """
     summary = {"operation": operation, **properties}
     if producer is not None:
         summary |= {PRODUCER_KEY: producer.id, SEQUENCE_KEY: str(producer.sequence)}

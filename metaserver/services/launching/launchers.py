@@ -33,7 +33,7 @@ CHOICES = (AUTO, *LAUNCHERS)
 
 
 class JobRequest(msgspec.Struct, frozen=True):
-    """What a launcher sends to the process that runs the job."""
+    """The request that a launcher sends to the process that runs the job."""
 
     service: str
     namespace: NamespacePath

@@ -40,7 +40,7 @@ _PROCESS_BYTES_MIN = 1 << 30
 _HEAP = 0.6
 """Part of the memory of the JVM that is its heap; the rest is for classes, threads and buffers."""
 _KEY_VARIABLES = ("SEAMARK_PARQUET_KEY_FILE", "SEAMARK_PARQUET_KMS")
-"""With one of them, the driver decrypts files, and the failure of a job is shown to all readers of the table."""
+"""The variables with which the driver decrypts files. All readers of the table see the failure of a job."""
 _QUIET = ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark.log.level=ERROR")
 
 

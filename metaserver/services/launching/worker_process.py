@@ -39,7 +39,7 @@ _VARIABLES = frozenset(
         *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"),
     )
 )
-"""What a worker gets of the server's environment, which may contain secrets."""
+"""The variables of the server's environment that a worker gets; the environment may contain secrets."""
 _PREFIXES = ("LC_", "OMP_", "ARROW_", "MALLOC_", "SEAMARK_PARQUET_")
 _END_S = 2.0
 """A worker has this long to end before it is killed."""
@@ -66,9 +66,10 @@ class WorkerProcess:
         memory_bytes: int,
         environment: Mapping[str, str],
     ) -> None:
-        """`module`: what the worker runs.
+        """Create a worker.
 
         Args:
+            module: The module that the worker runs.
             environment: The variables of the worker.
         """
         self._module = module

@@ -16,9 +16,9 @@ _BUSY_TIMEOUT_S = 0.1
 
 
 class CommitCounter:
-    """Belongs to one event loop.
+    """Tells whether any connection has committed to a SQLite database.
 
-    Owns a connection that commits nothing.
+    It owns a connection that commits nothing, and belongs to one event loop.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,9 +44,9 @@ class CommitCounter:
 
 
 def watch(url: str) -> CommitCounter | None:
-    """For the database of `open_store(url)`.
+    """Return a counter for the database of `open_store(url)`.
 
-    None for PostgreSQL, which has no such number.
+    PostgreSQL has no such number: the result is None.
     """
     if not url.lower().startswith("sqlite:"):
         return None

@@ -75,7 +75,7 @@ def overlapping(keys: Sequence[str], uuid: str, limit: int, *, shared: bool = Tr
 
 
 def find_allowed_overlaps(keys: Sequence[str], uuid: str, limit: int) -> Steps[list[model.Claim]]:
-    """As `overlapping`, of the locations that other UUIDs are allowed to name files in."""
+    """Return the overlapping locations in which other UUIDs are allowed to name files."""
     return (yield from _overlapping(keys, uuid, limit, _ALLOWED, _ALLOWED))
 
 
@@ -110,7 +110,7 @@ def _check(op: operations.ClaimLocations, location: model.ClaimedLocation) -> St
 
 
 def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> Steps[bool]:
-    """See the port.
+    """Return whether a new entry with that name may use the location of the UUID.
 
     Writers of the namespace can restore the entry, or could, so that its location gives them nothing new.
     """
@@ -129,7 +129,11 @@ def is_name_released(uuid: str, namespace: model.NamespacePath, name: str) -> St
 
 
 def check_restored(uuid: str) -> Steps[None]:
-    """CommitConflict when a live entry has claimed the location of the entry that is restored."""
+    """Check that no live entry has claimed the location of the entry that is restored.
+
+    Raises:
+        CommitConflict: When one has.
+    """
     yield SqlStatement("SELECT turn FROM claim_turns", lock="UPDATE")
     rows = yield SqlStatement(
         "SELECT 1 FROM claims AS mine JOIN claims AS other ON other.location = mine.location "

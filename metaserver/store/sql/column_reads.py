@@ -9,7 +9,7 @@ from seamark.metaserver.store.sql.statement import SqlStatement, Steps, batches
 
 def add(op: operations.AddColumnReads, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
-    # In the order of columns, so that two replicas do not wait for each other.
+    # The order of columns keeps two replicas from waiting for each other.
     rows = [(op.uuid, op.day, column_id, age_d, reads) for column_id, age_d, reads in sorted(op.reads)]
     for values, parameters in batches(rows):
         yield SqlStatement(

@@ -60,7 +60,7 @@ def _transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
 
 
 class GeneratorStore(ABC):
-    """See `PointerStore` for the contract of each method."""
+    """Implements `PointerStore`, which documents each method."""
 
     def __init__(self, clock: Clock, stale_reads: StaleReads | None) -> None:
         self._clock = clock
@@ -87,7 +87,7 @@ class GeneratorStore(ABC):
     async def _list(self, make_steps: Callable[[], Steps[T]]) -> T: ...
 
     async def _read_maybe_stale(self, key: tuple[object, ...], make_steps: Callable[[], Steps[T]]) -> T:
-        """`_point`, whose last result may be used for a request that allows stale answers."""
+        """Read a point, or use its last result for a request that allows stale answers."""
         if self._stale_reads is None:
             return await self._point(make_steps)
         return await self._stale_reads.read(key, lambda: self._point(make_steps))
@@ -178,6 +178,10 @@ class GeneratorStore(ABC):
             await self._stale_reads.close()
 
     async def check_invariants(self) -> None:
-        """Corrupt lists every violation of the store's invariants."""
+        """Check the store's invariants.
+
+        Raises:
+            Corrupt: With the list of all violations.
+        """
         if violations := await self._list(queries.violations):
             raise Corrupt("The pointer store violates its invariants:\n" + "\n".join(violations))

@@ -216,10 +216,13 @@ def migrate(dialect: SqlDialect) -> Steps[int]:
 
 
 def renew_epoch() -> Steps[bool]:
-    """PostgreSQL only: whether the timeline started a new epoch, because its positions are ahead of the cluster.
+    """Start a new epoch of the timeline if its positions are ahead of the cluster (PostgreSQL only).
 
     Positions contain transaction ids. A dump that is restored into another cluster may meet smaller ids there, and new
     instants would sort before those that readers have already seen.
+
+    Returns:
+        Whether a new epoch started.
     """
     rows = yield SqlStatement(
         "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE lpad(to_hex(epoch), 4, '0') "

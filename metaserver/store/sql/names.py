@@ -1,7 +1,7 @@
 """Operations on names: namespaces, and the tables, views and functions in them.
 
 A transaction that adds to a namespace locks it FOR KEY SHARE; a transaction that drops it locks it FOR UPDATE.
-Messages are those that Iceberg's tests compare (CatalogTests, ViewCatalogTests).
+Iceberg's tests compare the messages (CatalogTests, ViewCatalogTests).
 """
 
 from __future__ import annotations
@@ -223,7 +223,11 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
 
 
 def _check_room(path: NamespacePath) -> Steps[None]:
-    """BadRequest if so many entries of the namespace are dropped that another could not keep its locations."""
+    """Check that another dropped entry of the namespace could keep its locations.
+
+    Raises:
+        BadRequest: If too many entries of the namespace are dropped.
+    """
     rows = yield SqlStatement(
         "SELECT (SELECT count(*) FROM dropped WHERE namespace = $1) "
         "+ (SELECT count(*) FROM retained WHERE namespace = $1)",
@@ -252,7 +256,7 @@ _NAMED = ("entries", "dropped")
 
 
 def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
-    # Of a retained entry only the files and the claims are left, so that it can only be purged.
+    # A retained entry has only its files and claims left, so that it can only be purged.
     rows: Sequence[Row] = ()
     for table in ("dropped", "retained") if op.unshared else ("dropped",):
         rows = yield SqlStatement(f"DELETE FROM {table} WHERE id = $1 RETURNING {DROPPED}", (op.dropped_id,))  # noqa: S608
@@ -262,7 +266,7 @@ def forget_dropped(op: operations.ForgetDropped, now_ms: int) -> Steps[None]:
         raise NotFound(f"Dropped entry does not exist: {op.dropped_id}")
     gone = to_dropped(rows[0])
     if op.unshared:
-        # In one statement: an entry that is restored between two statements would be in neither result.
+        # One statement reads both: an entry that is restored between two statements would be in neither result.
         name_selects = " UNION ALL ".join(f"SELECT namespace, name FROM {table} WHERE uuid = $1" for table in _NAMED)  # noqa: S608
         live = yield SqlStatement(f"{name_selects} LIMIT 1", (gone.entry.uuid,))
         if live:

@@ -248,11 +248,11 @@ def instant_by_fingerprint(uuid: str, fingerprint: str) -> Steps[Instant | None]
 
 
 def instants(where: InstantFilter, limit: int) -> Steps[list[Instant]]:
-    """Return live and archived rows in one statement, so that a row that is archived concurrently is seen exactly
-    once.
+    """Return live and archived rows.
 
-    The watermark is read before, in a separate statement: transactions in progress then are above it, and those that
-    had ended are visible to the next statement.
+    One statement reads both, so that a row that is archived concurrently is seen exactly once. The watermark is read
+    before, in a separate statement: transactions in progress then are above it, and transactions that had ended are
+    visible to the next statement.
     """
     watermark = yield SqlStatement("SELECT {watermark}")
     terms, params = ["position < $1"], [watermark[0][0]]
@@ -310,7 +310,7 @@ def metrics_reports(uuid: str | None, since: str | None, limit: int) -> Steps[li
 
 
 def token_by_digest(digest: str) -> Steps[AccessToken | None]:
-    """Also an expired or revoked token; the caller checks that."""
+    """Return a token, even if it is expired or revoked; the caller checks that."""
     return _read_first(TOKEN.decode, f"SELECT {TOKEN} FROM tokens WHERE digest = $1", digest)  # noqa: S608
 
 

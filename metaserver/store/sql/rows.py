@@ -145,7 +145,7 @@ NAMED: StructColumns[Entry] = _entry(
 DROPPED = f"id, {ENTRY}, purge, dropped_ms, expires_ms, who"
 INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
-"""Without the position, which the database sets."""
+"""The columns of a new instant without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
 METRICS = StructColumns(MetricsReport, namespace=_NAMESPACE, report=_json("metrics report"))
 TOKEN = StructColumns(AccessToken)

@@ -53,7 +53,7 @@ READER_THREADS = 2
 
 _WAL_PAUSE_S = 0.01
 _ROOM_BYTES = 1 << 20
-"""With less free space, a database that cannot be opened is one whose disk is full."""
+"""If less space is free and the database cannot be opened, the disk counts as full."""
 _translate = SQLITE.translator()
 
 

@@ -23,9 +23,9 @@ Rows = Sequence[Row]
 
 
 class SqlStatement(NamedTuple):
-    """`lock` is a PostgreSQL row lock (the words after FOR).
+    """A statement with its parameters.
 
-    SQLite needs none: its writers are serialised.
+    `lock` is a PostgreSQL row lock (the words after FOR). SQLite needs none: its writers are serialised.
     """
 
     sql: str

@@ -203,7 +203,7 @@ def test_nothing_is_removed_while_the_clocks_of_server_and_storage_differ(served
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         orphan = put(catalog.load_table("db.t"), "data/orphan.parquet")
-        parts = served.server.components.catalog.parts
+        parts = served.server.components.catalog.context
         ahead = MachineClock()
         ahead.jump(3_600_000)
         object.__setattr__(parts, "clock", ahead)
