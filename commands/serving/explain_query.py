@@ -158,7 +158,9 @@ def _joins(
         for number, planned in planned_scans.items()
         if planned in limits
     }
-    return wanted, {number: joins.why_not_requested(number, planned_scans, known, limits) for number in planned_scans}
+    return wanted, {
+        number: joins.explain_unrequested_joins(number, planned_scans, known, limits) for number in planned_scans
+    }
 
 
 def _known(table: LoadedTable) -> async_client.KnownTable:
@@ -207,7 +209,7 @@ async def _explained(
             read,
             asked[0],
             beside=asked[1],
-            kept_max=rewrites.KEPT_MAX,
+            kept_max=rewrites.MAX_KEPT_FRACTION,
         )
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None

@@ -101,7 +101,7 @@ class _DuckDBQuery:
         known = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known}
         try:
-            marked = self._statement.marked(known, utc=True)
+            marked = self._statement.to_marked_text(known, utc=True)
         except UnsupportedStatement as why:
             raise _not_read(self._statement.text, "duckdb", str(why)) from None
         found = find_scans(
