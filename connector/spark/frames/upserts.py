@@ -430,7 +430,7 @@ def _prepared(
         scope = any_of(*(bound_filter(result.scope, opened) for result in results)) if several else TRUE
         # The last step that may fail: the files that it writes are not deleted by a later error.
         work_on_files = FileChanges(df.sparkSession, opened, target)
-        deletes = work_on_files.to_marked_text(files) if files and not copies else WrittenDeletes()
+        deletes = work_on_files.marked(files) if files and not copies else WrittenDeletes()
         more = work_on_files.copied_by_tasks(rest) if rest else WrittenFiles()
     written = WrittenFiles.joined((data, more))
     return RowChange(scope, report, written, deletes, tuple({"file-path": path} for path in removed))

@@ -334,5 +334,5 @@ def write_changes(
         return RowChange(scope, replace(report, files_read=len(read)), data, removed=removed)
     data = write_batches(with_lineage(target) if tracked else target, new.to_batches())
     with discarded_on_error([data], target.storage):
-        deletes = files.to_marked_text(matched) if matched else WrittenDeletes()
+        deletes = files.marked(matched) if matched else WrittenDeletes()
     return RowChange(scope, report, data, deletes)
