@@ -19,7 +19,7 @@ import msgspec
 
 from seamark.commands.options import Misconfigured, address_options, json_option, load_settings, settings_flags
 from seamark.commands.terminal import printable
-from seamark.connector.client.catalog import dropped_entries, list_views
+from seamark.connector.client.catalog import list_dropped_entries, list_views
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
 from seamark.connector.client.indexes import IndexClient
@@ -153,7 +153,7 @@ def _was_dropped(client: SeamarkClient, name: str) -> bool:
     """
     try:
         *namespace, last = split_table(name)
-        entries = islice(dropped_entries(client, tuple(namespace)), _NAMES_MAX)
+        entries = islice(list_dropped_entries(client, tuple(namespace)), _NAMES_MAX)
         return any(entry["name"] == last for entry in entries)
     except (ClientError, ValueError):
         return False

@@ -42,7 +42,7 @@ _CLOCK = SystemClock()
 
 
 @dataclass(frozen=True)
-class Lookup:
+class DemoLookup:
     """The rows of one user: how many files PyIceberg opened for them, and how long planning and reading took."""
 
     files: int
@@ -56,8 +56,8 @@ class DemoResult:
 
     files: int
     files_with_rows: int
-    before: Lookup
-    after: Lookup
+    before: DemoLookup
+    after: DemoLookup
     build_s: float
 
 
@@ -187,12 +187,12 @@ def write(catalog: RestCatalog, events: pa.Table) -> None:
     table.append(events)
 
 
-def look_up(catalog: RestCatalog, user: int) -> Lookup:
+def look_up(catalog: RestCatalog, user: int) -> DemoLookup:
     started_s = _CLOCK.monotonic()
     scan = catalog.load_table(TABLE).scan(row_filter=f"user_id = {user}")
     rows = _sort_rows(scan.to_arrow())
     seconds = _CLOCK.monotonic() - started_s
-    return Lookup(len(list(scan.plan_files())), seconds, rows)
+    return DemoLookup(len(list(scan.plan_files())), seconds, rows)
 
 
 def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: TaskID) -> float:

@@ -25,7 +25,7 @@ from seamark.commands.options import (
     settings_flags,
 )
 from seamark.connector.trino.proxy import ProxySettings
-from seamark.connector.trino.rewriter import Limits
+from seamark.connector.trino.rewriter import RewriteLimits
 from seamark.connector.trino.server import bind, run, upstream_tls
 from seamark.formats.runtime.errors import ConfigError
 from seamark.formats.runtime.tls import Certificate
@@ -91,7 +91,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     "--budget-ms",
     type=click.FloatRange(min=0, min_open=True),
     metavar="MS",
-    default=1000 * Limits().budget_s,
+    default=1000 * RewriteLimits().budget_s,
     show_default=True,
     help="Time limit for the plans of a statement; afterwards the original statement runs.",
 )
@@ -99,7 +99,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     "--kept-max",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    default=Limits().kept_max,
+    default=RewriteLimits().kept_max,
     show_default=True,
     help="If a plan keeps a larger share of a table's files, the reference stays unchanged.",
 )
@@ -196,7 +196,7 @@ def trino_proxy(
             trino=coordinators,
             catalogs=frozenset(catalogs),
             seamark=url or find_server_url(config, {"home": flags["home"]}),
-            limits=Limits(budget_ms / 1000, kept_max, trust_time_zone),
+            limits=RewriteLimits(budget_ms / 1000, kept_max, trust_time_zone),
             authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
             **given,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import duckdb
 
 from seamark.connector.duckdb.statements import DuckDBStatement
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.splices import Replacement, splice
 
 _FILE = "number of the file"
@@ -45,10 +45,10 @@ class HeldRows:
         self._con = duckdb.connect(config={"threads": 1})  # sums of floats keep their order
         self._counts = {}
         for (schema, name), paths in files.items():
-            self._con.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted_name(schema)}")
+            self._con.execute(f"CREATE SCHEMA IF NOT EXISTS {quote_name(schema)}")
             self._con.execute(
-                f"CREATE TABLE {quoted_name(schema)}.{quoted_name(name)} AS "
-                f"SELECT * EXCLUDE (filename), list_position(?, filename) AS {quoted_name(_FILE)} "
+                f"CREATE TABLE {quote_name(schema)}.{quote_name(name)} AS "
+                f"SELECT * EXCLUDE (filename), list_position(?, filename) AS {quote_name(_FILE)} "
                 "FROM read_parquet(?, filename=true)",
                 [list(paths), list(paths)],
             )
@@ -59,18 +59,18 @@ class HeldRows:
 
     def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
         """By reference to a table, in the order of the text: the number of files that are enough for these rows."""
-        self._con.execute(f"USE {quoted_name(schema)}")
+        self._con.execute(f"USE {quote_name(schema)}")
         references = [one for one in DuckDBStatement(text).references if one is not None]
         references.sort(key=lambda one: one.start)
         new, counts = [], []
         for number, one in enumerate(references):
-            name, kept = (quoted_name(f"{what} {number}") for what in ("rows", "kept"))
+            name, kept = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
             table = one.parts[-1].lower()
             count = self._counts[schema, table]
             self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(range(1, {count + 1})) AS file")
             self._con.execute(
-                f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quoted_name(_FILE)}) FROM {quoted_name(table)} "
-                f"WHERE {quoted_name(_FILE)} IN (SELECT file FROM {kept})"
+                f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
+                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept})"
             )
             new.append(Replacement(one.start, one.end, name + (one.alias_needed or "")))
             counts.append(count)
@@ -80,7 +80,7 @@ class HeldRows:
         return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
 
     def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
-        kept = quoted_name(f"kept {number}")
+        kept = quote_name(f"kept {number}")
 
         def is_enough(left: Collection[int]) -> bool:
             self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)])

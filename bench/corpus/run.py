@@ -32,7 +32,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.queries import ExplainedTable, explain_query
 from seamark.connector.client.values import Explanation
-from seamark.connector.plans.rewrites import KEPT_MAX
+from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
 from tests.services.seamark import Seamark
 
 PEER = "duckdb"
@@ -171,7 +171,7 @@ def _measured(
     except BadRequest as error:
         return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
     for one in tables:
-        if one.plan.files > KEPT_MAX * _considered(one.plan) and not one.plan.unpruned_reasons:
+        if one.plan.files > MAX_KEPT_FRACTION * _considered(one.plan) and not one.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {one.reference}")
     every = sum(_considered(one.plan) for one in tables)
     known = ", ".join(map(_shown, tables, needed or [None] * len(tables)))

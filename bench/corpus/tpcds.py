@@ -101,7 +101,7 @@ def analysis_ms(con: duckdb.DuckDBPyConnection, text: str) -> float:
             if one is not None and one.parts[-1].lower() in columns
         }
         marks = {mark_name(number): number for number in known}
-        marked = statement.marked(known, utc=True)
+        marked = statement.to_marked_text(known, utc=True)
         find_scans(marked, columns_of=lambda names, at=marks, of=known: of.get(at.get(names[2], -1)))
         best = min(best, time.thread_time() - begin)
     return 1000 * best

@@ -10,7 +10,7 @@ import click
 
 from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_result, print_rows, say, time_text
-from seamark.connector.client.catalog import dropped_entries
+from seamark.connector.client.catalog import list_dropped_entries
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
 
@@ -98,5 +98,5 @@ def print_properties(metadata: Mapping[str, Any]) -> None:
 def latest_dropped(client: IndexClient, name: str) -> dict[str, Any] | None:
     """Of its namespace alone: a user may have no right in the others."""
     levels = split_table(name)
-    matches = [entry for entry in dropped_entries(client, levels[:-1]) if entry["name"] == levels[-1]]
+    matches = [entry for entry in list_dropped_entries(client, levels[:-1]) if entry["name"] == levels[-1]]
     return max(matches, key=lambda entry: int(entry["dropped-ms"]), default=None)

@@ -11,7 +11,7 @@ import click
 
 from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_result, print_rows, say, time_text
-from seamark.connector.client.catalog import purge_dropped, release_retained, retained_entries
+from seamark.connector.client.catalog import list_retained_entries, purge_dropped, release_retained
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name, split_table
 
@@ -33,7 +33,7 @@ def retained() -> None:
 @server_command
 def list_command(client: IndexClient, namespace: str | None, as_json: bool) -> None:
     """List the entries of NAMESPACE, or of the whole catalog."""
-    entries = list(retained_entries(client, None if namespace is None else split_name(namespace)))
+    entries = list(list_retained_entries(client, None if namespace is None else split_name(namespace)))
     if as_json:
         print_json(entries)
     elif not entries:
@@ -84,7 +84,7 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
     if not yes:
         click.confirm(f"Delete the files of {table}?", abort=True, err=as_json)
     purge_dropped(client, entry["id"])
-    left = any(one["id"] == entry["id"] for one in retained_entries(client, split_table(table)[:-1]))
+    left = any(one["id"] == entry["id"] for one in list_retained_entries(client, split_table(table)[:-1]))
     text = f"{table} is purged"
     if left:
         text += f"; other files are left in its location: seamark retained release {table} releases it"
@@ -98,7 +98,7 @@ def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[s
         click.ClickException: There is no such entry, or there are several.
     """
     levels = split_table(table)
-    entries = [one for one in retained_entries(client, levels[:-1]) if one["name"] == levels[-1]]
+    entries = [one for one in list_retained_entries(client, levels[:-1]) if one["name"] == levels[-1]]
     matches = [one for one in entries if entry_id in (None, one["id"])]
     if not matches:
         subject = f"{table} with the id {entry_id}" if entry_id is not None else table

@@ -25,7 +25,7 @@ from seamark.commands.terminal import print_json, print_rows, say, time_text
 from seamark.connector.client.catalog import (
     create_table,
     drop_table,
-    dropped_entries,
+    list_dropped_entries,
     rename_table,
     restore_dropped,
 )
@@ -215,7 +215,7 @@ def undrop(client: IndexClient, table: str | None, entry_id: str | None, to: str
     If several had the name, the latest is restored.
     """
     if table is None and entry_id is None:
-        _show_dropped(list(dropped_entries(client)), as_json=as_json)
+        _show_dropped(list(list_dropped_entries(client)), as_json=as_json)
         return
     if entry_id is None:
         assert table is not None

@@ -20,7 +20,7 @@ from seamark.commands.confinement import landlock
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.file_systems import client_storage
 from seamark.connector.client.policies import effective_properties
-from seamark.connector.client.storage import Storage, confine, confined_folders
+from seamark.connector.client.storage import Storage, confine, open_confined_folders
 from seamark.connector.client.values import EngineTable
 from seamark.connector.parquet.encryption.keys import KMS_CLASS
 from seamark.formats.iceberg.metadata.clustering import joins_of
@@ -70,9 +70,9 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
             path.make_folder()  # a rule needs a folder that exists
     give_up_privileges()
     confine(own, request.folders)
-    with confined_folders() as writable:
+    with open_confined_folders() as writable:
         confine([*own, *other_folders], request.folders)
-        with confined_folders() as readable:
+        with open_confined_folders() as readable:
             landlock.confine_files(
                 readable=[*readable, *_list_named_files(loaded)],
                 writable=[*writable, scratch],

@@ -9,7 +9,7 @@ import click
 
 from seamark.commands.connecting import server_command
 from seamark.commands.terminal import print_json, print_rows, say, time_text
-from seamark.connector.client.catalog import listed_replicas
+from seamark.connector.client.catalog import list_replicas
 from seamark.connector.client.indexes import IndexClient
 
 
@@ -20,7 +20,7 @@ def replicas(client: IndexClient, as_json: bool) -> None:
 
     Needs an admin of the whole catalog.
     """
-    live_replicas = listed_replicas(client)
+    live_replicas = list_replicas(client)
     if as_json:
         print_json(live_replicas)
     elif not live_replicas:

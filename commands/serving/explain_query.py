@@ -163,7 +163,7 @@ def _joins(
         if planned in limits
     }
     return wanted, {
-        number: joins.why_not_requested(number, planned_scans, known_tables, limits) for number in planned_scans
+        number: joins.explain_unrequested_joins(number, planned_scans, known_tables, limits) for number in planned_scans
     }
 
 
@@ -213,7 +213,7 @@ async def _explain_table(
             read,
             asked[0],
             beside=asked[1],
-            max_kept_fraction=rewrites.KEPT_MAX,
+            max_kept_fraction=rewrites.MAX_KEPT_FRACTION,
         )
     except BadRequest as error:
         raise BadRequest(f"{show(path[:-1], path[-1])}: {error.message}") from None

@@ -101,7 +101,7 @@ class _DuckDBQuery:
         known_columns = {number: columns[number] for number in self._references if number in columns}
         marks = {mark_name(number): number for number in known_columns}
         try:
-            marked = self._statement.marked(known_columns, utc=True)
+            marked = self._statement.to_marked_text(known_columns, utc=True)
         except UnsupportedStatement as why:
             raise _not_read(self._statement.text, "duckdb", str(why)) from None
         scans = find_scans(

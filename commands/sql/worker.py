@@ -30,7 +30,7 @@ from seamark.commands.confinement import landlock
 from seamark.commands.confinement.jobs import PATHS, give_up_privileges
 from seamark.connector.client.errors import BadRequest, ClientError, Refused, Unavailable
 from seamark.connector.client.file_systems import client_storage
-from seamark.connector.client.storage import confine, confined_folders
+from seamark.connector.client.storage import confine, open_confined_folders
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.duckdb_engine import DuckDBLimits
 from seamark.connector.sql.rows import json_rows
@@ -265,7 +265,7 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
             )
         folders += [location.removeprefix("file://").removeprefix("file:") for location in locations]
     confine((folder for folder in folders if folder.startswith("/")), roots)
-    with confined_folders() as opened:
+    with open_confined_folders() as opened:
         landlock.forbid_reads_except(opened)
 
 

@@ -31,7 +31,7 @@ from seamark.connector.plans.conditions import (
     Condition,
     all_of,
     any_of,
-    without_functions,
+    drop_functions,
 )
 from seamark.connector.plans.literals import Literal
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern, split_pattern
@@ -216,7 +216,7 @@ class _Reading:
             literals = [None if one is None else compared_in.literal_for(side, one) for one in literals]
         there = [one for one in literals if one is not None]
         listed = compare_list_in_case(side, there, self) if len(there) == len(literals) else None
-        return each if listed is None else all_of([without_functions(each), listed])
+        return each if listed is None else all_of([drop_functions(each), listed])
 
     def _of_sides(self, op: str, left: exp.Expr, right: exp.Expr, compared_in: CommonType | None) -> Condition | None:
         """Return a comparison of two operands.

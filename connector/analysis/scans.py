@@ -31,7 +31,7 @@ from seamark.connector.analysis.conditions import ConditionReader
 from seamark.connector.analysis.lexer import QueryText, Token, UnsupportedStatement, extract_query
 from seamark.connector.analysis.queries import ColumnsOf, Queries, check_relations, version_of
 from seamark.connector.analysis.select_names import canonical_name
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement
 from seamark.formats.iceberg.expressions.like_patterns import is_valid_pattern
@@ -157,7 +157,7 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 
     An alias may follow it.
     """
-    text = quoted_name(name) + (scan.alias_needed or "")
+    text = quote_name(name) + (scan.alias_needed or "")
     return Replacement(scan.name_start, scan.end, text.replace("'", "''") if scan.quoted else text)
 
 
@@ -220,7 +220,7 @@ class _ReferencePositions:
         if last - first != 2 * (len(names) - 1) or first == 0 or tokens[first - 1].word not in _BEFORE:
             return None
         has_alias = node.args.get("alias") is not None
-        alias = None if has_alias else f" AS {quoted_name(node.name)}"
+        alias = None if has_alias else f" AS {quote_name(node.name)}"
         version, span, at = node.args.get("version"), None, None
         if version is not None:
             clause, at = tokens[last + 1 : last + 6], version_of(version)

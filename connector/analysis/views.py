@@ -30,7 +30,7 @@ from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import NESTED, KnownTable, Name, PlanView, Reference, Seamark, View
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests, Plans, drop_scans
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.quotes import quote_name
 
 DEPTH_MAX = 8
 """Levels of nested views. Trino creates no recursive view; another writer to the catalog may."""
@@ -74,7 +74,7 @@ class ExpandedView:
 
 
 def plan_view_query(text: str, name: str, predicate: str) -> str:
-    return f"{BEFORE}{text}\n) AS {quoted_name(name)} WHERE {predicate}"
+    return f"{BEFORE}{text}\n) AS {quote_name(name)} WHERE {predicate}"
 
 
 def predicate_of(planned: PlannedScan) -> str:

@@ -19,8 +19,8 @@ _PAGE = 1000
 
 def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, str]:
     """NotFound."""
-    found: dict[str, str] = client._json("GET", namespace_route(client, namespace))["properties"]
-    return found
+    properties: dict[str, str] = client._json("GET", namespace_route(client, namespace))["properties"]
+    return properties
 
 
 def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping[str, str]) -> None:
@@ -75,8 +75,8 @@ def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ..
     Raises:
         NotFound: If it does not exist.
     """
-    for found in client._named(f"namespaces/{namespace_path(_levels(namespace))}/views", "identifiers"):
-        yield (*found["namespace"], found["name"])
+    for identifier in client._list_names(f"namespaces/{namespace_path(_levels(namespace))}/views", "identifiers"):
+        yield (*identifier["namespace"], identifier["name"])
 
 
 def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
@@ -85,8 +85,8 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     Raises:
         NotFound: If it does not exist.
     """
-    found: dict[str, Any] = client._json("GET", _view_route(client, view))["metadata"]
-    return found
+    metadata: dict[str, Any] = client._json("GET", _view_route(client, view))["metadata"]
+    return metadata
 
 
 def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
@@ -104,19 +104,19 @@ def _view_route(client: SeamarkClient, view: Name) -> str:
     return standard_path(client._catalog(), "views", split_table(view))
 
 
-def dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
+def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
     """Dropped tables and views that can be restored, as docs/reference/openapi.json has them (listDropped)."""
     query: dict[str, Any] = {"pageSize": _PAGE}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
-    for page in client._listed("/api/v1/dropped", query, "pageToken"):
+    for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
 
 
-def retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
-    """Yield dropped tables and views that cannot be restored and keep their locations, as `dropped_entries` does."""
+def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the dropped tables and views that cannot be restored and keep their locations."""
     query: dict[str, Any] = {"pageSize": _PAGE, "retained": "true"}
     query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
-    for page in client._listed("/api/v1/dropped", query, "pageToken"):
+    for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
 
 
@@ -147,14 +147,14 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
     """
     body = {} if to is None else _identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
-    found: dict[str, Any] = json.loads(answer)
-    return found
+    parsed: dict[str, Any] = json.loads(answer)
+    return parsed
 
 
-def listed_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
+def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
     """Return the replicas with live leases, as docs/reference/openapi.json has them (listReplicas)."""
-    found: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
-    return found
+    replicas: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
+    return replicas
 
 
 def _send(

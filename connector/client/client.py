@@ -27,8 +27,8 @@ from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachab
 from seamark.connector.client.names import (
     Name,
     check_url,
+    hide_credentials,
     namespace_path,
-    shown_url,
     split_table,
     standard_path,
     standard_root,
@@ -43,7 +43,7 @@ from seamark.connector.client.row_answers import (
     keys_stream,
     lookup_of,
 )
-from seamark.connector.client.values import CURRENT, At, EngineTable, Explanation, PlanTable, TimelineInstant, given
+from seamark.connector.client.values import CURRENT, At, EngineTable, Explanation, PlanTable, TimelineInstant, omit_none
 from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json, from_values
 
@@ -86,7 +86,7 @@ class SeamarkClient:
     ) -> None:
         check_url(url)
         self.url = url.rstrip("/")
-        self._shown = shown_url(self.url)
+        self._shown = hide_credentials(self.url)
         self.token = token or None  # an unset variable of a shell is an empty text
         self._timeout_s = timeout_s
         self._retries = retries
@@ -136,7 +136,7 @@ class SeamarkClient:
         at: At = CURRENT,
         page_files: int | None = None,
     ) -> Iterator[pa.Table]:
-        """As `files`, page by page."""
+        """Yield the tables of `files`, page by page."""
         return self._pages(table, "files", partition, at, page_files, {"content": content})
 
     def stats(
@@ -164,7 +164,7 @@ class SeamarkClient:
         at: At = CURRENT,
         page_files: int | None = None,
     ) -> Iterator[pa.Table]:
-        """As `stats`, page by page."""
+        """Yield the tables of `stats`, page by page."""
         more = {} if fields is None else {"fields": ",".join(fields)}
         return self._pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
 
@@ -189,11 +189,11 @@ class SeamarkClient:
         limit: int | None = None,
     ) -> Iterator[TimelineInstant]:
         """Yield what happened to a table, or in the whole catalog, up to now; at most `limit` instants."""
-        query = {"order": "desc" if newest_first else "asc", **given({"action": action})}
+        query = {"order": "desc" if newest_first else "asc", **omit_none({"action": action})}
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
-            answer = self._json("GET", path, {**query, **given({"since": since, "limit": left})})
+            answer = self._json("GET", path, {**query, **omit_none({"since": since, "limit": left})})
             yield from self._convert(answer["instants"], list[TimelineInstant])
             if not answer["instants"] or answer["next-since"] is None:
                 return
@@ -207,14 +207,14 @@ class SeamarkClient:
         parents: list[tuple[str, ...]] = [()]
         while parents:
             parent = parents.pop()
-            for found in self._named("namespaces", "namespaces", NAMESPACE_SEPARATOR.join(parent)):
-                parents.append(tuple(found))
-                yield tuple(found)
+            for levels in self._list_names("namespaces", "namespaces", NAMESPACE_SEPARATOR.join(parent)):
+                parents.append(tuple(levels))
+                yield tuple(levels)
 
     def tables(self, namespace: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Yield names of the tables of one namespace, each with all its levels."""
-        for found in self._named(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
-            yield (*found["namespace"], found["name"])
+        for identifier in self._list_names(f"namespaces/{namespace_path(namespace)}/tables", "identifiers"):
+            yield (*identifier["namespace"], identifier["name"])
 
     def load_table(self, table: Name, *, history: bool = False) -> EngineTable:
         """Return a table, and by what settings and keys its files are reached; with `history` all its snapshots.
@@ -226,18 +226,18 @@ class SeamarkClient:
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
         answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
         try:
-            found = from_json(answer, _LoadTableResult)
-            location = str(msgspec.json.decode(found.metadata)["location"])
+            loaded = from_json(answer, _LoadTableResult)
+            location = str(msgspec.json.decode(loaded.metadata)["location"])
         except (msgspec.MsgspecError, KeyError) as error:
             raise ServerFailed(f"{self._shown} answered with something that is not a table: {error}") from None
-        storage = dict(found.config)
-        for keys in sorted(found.storage_credentials, key=lambda one: len(one["prefix"])):
+        storage = dict(loaded.config)
+        for keys in sorted(loaded.storage_credentials, key=lambda one: len(one["prefix"])):
             storage |= keys["config"] if f"{location}/".startswith(keys["prefix"]) else {}
-        return EngineTable(bytes(found.metadata), location, storage)
+        return EngineTable(bytes(loaded.metadata), location, storage)
 
-    def _named(self, what: str, key: str, parent: str = "") -> Iterator[Any]:
+    def _list_names(self, path: str, key: str, parent: str = "") -> Iterator[Any]:
         query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
-        for page in self._listed(f"{self._catalog()}/{what}", query, "pageToken"):
+        for page in self._list_pages(f"{self._catalog()}/{path}", query, "pageToken"):
             yield from page[key]
 
     def _catalog(self) -> str:
@@ -248,7 +248,7 @@ class SeamarkClient:
         return self._root
 
     def _standard_path(self, table: Name) -> str:
-        """Of a table's routes in the standard; `table_path` is of our own."""
+        """Return the path of a table in the routes of the standard."""
         return standard_path(self._catalog(), "tables", split_table(table))
 
     # What is done with a filter
@@ -296,10 +296,10 @@ class SeamarkClient:
         Raises:
             BadRequest: For an invalid predicate.
         """
-        optional = given({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
-        body = {**at.given(), "files": files, **optional}
-        found = self._json("POST", f"{table_path(table)}/explain", {}, body)
-        return self._convert({**found, "json": found}, Explanation)
+        optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
+        body = {**at.to_query(), "files": files, **optional}
+        explanation = self._json("POST", f"{table_path(table)}/explain", {}, body)
+        return self._convert({**explanation, "json": explanation}, Explanation)
 
     def plan_table(
         self,
@@ -325,7 +325,11 @@ class SeamarkClient:
             BadRequest: For an invalid predicate, NotFound.
         """
         optional = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s}
-        body = {"case-sensitive": case_sensitive, **at.given(), **given({**optional, "joins": list(joins) or None})}
+        body = {
+            "case-sensitive": case_sensitive,
+            **at.to_query(),
+            **omit_none({**optional, "joins": list(joins) or None}),
+        }
         return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
@@ -354,7 +358,7 @@ class SeamarkClient:
             BadRequest: If its properties forbid the deletion of files.
             Conflict: After too many lost races.
         """
-        body = given({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
+        body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
 
     def remove_orphan_files(
@@ -366,7 +370,7 @@ class SeamarkClient:
         Raises:
             BadRequest: If the table's properties forbid the deletion of files, and for a time less than a day ago.
         """
-        body = given({"older-than-ms": older_than_ms, "dry-run": dry_run})
+        body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
 
     # Where rows are
@@ -380,7 +384,7 @@ class SeamarkClient:
         Raises:
             BadRequest: For keys of other columns or types.
         """
-        query = {**at.given(), "partitions": str(partitions).lower(), **given({"index": index})}
+        query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         sent = {"Content-Type": ARROW_STREAM}
         body = self._request(
             "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=sent
@@ -409,8 +413,8 @@ class SeamarkClient:
         Raises:
             BadRequest: For an invalid predicate.
         """
-        optional = given({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
-        asked = {"deletes": deletes, **optional, **at.given()}
+        optional = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
+        asked = {"deletes": deletes, **optional, **at.to_query()}
         while True:
             body = json.dumps(asked).encode()
             page = self._table(self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM))
@@ -422,9 +426,9 @@ class SeamarkClient:
 
     # Requests
 
-    def _convert(self, found: Any, kind: type[T]) -> T:
+    def _convert(self, values: Any, kind: type[T]) -> T:
         try:
-            return from_values(found, kind)
+            return from_values(values, kind)
         except msgspec.ValidationError as error:
             raise ServerFailed(f"{self._shown} answered in another form than expected: {error}") from None
 
@@ -437,26 +441,26 @@ class SeamarkClient:
     def _pages(
         self,
         table: Name,
-        what: str,
+        resource: str,
         partition: str | Mapping[str, Any],
         at: At,
         limit: int | None,
         more: Mapping[str, Any],
     ) -> Iterator[pa.Table]:
         prefix = partition if isinstance(partition, str) else json.dumps(dict(partition))
-        query = {**more, **({"partition": prefix} if prefix else {}), **given({"limit": limit})}
-        page: dict[str, Any] = at.given()
+        query = {**more, **({"partition": prefix} if prefix else {}), **omit_none({"limit": limit})}
+        page: dict[str, Any] = at.to_query()
         while True:
-            body = self._request("GET", f"{table_path(table)}/{what}", {**query, **page}, accept=ARROW_STREAM)
-            found = self._table(body)
-            metadata = dict(found.schema.metadata or {})
+            body = self._request("GET", f"{table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
+            rows = self._table(body)
+            metadata = dict(rows.schema.metadata or {})
             token = metadata.pop(b"next-page-token", None)
-            yield found.replace_schema_metadata(metadata)
+            yield rows.replace_schema_metadata(metadata)
             if token is None:
                 return
             page = {"page-token": token.decode()}
 
-    def _listed(self, path: str, query: Mapping[str, Any], token: str) -> Iterator[dict[str, Any]]:
+    def _list_pages(self, path: str, query: Mapping[str, Any], token: str) -> Iterator[dict[str, Any]]:
         """Yield the pages of a listing.
 
         Args:
@@ -482,8 +486,8 @@ class SeamarkClient:
         sent = None if body is None else json.dumps(body).encode()
         raw = self._request(method, path, query, sent, timeout_s=timeout_s)
         try:
-            found: dict[str, Any] = json.loads(raw)
-            return found
+            parsed: dict[str, Any] = json.loads(raw)
+            return parsed
         except ValueError as error:
             raise ServerFailed(f"{self._shown} answered with something that is not JSON: {error}") from None
 

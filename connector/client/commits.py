@@ -76,8 +76,8 @@ class CommitClient:
                 left_open = True
                 _log.warning("The commit to %s is sent again, attempt %d of %d: %s", table, number + 2, tries, error)
             else:
-                found: dict[str, Any] = json.loads(raw)
-                return found
+                parsed: dict[str, Any] = json.loads(raw)
+                return parsed
         raise AssertionError("the loop returns or raises")
 
 

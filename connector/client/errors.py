@@ -29,14 +29,14 @@ class ClientError(Exception):
         self.status = status
         self.kind = kind
         self.request_id = request_id
-        """By which the server's log knows the request."""
+        """The id of the request in the server's log."""
 
     def __reduce__(self) -> tuple[object, ...]:
         return _again, (type(self), self.message, self.status, self.kind, self.request_id)
 
 
-def _again(made: type[ClientError], message: str, status: int, kind: str, request_id: str) -> ClientError:
-    return made(message, status=status, kind=kind, request_id=request_id)
+def _again(error_class: type[ClientError], message: str, status: int, kind: str, request_id: str) -> ClientError:
+    return error_class(message, status=status, kind=kind, request_id=request_id)
 
 
 class Refused(ClientError):
@@ -92,18 +92,18 @@ _BY_STATUS: dict[int, type[ClientError]] = {
 
 def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
     """Return the error of an unsuccessful answer, in Iceberg's form or in the form of a proxy."""
-    made = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
+    error_class = _BY_STATUS.get(status, Refused if status < 500 else ServerFailed)
     try:
         error = json.loads(body)["error"]
         if status == 409 and error["type"] == "CommitFailedException":
-            made = Conflict
+            error_class = Conflict
         elif status == 503 and error["type"] == "StorageFullException":
-            made = StorageFull
-        return made(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
+            error_class = StorageFull
+        return error_class(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
         text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:200]
         message = f"HTTP {status}, in the form of another server or of a proxy: {text or 'no message'}"
-        return made(message, status=status, request_id=request_id)
+        return error_class(message, status=status, request_id=request_id)
 
 
 def cause_text(error: Exception, url: str = "") -> str:

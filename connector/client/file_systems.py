@@ -80,7 +80,7 @@ def client_storage(location: str) -> ClientStorage | None:
     return None if rules is None else CLIENT_STORAGES.get(rules.scheme)
 
 
-def known_schemes() -> list[str]:
+def list_schemes() -> list[str]:
     """Return the schemes and aliases of all these storages."""
     rules = [rules_of(scheme) for scheme in CLIENT_STORAGES]
     return [scheme for one in rules if one is not None for scheme in one.schemes]

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
-from seamark.connector.client.values import given
+from seamark.connector.client.values import omit_none
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class IndexClient(SeamarkClient):
             BadRequest: For an invalid definition.
         """
         fields = {"kind": kind, "columns": None if columns is None else list(columns), "state": state}
-        body = given({**fields, **parameters})
+        body = omit_none({**fields, **parameters})
         return _index(self._json("PUT", _index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:
@@ -99,7 +99,9 @@ class IndexClient(SeamarkClient):
     ) -> Iterator[dict[str, Any]]:
         """Pages of data files that the index does not cover yet: `snapshot-id` and `files`; none when it covers all."""
         path = f"{_build_path(table, name, build_id)}/files"
-        return (page for page in self._listed(path, given({"limit": page_files}), "page-token") if page["files"])
+        return (
+            page for page in self._list_pages(path, omit_none({"limit": page_files}), "page-token") if page["files"]
+        )
 
     def register_index_files(
         self,
@@ -133,7 +135,7 @@ class IndexClient(SeamarkClient):
         body = {"outcome": outcome, "reason": reason}
         return self._json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
-    def unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
+    def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
         """Return the numbers of data files that no snapshot contains, by location of a live index file: a merge can
         omit them.
 
@@ -143,8 +145,8 @@ class IndexClient(SeamarkClient):
             Conflict: If an index file is no longer live.
         """
         answer = self._json("POST", f"{_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
-        found: dict[str, list[int]] = answer["unheld"]
-        return found
+        positions: dict[str, list[int]] = answer["unheld"]
+        return positions
 
     def quarantine_index_file(
         self, table: Name, name: str, location: str, reason: str, *, check: bool = False

@@ -16,7 +16,7 @@ Name = str | Sequence[str]
 
 
 def table_path(table: Name) -> str:
-    """`/api/v1/tables/{namespace}/{table}`.
+    """Return the path `/api/v1/tables/{namespace}/{table}`.
 
     Raises:
         ValueError: For a name without a namespace.
@@ -37,12 +37,16 @@ def standard_path(root: str, kind: str, levels: Sequence[str]) -> str:
 
 
 def check_url(url: str) -> None:
-    """ValueError for an invalid URL of a server."""
+    """Check the URL of a server.
+
+    Raises:
+        ValueError: The URL is invalid.
+    """
     if not url.startswith(("http://", "https://")):
-        raise ValueError(f"{shown_url(url)!r} is not the URL of a server: a URL starts with http:// or https://")
+        raise ValueError(f"{hide_credentials(url)!r} is not the URL of a server: a URL starts with http:// or https://")
 
 
-def shown_url(url: str) -> str:
+def hide_credentials(url: str) -> str:
     """Return the URL for messages: without a user and password."""
     return _USER.sub(r"\1", url)
 
@@ -59,7 +63,11 @@ def namespace_path(namespace: Sequence[str]) -> str:
 
 
 def split_name(text: str) -> tuple[str, ...]:
-    """`a.b.t` → `("a", "b", "t")`; `a\\.b.t` → `("a.b", "t")`. ValueError for an empty level."""
+    """Split `a.b.t` into `("a", "b", "t")`, and `a\\.b.t` into `("a.b", "t")`.
+
+    Raises:
+        ValueError: A level is empty.
+    """
     levels, at = [], 0
     while match := _LEVEL.match(text, at):
         levels.append(re.sub(r"\\(.)", r"\1", match[0]))

@@ -17,7 +17,7 @@ _PAUSE_S = 0.5
 
 
 @dataclass(frozen=True)
-class JobProgress:
+class WorkProgress:
     files_done: int = 0
     files_total: int = 0
     bytes_done: int = 0
@@ -27,12 +27,12 @@ class JobProgress:
 class _Tracker:
     """Belongs to the thread of the job."""
 
-    def __init__(self, report: Callable[[JobProgress], None]) -> None:
+    def __init__(self, report: Callable[[WorkProgress], None]) -> None:
         self._report = report
         self._reported_s = float("-inf")
-        self.now = JobProgress()
+        self.now = WorkProgress()
 
-    def move(self, now: JobProgress) -> None:
+    def move(self, now: WorkProgress) -> None:
         self.now = now
         at_s = time.monotonic()
         if at_s >= self._reported_s + _PAUSE_S:
@@ -44,7 +44,7 @@ _TRACKER: ContextVar[_Tracker | None] = ContextVar("tracker", default=None)
 
 
 @contextmanager
-def reporting(report: Callable[[JobProgress], None]) -> Iterator[None]:
+def reporting(report: Callable[[WorkProgress], None]) -> Iterator[None]:
     """Call `report` from time to time with the progress of what the block does."""
     token = _TRACKER.set(_Tracker(report))
     try:
@@ -57,21 +57,25 @@ def expect(files: int, size_bytes: int) -> None:
     """Further files will be read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
-        tracker.move(JobProgress(now.files_done, now.files_total + files, now.bytes_done, now.bytes_total + size_bytes))
+        tracker.move(
+            WorkProgress(now.files_done, now.files_total + files, now.bytes_done, now.bytes_total + size_bytes)
+        )
 
 
 def advance(files: int, size_bytes: int) -> None:
     """Files have been read."""
     if (tracker := _TRACKER.get()) is not None:
         now = tracker.now
-        tracker.move(JobProgress(now.files_done + files, now.files_total, now.bytes_done + size_bytes, now.bytes_total))
+        tracker.move(
+            WorkProgress(now.files_done + files, now.files_total, now.bytes_done + size_bytes, now.bytes_total)
+        )
 
 
 @contextmanager
 def part(files: int, size_bytes: int) -> Iterator[None]:
     """After the block, these files count as read, whether the block counted them itself or not."""
     tracker = _TRACKER.get()
-    before = JobProgress() if tracker is None else tracker.now
+    before = WorkProgress() if tracker is None else tracker.now
     yield
     if tracker is not None:
         advance(

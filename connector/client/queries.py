@@ -44,9 +44,9 @@ def explain_query(
         BadRequest: For a query that is not read, NotFound.
     """
     body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
-    found = client._json("POST", "/api/v1/explain-query", {}, body)
+    answer = client._json("POST", "/api/v1/explain-query", {}, body)
     tables = []
-    for one in found["tables"]:
-        plan = client._convert({**one["plan"], "json": one["plan"]}, Explanation)
-        tables.append(ExplainedTable(tuple(one["table"]), one["reference"], one["predicate"], plan))
-    return ExplainedQuery(tuple(tables), found)
+    for table in answer["tables"]:
+        plan = client._convert({**table["plan"], "json": table["plan"]}, Explanation)
+        tables.append(ExplainedTable(tuple(table["table"]), table["reference"], table["predicate"], plan))
+    return ExplainedQuery(tuple(tables), answer)

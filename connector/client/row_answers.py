@@ -61,12 +61,12 @@ class FileRows:
         """int64[count], ascending; all rows where any may match."""
         if self.roaring is None:
             return np.arange(self.record_count, dtype=np.int64)
-        found = pyroaring.BitMap.deserialize(self.roaring)
-        return np.asarray(found.to_array(), dtype=np.uint32).astype(np.int64)
+        bitmap = pyroaring.BitMap.deserialize(self.roaring)
+        return np.asarray(bitmap.to_array(), dtype=np.uint32).astype(np.int64)
 
 
 def keys_stream(keys: Keys) -> bytes:
-    """As the body of a lookup."""
+    """Return the body of a lookup."""
     table = keys if isinstance(keys, pa.Table) else pa.table(dict(keys))
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -76,7 +76,11 @@ def keys_stream(keys: Keys) -> bytes:
 
 
 def lookup_of(answer: pa.Table) -> Lookup:
-    """ValueError, KeyError for what is no answer of that form."""
+    """Parse an answer.
+
+    Raises:
+        ValueError, KeyError: The answer has another form.
+    """
     about = {name.decode(): value.decode() for name, value in (answer.schema.metadata or {}).items()}
     said = {name: value if name == "index" else json.loads(value) for name, value in about.items()}
     return Lookup(
@@ -93,7 +97,11 @@ def lookup_of(answer: pa.Table) -> Lookup:
 
 
 def file_rows_of(page: pa.Table) -> list[FileRows]:
-    """KeyError for what is no answer of that form."""
+    """Parse an answer.
+
+    Raises:
+        KeyError: The answer has another form.
+    """
     names = ("file_path", "record_count", "rows", "count", "exact", "delete_files", "undecided")
     columns = [page.column(name).to_pylist() for name in names]
     return [FileRows(*values) for values in zip(*columns, strict=True)]

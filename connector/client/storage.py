@@ -22,7 +22,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
-from seamark.connector.client.file_systems import client_storage, known_schemes
+from seamark.connector.client.file_systems import client_storage, list_schemes
 from seamark.formats.runtime.root_folder import RootFolder, SymbolicLinkError, descriptor_path
 
 
@@ -71,8 +71,8 @@ def use_keys(properties: Mapping[str, str]) -> None:
 
 
 @contextmanager
-def confined_folders() -> Iterator[list[str]]:
-    """Paths of the folders of `confine` by their descriptors, so that another folder with such a name is not meant.
+def open_confined_folders() -> Iterator[list[str]]:
+    """Yield the paths of the folders of `confine` by their descriptors, so that no other folder takes their place.
 
     A folder that is missing or a symbolic link has none.
     """
@@ -106,7 +106,7 @@ class LocalPath:
         """PermissionError for a symbolic link below the root."""
         if self.root is None:
             return os.open(self.path, flags | os.O_CLOEXEC, 0o666)
-        with self._explained():
+        with self._explain_links():
             return self.root.open(self.below, flags)
 
     def open_file(self) -> int:
@@ -117,7 +117,7 @@ class LocalPath:
         """
         if self.root is None:
             return self.open(os.O_RDONLY)
-        with self._explained():
+        with self._explain_links():
             return self.root.open_file(self.below)
 
     def create(self) -> int:
@@ -130,7 +130,7 @@ class LocalPath:
         if self.root is None:
             Path(self.path).parent.mkdir(parents=True, exist_ok=True)
             return
-        with self._explained():
+        with self._explain_links():
             self.root.make_folders(self.below.rpartition("/")[0])
 
     def delete(self) -> None:
@@ -138,7 +138,7 @@ class LocalPath:
             if self.root is None:
                 os.unlink(self.path)
             else:
-                with self._explained():
+                with self._explain_links():
                     self.root.delete_file(self.below)
 
     def sync(self) -> None:
@@ -154,13 +154,13 @@ class LocalPath:
     def folder(self) -> LocalPath:
         return LocalPath(os.path.dirname(self.path) or ".", self.root, self.below.rpartition("/")[0])
 
-    def beside(self, name: str) -> LocalPath:
+    def sibling(self, name: str) -> LocalPath:
         """Return the path with another last component."""
         path = os.path.join(os.path.dirname(self.path), name)
         return LocalPath(path, self.root, f"{self.folder.below}/{name}".lstrip("/"))
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_links(self) -> Iterator[None]:
         try:
             yield
         except SymbolicLinkError:
@@ -198,12 +198,12 @@ def _local_path(path: str, local_root: str) -> LocalPath:
 
 def _path_of(location: str) -> str | None:
     """Return the path of a local file; None for other storage."""
-    scheme, colon, rest = location.partition(":")
+    scheme, colon, path = location.partition(":")
     if not colon or "/" in scheme:
         return location
     if scheme != "file":
         return None
-    path = rest[2:] if rest.startswith("//") else rest
+    path = path[2:] if path.startswith("//") else path
     return path if path.startswith("/") else "/" + path.partition("/")[2]
 
 
@@ -239,11 +239,11 @@ class Storage:
         path = _path_of(location)
         if path is not None:
             return fs.LocalFileSystem(), self._local(path).path
-        storage, rest = client_storage(location), location.partition(":")[2]
-        if storage is not None and rest.startswith("//"):
-            return storage.file_system(self.properties, _lent_keys), rest[2:]
+        storage, remote_path = client_storage(location), location.partition(":")[2]
+        if storage is not None and remote_path.startswith("//"):
+            return storage.file_system(self.properties, _lent_keys), remote_path[2:]
         raise ValueError(
-            f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(known_schemes())}"
+            f"{location!r} is in an unsupported storage: supported schemes are file, {', '.join(list_schemes())}"
         )
 
     def is_local(self, location: str) -> bool:
@@ -262,7 +262,7 @@ class Storage:
         """
         local = self.local_path(location)
         if local is not None and local.root is not None:
-            with _opened(local.open_file()) as descriptor:
+            with _close_after(local.open_file()) as descriptor:
                 return fs.LocalFileSystem().open_input_file(descriptor_path(descriptor))
         filesystem, path = self.open(location)
         return filesystem.open_input_file(path)
@@ -275,7 +275,7 @@ class Storage:
         """
         local = self.local_path(location)
         if local is not None:
-            with _opened(local.create()) as descriptor:
+            with _close_after(local.create()) as descriptor:
                 return fs.LocalFileSystem().open_output_stream(descriptor_path(descriptor))
         filesystem, path = self.open(location)
         return filesystem.open_output_stream(path)
@@ -292,7 +292,7 @@ class Storage:
         """Return the whole object; a local file is mapped, not read."""
         local = self.local_path(location)
         if local is not None:
-            with _opened(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
+            with _close_after(local.open_file()) as descriptor, pa.memory_map(descriptor_path(descriptor)) as mapped:
                 return memoryview(mapped.read_buffer())
         with self.open_input_file(location) as file:
             return memoryview(file.read_buffer())
@@ -324,7 +324,7 @@ class Storage:
 
 
 @contextmanager
-def _opened(descriptor: int) -> Iterator[int]:
+def _close_after(descriptor: int) -> Iterator[int]:
     try:
         yield descriptor
     finally:
@@ -333,13 +333,13 @@ def _opened(descriptor: int) -> Iterator[int]:
 
 def _write_local(path: LocalPath, parts: Iterable[bytes | bytearray | memoryview]) -> int:
     name = os.path.basename(path.path)
-    temporary = path.beside(f".{name}.{uuid.uuid4().hex}")
+    temporary = path.sibling(f".{name}.{uuid.uuid4().hex}")
     try:
         with open(temporary.create(), "wb") as file:
             size = sum(file.write(part) for part in parts)
             file.flush()
             os.fsync(file.fileno())
-        with _opened(path.folder.open(os.O_RDONLY | os.O_DIRECTORY)) as folder:
+        with _close_after(path.folder.open(os.O_RDONLY | os.O_DIRECTORY)) as folder:
             # Unlike a rename, a link never takes another's place.
             os.link(os.path.basename(temporary.path), name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             os.fsync(folder)

@@ -12,8 +12,8 @@ import msgspec
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def given(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those that are not None: the arguments of a request that its caller gave."""
+def omit_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that are not None: the arguments that the caller of a request gave."""
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -25,8 +25,8 @@ class At:
     ref: str | None = None
     as_of_ms: int | None = None
 
-    def given(self) -> dict[str, Any]:
-        return given({"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms})
+    def to_query(self) -> dict[str, Any]:
+        return omit_none({"snapshot-id": self.snapshot_id, "ref": self.ref, "as-of": self.as_of_ms})
 
 
 CURRENT = At()

@@ -27,9 +27,9 @@ _TIME = r"[0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
 _ZONE = r"Z| UTC|[+-][0-9]{2}(?::[0-9]{2})?"
 _TIMESTAMP = re.compile(rf"({_DAY})(?:[ T]({_TIME}))?({_ZONE})?", re.ASCII)
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+", re.ASCII)
-_SHORT = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
+_SHORT_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?", re.ASCII)
 _INTEGER_END = 1 << 31
-_NESTED_MAX = 20
+_STAR_LEVELS_MAX = 20
 """Levels of `SELECT *` from a query that selects `*`."""
 _Type = exp.DType
 _TIMES = frozenset({"date", "timestamp", "timestamptz"})
@@ -65,8 +65,13 @@ class NameKinds:
     def __init__(
         self, tree: exp.Expr, tables: Iterable[Mapping[str, str]], qualifiers: frozenset[str] | None = None
     ) -> None:
-        """`qualifiers`: there are tables whose columns are not known, and only columns with these qualifiers are not
-        theirs."""
+        """Find the kinds.
+
+        Args:
+            tree: The statement.
+            tables: The columns of the known tables.
+            qualifiers: The qualifiers of known columns, if there are tables whose columns are not known.
+        """
         self._qualifiers = qualifiers
         self._found: defaultdict[str, set[str | None]] = defaultdict(set)
         for columns in tables:
@@ -74,7 +79,9 @@ class NameKinds:
                 self._found[name.lower()].add(kind_of(iceberg_type))
         stored = set(self._found)
         nodes = list(tree.find_all(exp.TableAlias, exp.Table, exp.Alias, exp.SetOperation))
-        relations = {one.name.lower() for one in nodes if isinstance(one, exp.TableAlias | exp.Table)}
+        relations = {
+            column_name.name.lower() for column_name in nodes if isinstance(column_name, exp.TableAlias | exp.Table)
+        }
         self._structs = {name.partition(".")[0] for name in stored if "." in name} - relations
         renamed: defaultdict[str, set[str]] = defaultdict(set)
         for node in nodes:
@@ -86,14 +93,16 @@ class NameKinds:
                     else:
                         self._found[name].add(None)
                 case exp.TableAlias():
-                    for number, one in enumerate(node.columns):
-                        self._found[one.name.lower()].add(literal_kind(_values(node.parent, number)))
+                    for number, column_name in enumerate(node.columns):
+                        self._found[column_name.name.lower()].add(
+                            literal_kind(_find_column_values(node.parent, number))
+                        )
                 case exp.SetOperation():
                     self._mark_conversions(node, renamed)
         self._follow(renamed)
 
     def kind(self, column: exp.Expr | None) -> str | None:
-        """Of each column of that name."""
+        """Return the kind of all columns of that name; None if it is not known."""
         if type(column) is not exp.Column:
             return None
         name, qualifier = column.name.lower(), column.table.lower()
@@ -116,7 +125,7 @@ class NameKinds:
 
     def _mark_conversions(self, several: exp.SetOperation, renamed: defaultdict[str, set[str]]) -> None:
         """UNION and its like convert the columns that they put together: each takes the kinds of the other."""
-        sides = [projections(one) for one in (several.this, several.expression)]
+        sides = [find_projections(one) for one in (several.this, several.expression)]
         for ours, theirs in zip(*sides, strict=False):
             name, other = _output_name(ours), _output_name(theirs)
             if name != other:
@@ -126,8 +135,8 @@ class NameKinds:
 
 def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
     """Return the kind of constants that DuckDB gives one type, without the columns that they are compared with."""
-    found = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
-    return found.pop() if len(found) == 1 else None
+    kinds = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _literal_kind(node: exp.Expr) -> str | None:
@@ -135,13 +144,13 @@ def _literal_kind(node: exp.Expr) -> str | None:
     if isinstance(number, exp.Literal) and not number.is_string:
         # DuckDB reads longer numbers as DOUBLE.
         return "integer" if str(number.this).isdigit() and len(str(number.this)) <= _DIGITS_MAX else None
-    text, target = _text(node)
+    text, target = _read_text(node)
     if text is None or target not in (None, _Type.DATE):
         return None
     return "text" if target is None else "date" if _DATE.fullmatch(text) else None
 
 
-def _values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
+def _find_column_values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
     """Return the values of a column of VALUES or of UNNEST of a list; empty if they are not known."""
     if isinstance(rows, exp.CTE):  # WITH v (a) AS (VALUES …)
         query = rows.this
@@ -158,12 +167,12 @@ def _values(rows: exp.Expr | None, number: int) -> list[exp.Expr]:
     return []
 
 
-def projections(query: exp.Expr) -> list[exp.Expr]:
+def find_projections(query: exp.Expr) -> list[exp.Expr]:
     """Return what the columns of a query are, in order: also of `SELECT *` from a subquery or a name in WITH.
 
     Empty if they are not known, as those of a table.
     """
-    for _ in range(_NESTED_MAX):
+    for _ in range(_STAR_LEVELS_MAX):
         while isinstance(query, exp.Subquery | exp.SetOperation):
             query = query.this
         if not isinstance(query, exp.Select) or not any(one.is_star for one in query.expressions):
@@ -173,7 +182,7 @@ def projections(query: exp.Expr) -> list[exp.Expr]:
         if not alone or source is None or source.args.get("joins") or source.alias_column_names:
             return []
         if isinstance(source, exp.Table):
-            source = _named(source)
+            source = _find_with_query(source)
         if not isinstance(source, exp.Subquery | exp.Select | exp.SetOperation):
             return []
         query = source
@@ -184,20 +193,20 @@ def _is_alone(query: exp.Select) -> bool:
     return not any(query.args.get(one) for one in ("joins", "laterals")) and not any(query.expressions[0].args.values())
 
 
-def _named(table: exp.Table) -> exp.Expr | None:
+def _find_with_query(table: exp.Table) -> exp.Expr | None:
     """Return the query of the name in WITH that a relation is; None if it is no such name, or if its columns are
     renamed.
     """
     child: exp.Expr = table
     while len(table.parts) == 1 and (parent := child.parent) is not None:
         clause = parent.args.get("with_")
-        known = clause.expressions if isinstance(clause, exp.With) and clause is not child else []
+        definitions = clause.expressions if isinstance(clause, exp.With) and clause is not child else []
         if isinstance(parent, exp.With):
-            known = parent.expressions[: child.index]
-        for one in known:
-            if one.alias.lower() == table.name.lower():
-                is_sure = not one.parent.args.get("recursive") and not one.alias_column_names
-                return one.this if is_sure else None
+            definitions = parent.expressions[: child.index]
+        for definition in definitions:
+            if definition.alias.lower() == table.name.lower():
+                is_sure = not definition.parent.args.get("recursive") and not definition.alias_column_names
+                return definition.this if is_sure else None
         child = parent
     return None
 
@@ -207,8 +216,8 @@ def _output_name(projection: exp.Expr) -> str:
     return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
 
 
-def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
-    """`node` as Trino's SQL has it, where DuckDB compares it with a column of `kind` without converting the column."""
+def to_constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
+    """Return the constant in Trino's SQL; None if DuckDB converts a column of `kind` to compare it."""
     while isinstance(node, exp.Paren):
         node = node.this
     match node:
@@ -217,20 +226,20 @@ def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
         case exp.Boolean():
             return node.copy() if kind == "boolean" else None
         case exp.Neg():
-            inner = constant(node.this, kind, utc=utc) if not isinstance(node.this, exp.Neg) else None
+            inner = to_constant(node.this, kind, utc=utc) if not isinstance(node.this, exp.Neg) else None
             return exp.Neg(this=inner) if isinstance(inner, exp.Literal) and not inner.is_string else None
         case exp.Literal() if not node.is_string:
             numeric = kind in _NUMERIC or kind.startswith("decimal(")
             return node.copy() if numeric and _NUMBER.fullmatch(str(node.this)) else None
-        case exp.Expr() if kind in _TIMES and (current := _current(node)) is not None:
+        case exp.Expr() if kind in _TIMES and (current := _to_current_time(node)) is not None:
             return current
         case exp.Add() | exp.Sub() if kind == "date" and isinstance(node.expression, exp.Interval):
-            day = constant(node.this, kind, utc=utc)
+            day = to_constant(node.this, kind, utc=utc)
             return None if day is None else type(node)(this=day, expression=node.expression.copy())
         case exp.Add() | exp.Sub() if kind == "integer" or kind.startswith("decimal("):
-            total = _total(node)
+            total = _add_numbers(node)
             return None if total is None or (kind == "integer" and total % 1) else _number(total)
-    text, target = _text(node)
+    text, target = _read_text(node)
     if text is None:
         return None
     if kind == "text":
@@ -239,25 +248,25 @@ def constant(node: exp.Expr | None, kind: str, *, utc: bool) -> exp.Expr | None:
         return _cast(text, "UUID") if target in (None, _Type.UUID) else None
     if kind == "date":
         return _cast(text, "DATE") if target in (None, _Type.DATE) and _DATE.fullmatch(text) else None
-    return _time(text, target, kind, utc=utc)
+    return _to_timestamp(text, target, kind, utc=utc)
 
 
-def _total(node: exp.Expr | None) -> Decimal | None:
-    """Of numbers that are added and subtracted, as in `BETWEEN 1200 AND 1200 + 11`.
+def _add_numbers(node: exp.Expr | None) -> Decimal | None:
+    """Return the total of added and subtracted numbers, as in `BETWEEN 1200 AND 1200 + 11`.
 
-    None unless DuckDB adds them as INTEGER or as short decimals: where a sum does not fit its type, the statement
+    Return None unless DuckDB adds them as INTEGER or as short decimals: where a sum does not fit its type, the query
     fails.
     """
     while isinstance(node, exp.Paren):
         node = node.this
     match node:
         case exp.Neg() if isinstance(node.this, exp.Literal):
-            value = _total(node.this)
+            value = _add_numbers(node.this)
             return None if value is None else -value
-        case exp.Literal() if not node.is_string and _SHORT.fullmatch(str(node.this)):
+        case exp.Literal() if not node.is_string and _SHORT_NUMBER.fullmatch(str(node.this)):
             return Decimal(str(node.this))
         case exp.Add() | exp.Sub():
-            left, right = _total(node.this), _total(node.expression)
+            left, right = _add_numbers(node.this), _add_numbers(node.expression)
             if left is None or right is None:
                 return None
             total = left - right if isinstance(node, exp.Sub) else left + right
@@ -270,13 +279,16 @@ def _number(value: Decimal) -> exp.Expr:
     return exp.Neg(this=number) if value < 0 else number
 
 
-def _current(node: exp.Expr) -> exp.Expr | None:
+def _to_current_time(node: exp.Expr) -> exp.Expr | None:
     """Return the current time, and days or intervals before or after it."""
     if isinstance(node, exp.CurrentDate | exp.CurrentTimestamp | exp.Localtimestamp):
         return node.copy()
     if isinstance(node, exp.Anonymous) and node.name.lower() == "now" and not node.expressions:
         return exp.CurrentTimestamp()
-    current, moved = _current(node.this) if isinstance(node, exp.Add | exp.Sub) else None, node.args.get("expression")
+    current, moved = (
+        _to_current_time(node.this) if isinstance(node, exp.Add | exp.Sub) else None,
+        node.args.get("expression"),
+    )
     if isinstance(moved, exp.Literal) and not moved.is_string and str(moved.this).isdigit():
         moved = exp.Interval(this=exp.Literal.string(moved.this), unit=exp.Var(this="DAY"))
     if current is None or not isinstance(moved, exp.Interval):
@@ -284,7 +296,7 @@ def _current(node: exp.Expr) -> exp.Expr | None:
     return type(node)(this=current, expression=moved.copy())
 
 
-def _text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
+def _read_text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
     """Return a text, and the type to which it is cast."""
     match node:
         case exp.Literal():
@@ -294,7 +306,7 @@ def _text(node: exp.Expr | None) -> tuple[str | None, exp.DType | None]:
     return None, None
 
 
-def _time(text: str, target: exp.DType | None, kind: str, *, utc: bool) -> exp.Expr | None:
+def _to_timestamp(text: str, target: exp.DType | None, kind: str, *, utc: bool) -> exp.Expr | None:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -319,7 +331,7 @@ def _cast(text: str, target: str) -> exp.Expr:
 
 
 def columns_in(node: exp.Expr) -> Iterator[exp.Column]:
-    """Yield those outside nested queries."""
+    """Yield the columns outside nested queries."""
     for child in node.walk(prune=lambda one: isinstance(one, exp.Query)):
         if type(child) is exp.Column:
             yield child

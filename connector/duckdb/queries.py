@@ -27,21 +27,21 @@ from seamark.connector.analysis.relative_times import today_for
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import BadRequest, ClientError
 from seamark.connector.client.names import join_name
-from seamark.connector.duckdb.session import AttachedCatalog, attached_catalogs
+from seamark.connector.duckdb.session import AttachedCatalog, list_attached_catalogs
 from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation, mark_name
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import (
     KnownTable,
     Name,
-    PlanTableResponse,
     Seamark,
+    TablePlanResponse,
     open_seamark,
     run_in_thread,
 )
 from seamark.connector.plans.joins import Dimension, PlannedScan
 from seamark.connector.plans.plan_requests import PlanRequests
-from seamark.connector.plans.quotes import quoted_name, quoted_text
-from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
+from seamark.connector.plans.quotes import quote_name, quote_text
+from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.plans.zones import is_utc
 from seamark.formats.protocol.wire import PLAN_MARK
@@ -84,7 +84,7 @@ def sql(
     params: Any = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = KEPT_MAX,
+    kept_max: float = MAX_KEPT_FRACTION,
 ) -> duckdb.DuckDBPyRelation:
     """Return the result of `con.sql(text, params=params)`, from fewer files where they are known beforehand.
 
@@ -97,13 +97,13 @@ def sql(
     Raises:
         BadRequest: DuckDB reads a table of the statement wrongly, or crashes at it.
     """
-    done = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
-    _log.info("%s", done.summary)
-    if done.refusal:
-        raise BadRequest(done.refusal, status=400)
-    if done.statement is not None:
+    planned = rewritten(con, text, params, lease_s=lease_s, kept_max=kept_max)
+    _log.info("%s", planned.summary)
+    if planned.refusal:
+        raise BadRequest(planned.refusal, status=400)
+    if planned.statement is not None:
         try:
-            return con.sql(done.statement, params=params)
+            return con.sql(planned.statement, params=params)
         except duckdb.Error as error:
             _log.warning("run as it came: DuckDB does not take it with plan tables: %s", error)
     return con.sql(text, params=params)
@@ -115,14 +115,14 @@ def rewritten(
     params: Any = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = KEPT_MAX,
+    kept_max: float = MAX_KEPT_FRACTION,
 ) -> PlannedQuery:
     """Return the text over plan tables, which are made if there are none yet; nothing is run.
 
     Raises no error.
     """
     try:
-        return _Query(con, text, params, lease_s, kept_max).planned()
+        return _Query(con, text, params, lease_s, kept_max).plan()
     except _Misread as why:
         return PlannedQuery(None, f"refused; {why}", refusal=str(why))
     except UnsupportedStatement as why:
@@ -145,43 +145,43 @@ class _Query:
         self._lease_s = lease_s
         self._kept_max = kept_max
 
-    def planned(self) -> PlannedQuery:
-        catalogs = attached_catalogs(self._con)
+    def plan(self) -> PlannedQuery:
+        catalogs = list_attached_catalogs(self._con)
         if not catalogs:
             raise UnsupportedStatement("the connection has no catalog of seamark.duckdb.attach")
-        session = self._session()
+        session = self._read_session()
         tables = {}
         for number, reference in enumerate(self._statement.references):
-            table = None if reference is None else self._catalog_table(reference, session, catalogs)
+            table = None if reference is None else self._resolve_table(reference, session, catalogs)
             if table is not None:
                 tables[number] = table
         if not tables:
             raise UnsupportedStatement("no table of a Seamark catalog")
-        return run_in_thread(self._plan(tables, catalogs, utc=session.utc))
+        return run_in_thread(self._plan_tables(tables, catalogs, utc=session.utc))
 
     # Names
 
-    def _session(self) -> _Session:
+    def _read_session(self) -> _Session:
         settings = "current_database(), current_schema()" + "".join(
             f", current_setting('{name}')"
             for name in ("search_path", "TimeZone", "default_collation", "old_implicit_casting")
         )
-        database, schema, path, zone, collation, casts = self._row(f"SELECT {settings}")
+        database, schema, path, zone, collation, casts = self._fetch_row(f"SELECT {settings}")
         if collation or casts:
             raise UnsupportedStatement("default_collation or old_implicit_casting is set, which changes comparisons")
         # now() is the start of the transaction: it stays the same in an explicit one.
-        if self._row("SELECT epoch_us(now())") == self._row("SELECT epoch_us(now())"):
+        if self._fetch_row("SELECT epoch_us(now())") == self._fetch_row("SELECT epoch_us(now())"):
             raise UnsupportedStatement("the connection is in a transaction, which has its own view of the tables")
         return _Session(str(database), str(schema), str(path), is_utc(str(zone)))
 
-    def _row(self, query: str) -> tuple[Any, ...]:
+    def _fetch_row(self, query: str) -> tuple[Any, ...]:
         row = self._con.sql(query).fetchone()
         return row or ()
 
-    def _catalog_table(
+    def _resolve_table(
         self, reference: NamedRelation, session: _Session, catalogs: Mapping[str, AttachedCatalog]
     ) -> _CatalogTable | None:
-        """Return None for a relation that is none of the catalogs' tables.
+        """Return the table that a relation names; None if no catalog has it.
 
         Raises:
             UnsupportedStatement: For a view of DuckDB: it may read the same tables at another snapshot.
@@ -200,23 +200,23 @@ class _Query:
                     database = ""
         if database.lower() in catalogs and PLAN_MARK not in table:
             return _CatalogTable(database, (*schema.split("."), table), reference)
-        if self._row(f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND view_name ILIKE {quoted_text(table)}"):  # noqa: S608
+        if self._fetch_row(f"SELECT 1 FROM duckdb_views() WHERE NOT internal AND view_name ILIKE {quote_text(table)}"):  # noqa: S608
             raise UnsupportedStatement(f"{table} is a view")
         return None
 
     def _is_database(self, name: str) -> bool:
-        return bool(self._row(f"SELECT 1 FROM duckdb_databases() WHERE database_name ILIKE {quoted_text(name)}"))  # noqa: S608
+        return bool(self._fetch_row(f"SELECT 1 FROM duckdb_databases() WHERE database_name ILIKE {quote_text(name)}"))  # noqa: S608
 
     def _is_temporary(self, table: str) -> bool:
         try:
-            self._con.table(f"temp.{quoted_name(table)}")
+            self._con.table(f"temp.{quote_name(table)}")
         except duckdb.Error:
             return False
         return True
 
     # Plans
 
-    async def _plan(
+    async def _plan_tables(
         self, tables: Mapping[int, _CatalogTable], catalogs: Mapping[str, AttachedCatalog], *, utc: bool
     ) -> PlannedQuery:
         until_s = asyncio.get_running_loop().time() + BUDGET_S
@@ -225,18 +225,18 @@ class _Query:
         async with AsyncExitStack() as stack, asyncio.timeout_at(until_s):
             servers = {}
             for name in sorted({table.catalog.lower() for table in tables.values()}):
-                found = catalogs[name]
+                attached = catalogs[name]
                 servers[name] = await stack.enter_async_context(
-                    open_seamark(found.uri, token=found.token, lease_s=lease_s)
+                    open_seamark(attached.uri, token=attached.token, lease_s=lease_s)
                 )
-            known = await _known(tables, servers)
-            scans = self._scans(tables, known, utc=utc)
-            plans: dict[PlannedScan, PlanTableResponse] = {}
+            tables_before = await _load_tables(tables, servers)
+            scans = self._find_scans(tables, tables_before, utc=utc)
+            plans: dict[PlannedScan, TablePlanResponse] = {}
             dimensions: dict[PlannedScan, tuple[Dimension, ...]] = {}
             why = ""
             for catalog, server in servers.items():
                 own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
-                of_catalog = joining.find_dimensions(own, _by_mark(known))
+                of_catalog = joining.find_dimensions(own, _by_mark(tables_before))
                 asking = PlanRequests(server, self._kept_max, until_s, hide_partitions=True)
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
@@ -252,43 +252,47 @@ class _Query:
             if not plans:
                 raise UnsupportedStatement(why or "plans keep too many of the files")
             planned = {marks[scan.scan.table] for scan in plans}
-            if any(tables[number].reference.snapshot_id is not None for number in known.keys() - planned):
+            if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned):
                 # Its conditions were read with the present columns; a plan is made only if the snapshot has these.
                 raise UnsupportedStatement("no plan of an earlier snapshot")
-            now = await _known(tables, servers)
-            if any(now[number].columns != known[number].columns for number in known if number in now):
+            tables_after = await _load_tables(tables, servers)
+            if any(
+                tables_after[number].columns != tables_before[number].columns
+                for number in tables_before
+                if number in tables_after
+            ):
                 raise UnsupportedStatement("a table's columns changed meanwhile")
-        return self._spliced(
+        return self._splice_plans(
             tables, {number: scan for number, scan in scans.items() if scan in plans}, plans, dimensions
         )
 
-    def _scans(
-        self, tables: Mapping[int, _CatalogTable], known: Mapping[int, KnownTable], *, utc: bool
+    def _find_scans(
+        self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
-        """By the number of the reference.
+        """Return the scans by their positions in the analysis.
 
-        The scans of the analysis name the marks; their joins count the scans.
+        The scans name the marks; their joins count the scans.
         """
-        columns = {number: one.columns for number, one in known.items() if one.columns is not None}
-        marked = self._statement.marked(columns, utc=utc)
+        columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
+        marked = self._statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
         today = today_for(self._statement.text)
-        found = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
+        found_scans = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
         return {
             at: PlannedScan(
                 replace(scan, snapshot_id=tables[number].reference.snapshot_id),
                 tables[number].catalog.lower(),
                 tables[number].name,
             )
-            for at, scan in enumerate(found)
+            for at, scan in enumerate(found_scans)
             if (number := marks.get(scan.table)) is not None
         }
 
-    def _spliced(
+    def _splice_plans(
         self,
         tables: Mapping[int, _CatalogTable],
         scans: Mapping[int, PlannedScan],
-        plans: Mapping[PlannedScan, PlanTableResponse],
+        plans: Mapping[PlannedScan, TablePlanResponse],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     ) -> PlannedQuery:
         marks = {mark_name(number): table for number, table in tables.items()}
@@ -296,7 +300,7 @@ class _Query:
         for scan in scans.values():
             table, plan = marks[scan.scan.table], plans[scan]
             levels = (table.catalog, ".".join(table.name[:-1]), str(plan.name))
-            text = ".".join(map(quoted_name, levels)) + (table.reference.alias_needed or "")
+            text = ".".join(map(quote_name, levels)) + (table.reference.alias_needed or "")
             new.append(Replacement(table.reference.start, table.reference.end, text))
             if table.reference.version_span is not None:
                 new.append(Replacement(*table.reference.version_span, ""))
@@ -309,19 +313,17 @@ class _Query:
         )
 
 
-async def _known(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
-    """Return the present state of the tables, by the number of the reference; without those that are none, such as
-    views.
-    """
+async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:
+    """Return the present state of the tables, by the number of the reference, without views."""
     names = sorted({(table.catalog.lower(), table.name) for table in tables.values()})
     answers = await asyncio.gather(*(servers[catalog].columns(name) for catalog, name in names))
-    found = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
+    tables_by_name = {name: answer for name, answer in zip(names, answers, strict=True) if answer is not None}
     return {
-        number: found[table.catalog.lower(), table.name]
+        number: tables_by_name[table.catalog.lower(), table.name]
         for number, table in tables.items()
-        if (table.catalog.lower(), table.name) in found
+        if (table.catalog.lower(), table.name) in tables_by_name
     }
 
 
-def _by_mark(known: Mapping[int, KnownTable]) -> dict[tuple[str | None, str | None, str], KnownTable]:
-    return {(None, None, mark_name(number)): one for number, one in known.items()}
+def _by_mark(tables: Mapping[int, KnownTable]) -> dict[tuple[str | None, str | None, str], KnownTable]:
+    return {(None, None, mark_name(number)): one for number, one in tables.items()}

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import duckdb
 
 from seamark.connector.client.names import check_url
-from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.plans.quotes import quote_name, quote_text
 
 EXTENSIONS = ("avro", "httpfs", "iceberg")
 
@@ -56,7 +56,7 @@ def connect(
 def attach(
     con: duckdb.DuckDBPyConnection, uri: str, *, name: str = "sea", token: str | None = None, on_s3: bool = False
 ) -> None:
-    """Attach the catalog at `uri` (http://host:port) as `name`, and lets `sql` plan the queries of `con`.
+    """Attach the catalog at `uri` (http://host:port) as `name`, and let `sql` plan the queries of `con`.
 
     A cursor of a connection needs its own call.
 
@@ -65,51 +65,56 @@ def attach(
         on_s3: Tables are in S3, and the server lends its keys to DuckDB (`SEAMARK_S3_CLIENT_ACCESS=static` or `sts`).
 
     Raises:
-        ValueError: For an invalid URL; duckdb.Error where DuckDB cannot attach it.
+        ValueError: The URL is invalid.
+        duckdb.Error: DuckDB cannot attach the catalog.
     """
     check_url(uri)
     uri = uri.rstrip("/")
     load_extensions(con)
     options = [
         "TYPE iceberg",
-        f"ENDPOINT {quoted_text(uri)}",
+        f"ENDPOINT {quote_text(uri)}",
         f"ACCESS_DELEGATION_MODE '{'vended_credentials' if on_s3 else 'none'}'",
     ]
     if token is None:
         options.append("AUTHORIZATION_TYPE 'none'")
     else:
-        secret = quoted_name(f"seamark_{name}")
-        con.execute(f"CREATE OR REPLACE SECRET {secret} (TYPE iceberg, TOKEN {quoted_text(token)})")
+        secret = quote_name(f"seamark_{name}")
+        con.execute(f"CREATE OR REPLACE SECRET {secret} (TYPE iceberg, TOKEN {quote_text(token)})")
         options.append(f"SECRET {secret}")
-    con.execute(f"ATTACH IF NOT EXISTS '' AS {quoted_name(name)} ({', '.join(options)})")
+    con.execute(f"ATTACH IF NOT EXISTS '' AS {quote_name(name)} ({', '.join(options)})")
     _attached.setdefault(con, {})[name.lower()] = AttachedCatalog(uri, token)
 
 
-def attached_catalogs(con: duckdb.DuckDBPyConnection) -> dict[str, AttachedCatalog]:
-    """By their names in lower case."""
+def list_attached_catalogs(con: duckdb.DuckDBPyConnection) -> dict[str, AttachedCatalog]:
+    """Return the attached catalogs by their names in lower case."""
     return dict(_attached.get(con, {}))
 
 
 def load_extensions(con: duckdb.DuckDBPyConnection) -> None:
-    """Load `EXTENSIONS`. duckdb.Error where one is neither on this machine nor in DuckDB's repository."""
+    """Load `EXTENSIONS`.
+
+    Raises:
+        duckdb.Error: An extension is neither on this machine nor in DuckDB's repository.
+    """
     loaded = {
         str(row[0]) for row in con.execute("SELECT extension_name FROM duckdb_extensions() WHERE loaded").fetchall()
     }
     for name in EXTENSIONS:
         if name in loaded:
             continue
-        file = _from_pypi(name)
+        file = _find_pypi_file(name)
         if file is None:
             con.execute(f"INSTALL {name}")
             con.execute(f"LOAD {name}")
         else:
-            con.execute(f"LOAD {quoted_text(str(file))}")
+            con.execute(f"LOAD {quote_text(str(file))}")
 
 
-def _from_pypi(name: str) -> Path | None:
+def _find_pypi_file(name: str) -> Path | None:
     """Return the extension's file for this version of DuckDB."""
-    found = importlib.util.find_spec(f"duckdb_extension_{name}")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec(f"duckdb_extension_{name}")
+    if spec is None or spec.origin is None:
         return None
-    file = Path(found.origin).parent / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+    file = Path(spec.origin).parent / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
     return file if file.exists() else None

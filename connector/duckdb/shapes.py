@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 
 from sqlglot import exp
 
-from seamark.connector.duckdb.kinds import NameKinds, constant, exchange, literal_kind
+from seamark.connector.duckdb.kinds import NameKinds, exchange, literal_kind, to_constant
 
 HIDDEN = "seamark_hidden"
 """A function around what the analysis must not read."""
 _QUERIES = (exp.Select, exp.SetOperation, exp.Subquery)
 
 
-def into_blocks(tree: exp.Expr) -> None:
-    """What does not depend on the columns of tables."""
+def rewrite_blocks(tree: exp.Expr) -> None:
+    """Rewrite the parts that do not depend on the columns of tables."""
     for node in list(tree.find_all(exp.Select, exp.Values, exp.Unnest)):
         if isinstance(node, exp.Select):
             if node.args.get("qualify") is not None:
@@ -26,36 +26,36 @@ def into_blocks(tree: exp.Expr) -> None:
             _name_columns(node)
 
 
-def into_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
-    """Conditions that depend on the kinds of the columns in them."""
+def rewrite_conditions(tree: exp.Expr, kinds: NameKinds) -> None:
+    """Rewrite the conditions that depend on the kinds of their columns."""
     nodes = list(tree.walk())
-    kept = {type(node) for node in nodes}
+    node_types = {type(node) for node in nodes}
 
-    def found(*types: type[exp.Expr]) -> list[exp.Expr]:
+    def find_nodes(*types: type[exp.Expr]) -> list[exp.Expr]:
         """Return nodes that are there now.
 
         A statement has few of the types, and a walk through it takes milliseconds.
         """
-        return list(tree.find_all(*types)) if any(issubclass(one, types) for one in kept) else []
+        return list(tree.find_all(*types)) if any(issubclass(one, types) for one in node_types) else []
 
     for condition in [node for node in nodes if isinstance(node, exp.In)]:
-        elements = listed(condition.args.get("query"))
+        elements = read_listed_elements(condition.args.get("query"))
         if elements is not None:
             fits = _are_of(elements, kinds.kind(condition.this))
             column = condition.this.copy()
-            new = exp.In(this=column, expressions=elements) if fits else hidden([column])
+            new = exp.In(this=column, expressions=elements) if fits else hide([column])
             exchange(condition, new)
-    for function in found(exp.ArrayContains, exp.Contains):
-        among = _as_list(function, kinds)
+    for function in find_nodes(exp.ArrayContains, exp.Contains):
+        among = _to_in_condition(function, kinds)
         if among is not None:
             exchange(function, among)
-    for case in found(exp.Case):
+    for case in find_nodes(exp.Case):
         if isinstance(case, exp.Case) and case.this is not None:
             _convert_operand(case, kinds)
-    for counted in found(exp.CountIf):
+    for counted in find_nodes(exp.CountIf):
         # Without rows it is null in DuckDB, and 0 for rows that do not count: these must stay.
-        counted.set("this", hidden([counted.this]))
-    for division in found(exp.IntDiv):
+        counted.set("this", hide([counted.this]))
+    for division in find_nodes(exp.IntDiv):
         # Both truncate. DuckDB's `/` is a division of doubles.
         if kinds.kind(division.this) == "integer" and is_whole(division.expression):
             exchange(division, exp.Div(this=division.this, expression=division.expression, typed=True, safe=False))
@@ -75,23 +75,27 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
     )
 
 
-def listed(query: exp.Expr | None) -> list[exp.Expr] | None:
+def read_listed_elements(query: exp.Expr | None) -> list[exp.Expr] | None:
     """Return the elements of `(SELECT unnest([1, 2]))`; None for another query."""
-    while isinstance(query, exp.Subquery) and _given(query) == {"this"}:
+    while isinstance(query, exp.Subquery) and _set_args(query) == {"this"}:
         query = query.this
-    if not isinstance(query, exp.Select) or _given(query) != {"expressions"} or len(query.expressions) != 1:
+    if not isinstance(query, exp.Select) or _set_args(query) != {"expressions"} or len(query.expressions) != 1:
         return None
-    found = query.expressions[0].unalias()
-    if not isinstance(found, exp.Explode) or _given(found) != {"this"} or not isinstance(found.this, exp.Array):
+    element = query.expressions[0].unalias()
+    if (
+        not isinstance(element, exp.Explode)
+        or _set_args(element) != {"this"}
+        or not isinstance(element.this, exp.Array)
+    ):
         return None
-    return list(found.this.expressions)
+    return list(element.this.expressions)
 
 
 def results_of(node: exp.Case | exp.If) -> list[exp.Expr]:
     branches = node.args["ifs"] if isinstance(node, exp.Case) else [node]
     otherwise = node.args.get("default" if isinstance(node, exp.Case) else "false")
-    found = [branch.args["true"] for branch in branches]
-    return [one.unnest() for one in ([*found, otherwise] if otherwise is not None else found)]
+    results = [branch.args["true"] for branch in branches]
+    return [one.unnest() for one in ([*results, otherwise] if otherwise is not None else results)]
 
 
 def is_counted_if_true(node: exp.Expr) -> bool:
@@ -106,14 +110,14 @@ def is_whole(node: exp.Expr | None) -> bool:
     return isinstance(node, exp.Literal) and not node.is_string and str(node.this).isdigit()
 
 
-def hidden(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
+def hide(expressions: Sequence[exp.Expr]) -> exp.Anonymous:
     return exp.Anonymous(this=HIDDEN, expressions=list(expressions))
 
 
-def _as_list(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
-    """`list_contains([1, 2], c)` as `c IN (1, 2)`: both are true for the same rows.
+def _to_in_condition(function: exp.Expr, kinds: NameKinds) -> exp.In | None:
+    """Return `list_contains([1, 2], c)` as `c IN (1, 2)`; both are true for the same rows.
 
-    Without a null in the list, which is found in DuckDB.
+    Return None for a list with a null, which DuckDB finds.
     """
     array, column = function.this, function.args.get("expression")
     if not isinstance(function, exp.ArrayContains | exp.Contains) or not isinstance(array, exp.Array):
@@ -135,19 +139,19 @@ def _move_windows(select: exp.Select) -> None:
     qualify = select.args["qualify"]
     select.set("qualify", None)
     order = select.args.get("order") or exp.Order(expressions=[])
-    order.append("expressions", exp.Ordered(this=hidden(list(_windows_and_queries(qualify.this)))))
+    order.append("expressions", exp.Ordered(this=hide(list(_find_windows_and_queries(qualify.this)))))
     select.set("order", order)
     parent = select.parent
     if isinstance(parent, exp.SetOperation) and select.arg_key:  # ORDER BY needs brackets there
         parent.set(select.arg_key, exp.Subquery(this=select))
 
 
-def _windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
+def _find_windows_and_queries(node: exp.Expr) -> Iterator[exp.Expr]:
     if isinstance(node, (exp.Window, *_QUERIES)):
         yield node
         return
-    for one in node.iter_expressions():
-        yield from _windows_and_queries(one)
+    for child in node.iter_expressions():
+        yield from _find_windows_and_queries(child)
 
 
 def _name_columns(rows: exp.Expr) -> None:
@@ -155,13 +159,13 @@ def _name_columns(rows: exp.Expr) -> None:
     first = rows.expressions[0]
     if isinstance(rows, exp.Values):
         names = [f"col{number}" for number in range(len(first.expressions) if isinstance(first, exp.Tuple) else 1)]
-    elif len(rows.expressions) == 1 and _given(rows) <= {"expressions", "alias"}:
+    elif len(rows.expressions) == 1 and _set_args(rows) <= {"expressions", "alias"}:
         names = ["unnest"]
     else:
         return
     alias = rows.args.get("alias") or exp.TableAlias(this=exp.to_identifier("seamark_rows"))
-    given = alias.columns
-    alias.set("columns", [*given, *(exp.to_identifier(one, quoted=True) for one in names[len(given) :])])
+    columns = alias.columns
+    alias.set("columns", [*columns, *(exp.to_identifier(one, quoted=True) for one in names[len(columns) :])])
     rows.set("alias", alias)
 
 
@@ -169,15 +173,15 @@ def _convert_operand(case: exp.Case, kinds: NameKinds) -> None:
     """Hide the operand of `CASE c WHEN 1 THEN …` where DuckDB may convert what it compares."""
     kind, branches = kinds.kind(case.this), [branch.this for branch in case.args["ifs"]]
     fits = kind is not None and all(
-        isinstance(one, exp.Null) or (kind != "double" and constant(one, kind, utc=False) is not None)
-        for one in branches
+        isinstance(branch, exp.Null) or (kind != "double" and to_constant(branch, kind, utc=False) is not None)
+        for branch in branches
     )
     if not fits:
-        case.set("this", hidden([case.this]))
+        case.set("this", hide([case.this]))
         return
-    for one in branches:
-        exchange(one, constant(one, str(kind), utc=False) or one)
+    for branch in branches:
+        exchange(branch, to_constant(branch, str(kind), utc=False) or branch)
 
 
-def _given(node: exp.Expr) -> set[str]:
+def _set_args(node: exp.Expr) -> set[str]:
     return {name for name, value in node.args.items() if value}

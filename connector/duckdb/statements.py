@@ -19,17 +19,17 @@ from sqlglot.errors import ErrorLevel, SqlglotError
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import check_relations
-from seamark.connector.duckdb.kinds import NameKinds, columns_in, constant, exchange, literal_kind, projections
+from seamark.connector.duckdb.kinds import NameKinds, columns_in, exchange, find_projections, literal_kind, to_constant
 from seamark.connector.duckdb.shapes import (
     HIDDEN,
-    hidden,
-    into_blocks,
-    into_conditions,
+    hide,
     is_counted_if_true,
     is_of_values,
     is_whole,
-    listed,
+    read_listed_elements,
     results_of,
+    rewrite_blocks,
+    rewrite_conditions,
 )
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
@@ -70,11 +70,11 @@ class DuckDBStatement:
         if len(text) > STATEMENT_MAX:
             raise UnsupportedStatement(f"longer than {STATEMENT_MAX} characters")
         self.text = text
-        self._tree = _parsed(text)
+        self._tree = _parse(text)
         _check(self._tree)
         check_relations(self._tree)
         _fill(text, self._tree, parameters)
-        into_blocks(self._tree)
+        rewrite_blocks(self._tree)
         relations = list(self._tree.find_all(exp.CTE, exp.Table))
         named = {one.alias.lower() for one in relations if isinstance(one, exp.CTE)}
         self._nodes = [
@@ -83,10 +83,10 @@ class DuckDBStatement:
             if isinstance(node, exp.Table)
             if len(node.parts) > 1 or not isinstance(node.this, exp.Identifier) or node.name.lower() not in named
         ]
-        self.references = [self._reference(node) for node in self._nodes]
-        """In the order of `marked`; None for what is no name, such as a function."""
+        self.references = [self._read_reference(node) for node in self._nodes]
+        """The references in the order of `to_marked_text`; None for a relation without a name, such as a function."""
 
-    def marked(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
+    def to_marked_text(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
         """Return the statement in Trino's SQL, with `mark_name(n)` for reference n.
 
         Args:
@@ -94,7 +94,7 @@ class DuckDBStatement:
                 zone is UTC.
         """
         kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
-        into_conditions(self._tree, kinds)
+        rewrite_conditions(self._tree, kinds)
         for join in self._tree.find_all(exp.Join):
             for name in join.args.get("using") or ():
                 if kinds.kind(exp.column(name.name)) in (None, "double"):
@@ -114,9 +114,9 @@ class DuckDBStatement:
                 continue
             for column in list(columns_in(function)):
                 _hide(column)
-        for one in left:
-            if isinstance(one, exp.Column) and _is_condition(one) and kinds.kind(one) != "boolean":
-                _hide(one)
+        for leaf in left:
+            if isinstance(leaf, exp.Column) and _is_condition(leaf) and kinds.kind(leaf) != "boolean":
+                _hide(leaf)
         try:
             return str(_TRINO.generate(self._tree, copy=False, unsupported_level=ErrorLevel.IGNORE))
         except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -126,22 +126,26 @@ class DuckDBStatement:
         """Return the names by which only tables with known columns are qualified; None if there are no other tables."""
         if len(tables) == len(self._nodes):
             return None
-        others = {node.alias_or_name.lower() for number, node in enumerate(self._nodes) if number not in tables}
-        others |= {one.alias.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest, exp.Values)}
-        return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - others
+        unknown_qualifiers = {
+            node.alias_or_name.lower() for number, node in enumerate(self._nodes) if number not in tables
+        }
+        unknown_qualifiers |= {
+            one.alias.lower() for one in self._tree.find_all(exp.CTE, exp.Subquery, exp.Unnest, exp.Values)
+        }
+        return frozenset(self._nodes[number].alias_or_name.lower() for number in tables) - unknown_qualifiers
 
-    def _reference(self, node: exp.Table) -> NamedRelation | None:
+    def _read_reference(self, node: exp.Table) -> NamedRelation | None:
         parts = node.parts
-        given = {name for name, value in node.args.items() if value}
-        if not all(isinstance(part, exp.Identifier) for part in parts) or not given <= _TABLE_ARGS:
+        arguments = {name for name, value in node.args.items() if value}
+        if not all(isinstance(part, exp.Identifier) for part in parts) or not arguments <= _TABLE_ARGS:
             return None
         first, last = parts[0].meta.get("start"), parts[-1].meta.get("end")
         if first is None or last is None:
             return None
         names = tuple(part.name for part in parts)
-        found = self.text[first : last + 1]
+        reference_text = self.text[first : last + 1]
         try:
-            same = tuple(part.name for part in exp.to_table(found, dialect="duckdb").parts) == names
+            same = tuple(part.name for part in exp.to_table(reference_text, dialect="duckdb").parts) == names
         except (SqlglotError, ValueError):
             same = False
         if not same:
@@ -163,7 +167,7 @@ def mark_name(number: int) -> str:
     return f"seamark_{number}"
 
 
-def _parsed(text: str) -> exp.Expr:
+def _parse(text: str) -> exp.Expr:
     try:
         trees = parse_statements(_DUCKDB, text)
     except (SqlglotError, RecursionError):
@@ -177,7 +181,7 @@ def _check(tree: exp.Expr) -> None:
     """Raise UnsupportedStatement for what Trino's SQL does not have, or has with another meaning."""
     nodes = list(tree.walk())
     names = {one.name for one in nodes if isinstance(one, exp.Identifier) and not one.name.isascii()}
-    if len({name.lower() for name in names}) < len({_with_small_ascii(name) for name in names}):
+    if len({name.lower() for name in names}) < len({_lower_ascii(name) for name in names}):
         raise UnsupportedStatement("names that differ in the case of a letter beyond ASCII")
     relations = {one.name.lower() for one in nodes if isinstance(one, exp.Table | exp.TableAlias)}
     for node in nodes:
@@ -202,7 +206,7 @@ def _check(tree: exp.Expr) -> None:
                 raise UnsupportedStatement("a column qualified by its schema")
             case exp.Unnest() | exp.Explode() if not isinstance(node.parent, exp.From | exp.Join):
                 query = node.find_ancestor(exp.In)
-                if query is None or listed(query.args.get("query")) is None:
+                if query is None or read_listed_elements(query.args.get("query")) is None:
                     raise UnsupportedStatement("unnest() among the columns")
         if isinstance(node, _UNREAD):
             raise UnsupportedStatement(f"{type(node).__name__} is not read")
@@ -214,8 +218,8 @@ def _is_named(side: exp.Expr) -> bool:
         return True
     if not any(isinstance(one, exp.Star) or one.is_star for one in side.expressions):
         return True
-    found = projections(side)
-    return bool(found) and not any(one.is_star for one in found)
+    columns = find_projections(side)
+    return bool(columns) and not any(one.is_star for one in columns)
 
 
 def _is_field(column: exp.Column, relations: Collection[str]) -> bool:
@@ -233,14 +237,14 @@ def _version_of(when: exp.Expr) -> str | None:
     return str(number.this) if isinstance(number, exp.Literal) and not number.is_string else None
 
 
-def _with_small_ascii(name: str) -> str:
+def _lower_ascii(name: str) -> str:
     """Return the name as DuckDB compares it: É and é are two names."""
     return "".join(one.lower() if one.isascii() else one for one in name)
 
 
 def _is_plain_join(node: exp.Join) -> bool:
-    given = {name for name, value in node.args.items() if value}
-    return given <= _JOIN_ARGS and (node.kind or "").upper() in _JOINS
+    arguments = {name for name, value in node.args.items() if value}
+    return arguments <= _JOIN_ARGS and (node.kind or "").upper() in _JOINS
 
 
 def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
@@ -248,24 +252,24 @@ def _fill(text: str, tree: exp.Expr, parameters: Any) -> None:
     if parameters is None or isinstance(parameters, str) or not isinstance(parameters, Mapping | Sequence):
         return
     # The order of a tree is not that of its text: with numbers for `?`, the same tree shows which is which.
-    numbered, places = _parsed(_with_numbers(text)), (exp.Placeholder, exp.Parameter)
-    for node, known in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
-        name = known.name
+    numbered, places = _parse(_number_placeholders(text)), (exp.Placeholder, exp.Parameter)
+    for node, numbered_node in zip(list(tree.find_all(*places)), list(numbered.find_all(*places)), strict=True):
+        name = numbered_node.name
         try:
             value = parameters[name] if isinstance(parameters, Mapping) else parameters[int(name) - 1]
         except (LookupError, ValueError):
             continue
-        literal = _literal(value)
+        literal = _to_literal(value)
         if literal is not None:
             exchange(node, literal)
 
 
-def _with_numbers(text: str) -> str:
+def _number_placeholders(text: str) -> str:
     marks = [token for token in _DUCKDB.tokenize(text) if token.token_type is TokenType.PLACEHOLDER]
     return splice(text, (Replacement(one.start, one.end + 1, f"${n}") for n, one in enumerate(marks, 1)))
 
 
-def _literal(value: Any) -> exp.Expr | None:
+def _to_literal(value: Any) -> exp.Expr | None:
     match value:
         case bool():
             return exp.Boolean(this=value)
@@ -284,7 +288,7 @@ def _literal(value: Any) -> exp.Expr | None:
 def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
     """Leaves a condition that means the same in Trino's SQL, in its words, and hides the columns of any other
     condition."""
-    parts = _same_meaning(node, kinds, utc)
+    parts = _find_replacements(node, kinds, utc)
     if parts is None:
         for column in list(columns_in(node)):
             _hide(column)
@@ -293,41 +297,41 @@ def _convert_condition(node: exp.Expr, kinds: NameKinds, *, utc: bool) -> None:
         exchange(old, new)
 
 
-def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
+def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp.Expr, exp.Expr]] | None:
     """Return what is to be replaced in the condition; None if it may mean something else."""
 
-    def constants(kind: str | None, given: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
+    def replace_constants(kind: str | None, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
         if kind is None or (kind == "double" and not _is_false_for_nan(node)):
             return None
-        new = [(one, constant(one, kind, utc=utc)) for one in given]
+        new = [(one, to_constant(one, kind, utc=utc)) for one in values]
         return None if any(one is None for _, one in new) else [(old, one) for old, one in new if one is not None]
 
-    def compared(term: exp.Expr, given: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
-        kind, defaults = _term(term, kinds)
-        return constants(kind, [*defaults, *given])
+    def replace_in_comparison(term: exp.Expr, values: Sequence[exp.Expr]) -> list[tuple[exp.Expr, exp.Expr]] | None:
+        kind, defaults = _find_term_kind(term, kinds)
+        return replace_constants(kind, [*defaults, *values])
 
     match node:
         case exp.Is() if isinstance(node.expression, exp.Null):
             return [] if type(node.this) is exp.Column else None
         case exp.Between() if not node.args.get("symmetric"):
-            return compared(node.this, [node.args["low"], node.args["high"]])
+            return replace_in_comparison(node.this, [node.args["low"], node.args["high"]])
         case exp.In() | exp.EQ() if isinstance(node.this, exp.Tuple):
             return [] if is_of_values(node, kinds) else None
         case exp.EQ() if any(isinstance(one, exp.Subquery) for one in (node.this, node.expression)):
             sides = [
-                _only_column(one) if isinstance(one, exp.Subquery) else one for one in (node.this, node.expression)
+                _find_only_column(one) if isinstance(one, exp.Subquery) else one for one in (node.this, node.expression)
             ]
             ours, theirs = map(kinds.kind, sides)
             return [] if ours not in (None, "double") and ours == theirs else None
         case exp.In() if node.args.get("query") is not None:
-            ours, theirs = kinds.kind(node.this), kinds.kind(_only_column(node.args["query"]))
+            ours, theirs = kinds.kind(node.this), kinds.kind(_find_only_column(node.args["query"]))
             return [] if ours not in (None, "double") and ours == theirs else None
         case exp.In() if any(isinstance(one, exp.Null) for one in node.expressions):
             return None  # `IN [1, NULL]`, which is false where `IN (1, NULL)` is null, has the same tree
         case exp.In() if node.expressions and not (node.args.get("field") or node.args.get("unnest")):
-            return compared(node.this, node.expressions)
+            return replace_in_comparison(node.this, node.expressions)
         case exp.Like() | exp.ILike() if type(node) in (exp.Like, exp.ILike):
-            return _same_pattern(node, kinds)
+            return _replace_pattern(node, kinds)
         case exp.Exists():
             return []
     if type(node) not in _COMPARED:
@@ -338,12 +342,12 @@ def _same_meaning(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tuple[exp
         return [] if both[0] not in (None, "double") and both[0] == both[1] else None
     if _is_period(left, right, kinds) or _is_period(right, left, kinds):
         return []
-    found = compared(left, [right])
-    return compared(right, [left]) if found is None else found
+    replacements = replace_in_comparison(left, [right])
+    return replace_in_comparison(right, [left]) if replacements is None else replacements
 
 
-def _same_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """LIKE, also in lower or upper case.
+def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
+    """Return the replacements of LIKE, also in lower or upper case.
 
     `ILIKE` compares in lower case, as far as the characters are ASCII; the others are left to DuckDB by what reads
     `lower`.
@@ -377,7 +381,7 @@ def _is_false_for_nan(node: exp.Expr) -> bool:
     return fits and is_counted_if_true(node)
 
 
-def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
+def _find_term_kind(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
     """Return the kind of a column, or of a function of one that has the same values in Trino; and the constants in
     it.
     """
@@ -401,7 +405,7 @@ def _term(node: exp.Expr | None, kinds: NameKinds) -> tuple[str | None, Sequence
             kind = kinds.kind(node.this)
             return (None if kind == "double" else kind), node.expressions
         case exp.Case() | exp.If():
-            return _result(results_of(node), kinds)
+            return _find_result_kind(results_of(node), kinds)
         case exp.Nullif():
             kind = kinds.kind(node.this)
             return (None if kind == "double" else kind), [node.expression]
@@ -418,7 +422,7 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
     """Return whether an equality compares a day, month or year of a column with a column, as Trino compares them."""
     if type(column.unnest()) is not exp.Column or not isinstance(node.parent, exp.EQ):
         return False
-    kind, other = _term(node, kinds)[0], kinds.kind(column.unnest())
+    kind, other = _find_term_kind(node, kinds)[0], kinds.kind(column.unnest())
     match node.unnest():
         case exp.Cast() | exp.Year() | exp.Extract():
             return kind is not None and kind == other
@@ -427,16 +431,16 @@ def _is_period(node: exp.Expr, column: exp.Expr, kinds: NameKinds) -> bool:
     return False
 
 
-def _result(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
-    """Return the kind of what CASE has, and the constants among its results."""
+def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[str | None, Sequence[exp.Expr]]:
+    """Return the kind of the results of CASE, and the constants among them."""
     columns = [one for one in results if type(one) is exp.Column]
-    given = [one for one in results if type(one) is not exp.Column]
-    found = {kinds.kind(one) for one in columns} or {literal_kind(given)}
-    kind = found.pop() if len(found) == 1 else None
-    return (None if kind == "double" else kind), given
+    constants = [one for one in results if type(one) is not exp.Column]
+    kinds_of_results = {kinds.kind(one) for one in columns} or {literal_kind(constants)}
+    kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
+    return (None if kind == "double" else kind), constants
 
 
-def _only_column(query: exp.Expr) -> exp.Expr | None:
+def _find_only_column(query: exp.Expr) -> exp.Expr | None:
     while isinstance(query, exp.Subquery):
         query = query.this
     if not isinstance(query, exp.Select) or len(query.expressions) != 1:
@@ -462,6 +466,6 @@ def _is_condition(column: exp.Column) -> bool:
 
 
 def _hide(column: exp.Expr) -> None:
-    new = hidden([])
+    new = hide([])
     exchange(column, new)
     new.set("expressions", [column])

@@ -298,7 +298,7 @@ class Indexer:
             merged = [file.location for file in chosen]
             with open_build(self.client, table, name, exclusive=True) as started:
                 task = BuildSource.of(self.client, table, started).task
-                dropped = self.client.unreferenced_files(table, name, merged)
+                dropped = self.client.list_unreferenced_files(table, name, merged)
                 written = merge_index_files(merged, task.folder, task.storage, dropped=dropped)
                 if written.location is None:  # the registry cannot replace files without a new file
                     written = merge_index_files(merged, task.folder, task.storage)

@@ -139,7 +139,7 @@ def cluster_incrementally(
     began_ms = now_ms()
     tasks = list(plan(client, opened, sequence_numbers=settled))
     candidates: Sequence[ScanTask] = [task for task in tasks if is_rewritable(task)]
-    choose = partial(_new_layers, layout=layout, policy=policy, full=full)
+    choose = partial(_build_new_layers, layout=layout, policy=policy, full=full)
     recheck_after_s = 0.0
     if settled:
         candidates, recheck_after_s = settle(
@@ -167,7 +167,7 @@ def cluster_incrementally(
 # Which files
 
 
-def _new_layers(
+def _build_new_layers(
     tasks: Sequence[ScanTask], layout: ClusteringLayout, policy: CompactionPolicy, *, full: bool
 ) -> Iterator[Layer]:
     """Yield the files of each new layer, partition by partition."""
@@ -303,12 +303,12 @@ class _LayerWork:
         """The number of rows, and some of them, with the clustering columns."""
         share = SAMPLE_ROWS / max(1, sum(task.records for task in self.tasks))
         narrow = plan_read(self.opened, self.attributes.columns, TRUE)
-        draw, rows, taken = np.random.default_rng(1), 0, []
+        draw, rows, samples = np.random.default_rng(1), 0, []
         reader = TaskReader(narrow, self.opened.storage, threads=False, keys=self.keys, check=self.check)
         for batch in reader.read_all(self.tasks):
             rows += batch.num_rows
-            taken.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
-        return rows, pa.Table.from_batches(taken, narrow.arrow).combine_chunks()
+            samples.append(batch if share >= 1 else batch.filter(pa.array(draw.random(batch.num_rows) < share)))
+        return rows, pa.Table.from_batches(samples, narrow.arrow).combine_chunks()
 
     def _read(self) -> Iterator[tuple[pa.RecordBatch, Longs]]:
         """Yield the rows with their origins."""
@@ -418,15 +418,15 @@ class _Spill:
         Rows with one key, of any number, come in several batches.
         """
         if self._kept:
-            yield _joined(self._kept)
+            yield _join_batches(self._kept)
         for number in sorted(self._streams):
             path = self._folder / str(number)
             with self._open(number, path) as file, pa.ipc.open_stream(file) as batches:
                 if len(self._distinct[number]) == 1:
                     for batch in batches:
-                        yield _joined([batch])
+                        yield _join_batches([batch])
                 else:
-                    yield _joined(list(batches))
+                    yield _join_batches(list(batches))
             path.unlink()
 
 
@@ -456,9 +456,9 @@ class _SealedFile(io.RawIOBase):
         if not self._left:
             size = int.from_bytes(self._file.read(4), "little")
             self._left = self._cipher.decrypt(self._nonce(), self._file.read(size), None) if size else b""
-        taken, self._left = self._left[: len(into)], self._left[len(into) :]
-        into[: len(taken)] = taken
-        return len(taken)
+        data, self._left = self._left[: len(into)], self._left[len(into) :]
+        into[: len(data)] = data
+        return len(data)
 
     def _nonce(self) -> bytes:
         self._blocks += 1
@@ -469,7 +469,7 @@ class _SealedFile(io.RawIOBase):
         super().close()
 
 
-def _joined(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
+def _join_batches(batches: Sequence[pa.RecordBatch]) -> tuple[pa.RecordBatch, Longs, Keys]:
     """Return the rows, as one batch, with their origins and keys."""
     joined = pa.concat_batches(batches)
     columns = list(range(joined.num_columns - 2))

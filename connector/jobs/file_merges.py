@@ -221,15 +221,15 @@ class _DroppedColumns(NamedTuple):
         Raises:
             BadRequest: A struct, or the table, would have no column left.
         """
-        rest = _without(schema, ids)
-        structs_left = [field.type for field in _all_fields(rest.fields) if isinstance(field.type, StructType)]
-        if not rest.fields or not all(kind.fields for kind in structs_left):
+        remaining = _drop_columns(schema, ids)
+        structs_left = [field.type for field in _all_fields(remaining.fields) if isinstance(field.type, StructType)]
+        if not remaining.fields or not all(kind.fields for kind in structs_left):
             raise BadRequest("These are all columns of the table or of a struct; drop what contains them")
-        gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(rest)}]
+        gone = [leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(remaining)}]
         counted = frozenset(leaf.id for leaf in gone if not leaf.repeated)
         columns = schema.index.by_id
         names = tuple(columns[leaf.id].name for leaf in gone) if len(counted) == len(gone) else ()
-        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, rest)
+        return _DroppedColumns(frozenset({*ids, *(leaf.id for leaf in gone)}), counted, names, remaining)
 
     def bytes_in(self, opened: OpenTable, task: ScanTask, keys: ParquetKeys | None) -> int:
         """Return the size of the columns in a file; 0 if it lacks them, or if they are null in all rows.
@@ -296,11 +296,11 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
     Raises:
         BadRequest: Some files cannot be rewritten.
     """
-    others = [task.path for task in tasks if not is_rewritable(task)]
-    if others:
+    unsupported_paths = [task.path for task in tasks if not is_rewritable(task)]
+    if unsupported_paths:
         raise BadRequest(
-            f"{len(others):,} of {len(tasks):,} files are not Parquet, or are encrypted by Iceberg's table encryption, "
-            f"the first: {others[0]}; columns are not dropped from such files"
+            f"{len(unsupported_paths):,} of {len(tasks):,} files are not Parquet, or are encrypted by Iceberg's table "
+            f"encryption, the first: {unsupported_paths[0]}; columns are not dropped from such files"
         )
 
 
@@ -357,21 +357,21 @@ def _path(fields: Sequence[Field], column_id: int) -> list[Field] | None:
     for field in fields:
         if field.id == column_id:
             return [field]
-        if isinstance(field.type, StructType) and (rest := _path(field.type.fields, column_id)):
-            return [field, *rest]
+        if isinstance(field.type, StructType) and (inner_path := _path(field.type.fields, column_id)):
+            return [field, *inner_path]
     return None
 
 
-def _without(schema: Schema, ids: frozenset[int]) -> Schema:
+def _drop_columns(schema: Schema, ids: frozenset[int]) -> Schema:
     """Return the schema without these columns, with the same id."""
-    return Schema(_without_fields(schema.fields, ids), schema.schema_id, schema.identifier_field_ids)
+    return Schema(_drop_fields(schema.fields, ids), schema.schema_id, schema.identifier_field_ids)
 
 
-def _without_fields(fields: Sequence[Field], ids: frozenset[int]) -> tuple[Field, ...]:
+def _drop_fields(fields: Sequence[Field], ids: frozenset[int]) -> tuple[Field, ...]:
     remaining = []
     for field in fields:
         if field.id not in ids:
             kind = field.type
-            inner = StructType(_without_fields(kind.fields, ids)) if isinstance(kind, StructType) else kind
+            inner = StructType(_drop_fields(kind.fields, ids)) if isinstance(kind, StructType) else kind
             remaining.append(field if inner == kind else structs.replace(field, type=inner))
     return tuple(remaining)

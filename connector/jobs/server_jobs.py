@@ -10,7 +10,7 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.names import Name, table_path
-from seamark.connector.client.values import given
+from seamark.connector.client.values import omit_none
 
 _MANIFESTS_TIMEOUT_S = 1800.0
 
@@ -128,5 +128,5 @@ def rewrite_manifests(
         NotFound: The table does not exist.
         BadRequest: The table has format version 1.
     """
-    body = given({"dry-run": dry_run, "min-count": min_count})
+    body = omit_none({"dry-run": dry_run, "min-count": min_count})
     return client._json("POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S)

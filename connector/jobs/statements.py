@@ -95,7 +95,7 @@ class _Token(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Without its quotes."""
+        """The name without its quotes."""
         quote = self.text[0]
         return self.text[1:-1].replace(quote * 2, quote) if self.kind == "quoted" else self.text
 
@@ -142,8 +142,8 @@ class _Parser:
 
     def _words(self, *words: str) -> bool:
         """Take these words, if they are next."""
-        found = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
-        if found != words:
+        next_words = tuple(token.word for token in self._tokens[self._at : self._at + len(words)])
+        if next_words != words:
             return False
         self._at += len(words)
         return True

@@ -22,7 +22,7 @@ from yarl import URL
 
 from seamark.cache.memory import MemoryCache
 from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
-from seamark.connector.client.names import check_url, shown_url, standard_path, standard_root, table_path
+from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
@@ -46,7 +46,7 @@ Name = tuple[str, ...]
 """A table's name, with the levels of its namespace."""
 
 
-class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
+class JoinResult(msgspec.Struct, frozen=True, rename="kebab"):
     """The outcome of a requested join: its `keys` values left out files if it was `used`."""
 
     snapshot_id: int | None
@@ -54,7 +54,7 @@ class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab"):
     used: bool
 
 
-class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
+class TablePlanResponse(msgspec.Struct, frozen=True, rename="kebab"):
     """The replacement of a scan: a plan table `name`, or a snapshot of the table, `plan_snapshot_id`.
 
     Neither if the plan would keep a larger fraction of the files than requested.
@@ -65,7 +65,7 @@ class PlanTableResponse(msgspec.Struct, frozen=True, rename="kebab"):
     files: int
     bytes: int
     considered_files: int
-    joins: tuple[JoinOutcome, ...] = ()
+    joins: tuple[JoinResult, ...] = ()
     """In the order of the request; nested joins follow their join."""
     plan_snapshot_id: int | None = None
     misread: str = ""
@@ -127,7 +127,7 @@ def _like_body(like: Like) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class PlanTableRequest:
+class TablePlanRequest:
     """A scan.
 
     `filter` may have typed literals; None keeps every file. Without `snapshot_id` and `ref`, a branch or tag: the
@@ -294,15 +294,20 @@ class Seamark:
         """`audience`: plans are snapshots that are visible to requests with this value in `X-Seamark-Plans`."""
         self._http = http
         self.url = url
-        self._shown = shown_url(url)
+        self._shown = hide_credentials(url)
         self._lease_s = lease_s
         self._plans = {} if audience is None else {"X-Seamark-Plans": audience}
         self._holder = {} if audience is None else {"holder": secrets.token_hex(8)}
         self._root: str | None = None
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
-    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
-        """BadRequest for a filter that cannot be bound, NotFound, Forbidden, …"""
+    async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
+        """Request a plan table.
+
+        Raises:
+            BadRequest: The filter cannot be bound.
+            ClientError: The server refuses or does not answer.
+        """
         body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
         if wanted.filter is not None:
             body |= {"filter": expression_json(wanted.filter), "case-sensitive": False}
@@ -313,7 +318,7 @@ class Seamark:
         body |= {"hide-partitions": True} if wanted.hide_partitions else {}
         path = f"{table_path(wanted.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
-        return self._decoded(raw, PlanTableResponse, "a plan table")
+        return self._decode(raw, TablePlanResponse, "a plan table")
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renew the leases of plans of a table or view.
@@ -381,22 +386,22 @@ class Seamark:
         }
         path = f"{table_path(name).replace('/tables/', '/views/', 1)}/plan-views"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
-        made = self._decoded(raw, _PlanView, "a plan view")
-        if made.name is None or made.plan_snapshot_id is None:
+        answer = self._decode(raw, _PlanView, "a plan view")
+        if answer.name is None or answer.plan_snapshot_id is None:
             return None
-        return PlanView(made.name, made.plan_snapshot_id, tuple(view.columns))
+        return PlanView(answer.name, answer.plan_snapshot_id, tuple(view.columns))
 
     async def columns(self, table: Name) -> KnownTable | None:
         """Return the current table; None if there is none of that name, or it is a view."""
-        known = self._known.get(table)
+        cached = self._known.get(table)
         path = f"{await self._path(table, 'tables')}?snapshots=refs"
         try:
-            version, raw = await self._ask("GET", path, known=known.version if known else "")
+            version, raw = await self._ask("GET", path, known_version=cached.version if cached else "")
         except NotFound:
             self._known.discard(table)
             return None
-        if known is not None and not raw:
-            return known
+        if cached is not None and not raw:
+            return cached
         try:
             metadata = from_json(raw, _Loaded).metadata
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
@@ -404,7 +409,7 @@ class Seamark:
             raise ServerFailed(f"{self._shown} answered with something that is not a table: {error!r}") from None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
-        found = KnownTable(
+        current = KnownTable(
             version,
             column_types([(one.name, one.type) for one in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
@@ -412,23 +417,23 @@ class Seamark:
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
         )
         if version:
-            self._known.put(table, found, _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs)))
-        return found
+            self._known.put(table, current, _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs)))
+        return current
 
     async def _path(self, name: Name, kind: str) -> str:
         """Return the path of a table or view in Iceberg's REST routes."""
         if self._root is None:
             _, raw = await self._ask("GET", "/v1/config")
-            config = self._decoded(raw, _Config, "a configuration")
+            config = self._decode(raw, _Config, "a configuration")
             self._root = standard_root(config.defaults, config.overrides)
         return standard_path(self._root, kind, name)
 
-    def _decoded(self, raw: bytes, kind: type[T], what: str) -> T:
-        """Return the answer, which should be `what`."""
+    def _decode(self, raw: bytes, kind: type[T], description: str) -> T:
+        """Return the answer, which should be `description`."""
         try:
             return from_json(raw, kind)
         except msgspec.MsgspecError as error:
-            raise ServerFailed(f"{self._shown} answered with something that is not {what}: {error}") from None
+            raise ServerFailed(f"{self._shown} answered with something that is not {description}: {error}") from None
 
     async def _ask(
         self,
@@ -436,12 +441,12 @@ class Seamark:
         path: str,
         body: bytes | None = None,
         *,
-        known: str = "",
+        known_version: str = "",
         headers: Mapping[str, str] | None = None,
     ) -> tuple[str, bytes]:
-        """ETag and body of the answer; an empty body if the version is still `known`."""
+        """Return the ETag and the body of the answer; the body is empty if the version is still `known_version`."""
         url = URL(self.url + path, encoded=True)
-        headers = {"If-None-Match": known} if known else headers or {}
+        headers = {"If-None-Match": known_version} if known_version else headers or {}
         try:
             async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
                 raw = b""
@@ -449,8 +454,8 @@ class Seamark:
                     raw += await answer.content.readany()
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unreachable(f"No answer from {self._shown}: {error or type(error).__name__}") from error
-        if answer.status == 304 and known:
-            return known, b""
+        if answer.status == 304 and known_version:
+            return known_version, b""
         if answer.status not in (200, 204):
             raise parse_error(answer.status, raw, answer.headers.get("X-Request-Id", ""))
         return answer.headers.get("ETag", ""), raw
@@ -474,15 +479,15 @@ def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
 
 
 def _fields(name: str, kind: Any) -> dict[str, str]:
-    """Of a struct, its fields with types that are not nested, as `struct.field`."""
-    given = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
-    below = {str(one["name"]).lower(): one["type"] for one in given}
-    if len(below) != len(given) or any("." in one for one in below):
+    """Return the fields of a struct that have types that are not nested, as `struct.field`."""
+    fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
+    below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
+    if len(below) != len(fields) or any("." in field_name for field_name in below):
         return {}
-    found: dict[str, str] = {}
-    for one, inner in below.items():
-        found |= {f"{name}.{one}": inner} if isinstance(inner, str) else _fields(f"{name}.{one}", inner)
-    return found
+    types: dict[str, str] = {}
+    for field_name, inner in below.items():
+        types |= {f"{name}.{field_name}": inner} if isinstance(inner, str) else _fields(f"{name}.{field_name}", inner)
+    return types
 
 
 def _total(snapshot: _Snapshot | None, name: str) -> int:
@@ -490,7 +495,11 @@ def _total(snapshot: _Snapshot | None, name: str) -> int:
 
 
 def check_audience(value: str) -> None:
-    """ValueError for a value that the server refuses in `X-Seamark-Plans`."""
+    """Check a value of `X-Seamark-Plans`.
+
+    Raises:
+        ValueError: The server refuses the value.
+    """
     if not _AUDIENCE.fullmatch(value):
         raise ValueError(
             f"{value!r} is not a valid value of X-Seamark-Plans: 1 to 100 visible ASCII characters, no spaces"
@@ -507,9 +516,10 @@ async def open_seamark(
     authorities: str | None = None,
     certificates: str = "",
 ) -> AsyncIterator[Seamark]:
-    """`audience` as in `Seamark`.
+    """Connect to a server.
 
     Args:
+        audience: As for `Seamark`.
         authorities: PEM file with the authorities of the server's certificate; default: SEAMARK_CA or the system's
             authorities.
         certificates: As for `SeamarkClient`.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
 from seamark.connector.plans.literals import Literal
-from seamark.connector.plans.quotes import quoted_name, quoted_text
+from seamark.connector.plans.quotes import quote_name, quote_text
 from seamark.formats.iceberg.expressions import expression as iceberg
 from seamark.formats.iceberg.expressions.expression import Expression, Not, Op, Unbound
 from seamark.formats.iceberg.types.functions import LOWER, UPPER, is_function
@@ -79,7 +79,7 @@ class ColumnComparison:
         """
         return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
 
-    def moved(self, to: Move) -> ColumnComparison | None:
+    def move_columns(self, to: Move) -> ColumnComparison | None:
         column = to(self.column)
         return None if column is None else replace(self, column=column)
 
@@ -102,7 +102,7 @@ class Like:
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
-    def moved(self, to: Move) -> Like | None:
+    def move_columns(self, to: Move) -> Like | None:
         column = to(self.column)
         return None if column is None else replace(self, column=column)
 
@@ -124,8 +124,8 @@ class SemiJoin:
     rejects_null: ClassVar[bool] = True
     size: ClassVar[int] = 1
 
-    def moved(self, to: Move) -> SemiJoin | None:
-        """With fewer pairs it is weaker."""
+    def move_columns(self, to: Move) -> SemiJoin | None:
+        """Return the condition with the moved pairs; with fewer pairs it is weaker."""
         pairs = tuple((reference, column) for old, column in self.pairs if (reference := to(old)) is not None)
         return replace(self, pairs=pairs) if pairs else None
 
@@ -150,34 +150,34 @@ NEVER = AnyOf((), 1)
 
 
 def all_of(parts: Iterable[Condition | None]) -> Condition | None:
-    kept: dict[Condition, None] = {}
+    distinct: dict[Condition, None] = {}
     size = 0
     for condition in parts:
         for part in parts_of(condition):
             if part == NEVER:
                 return NEVER
-            if part not in kept and size + part.size <= LEAVES_MAX:
-                kept[part] = None
+            if part not in distinct and size + part.size <= LEAVES_MAX:
+                distinct[part] = None
                 size += part.size
-    return next(iter(kept)) if len(kept) == 1 else AllOf(tuple(kept), size) if kept else None
+    return next(iter(distinct)) if len(distinct) == 1 else AllOf(tuple(distinct), size) if distinct else None
 
 
 def any_of(parts: Iterable[Condition | None]) -> Condition | None:
-    kept: dict[Condition, None] = {}
+    distinct: dict[Condition, None] = {}
     for part in parts:
         if part is None:
             return None
         if part != NEVER:
-            kept[part] = None
-    size = sum(part.size for part in kept)
+            distinct[part] = None
+    size = sum(part.size for part in distinct)
     if size > LEAVES_MAX:
         return None
-    return next(iter(kept)) if len(kept) == 1 else AnyOf(tuple(kept), size) if kept else NEVER
+    return next(iter(distinct)) if len(distinct) == 1 else AnyOf(tuple(distinct), size) if distinct else NEVER
 
 
 def move(condition: Condition | None, to: Move) -> Condition | None:
     """Return the condition on the columns that `to` returns, without the parts for whose columns it returns None."""
-    return weaken(condition, lambda atom: atom.moved(to))
+    return weaken(condition, lambda atom: atom.move_columns(to))
 
 
 def weaken(condition: Condition | None, keep: Callable[[Atom], Condition | None]) -> Condition | None:
@@ -199,7 +199,7 @@ def comparisons_of(condition: Condition | None) -> Condition | None:
     return weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) else None)
 
 
-def without_functions(condition: Condition | None) -> Condition | None:
+def drop_functions(condition: Condition | None) -> Condition | None:
     """Return the condition as far as rows can be compared with it."""
     return weaken(condition, lambda atom: None if _is_of_function(atom) else atom)
 
@@ -226,16 +226,16 @@ def rejects_null(condition: Condition | None) -> bool:
 
 
 def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
-    """LIKE predicates that follow from the condition; of each tuple, at least one is true."""
-    found: list[tuple[Like, ...]] = []
+    """Return the LIKE predicates that follow from the condition; at least one of each tuple is true."""
+    patterns: list[tuple[Like, ...]] = []
     for part in parts_of(condition):
         either = part.parts if isinstance(part, AnyOf) else (part,)
         # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies the OR of the patterns.
         likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in either]
         there = tuple(one for one in likes if one is not None)
         if there and len(there) == len(likes):
-            found.append(there)
-    return tuple(found)
+            patterns.append(there)
+    return tuple(patterns)
 
 
 def parts_of(condition: Condition | None) -> tuple[Condition, ...]:
@@ -254,23 +254,23 @@ def references_of(condition: Condition) -> frozenset[ColumnReference]:
     return frozenset[ColumnReference]().union(*(references_of(part) for part in condition.parts))
 
 
-def within_limit(condition: Condition | None) -> Condition | None:
-    """As many parts of the condition as have at most `TEXT_MAX` characters in SQL.
+def limit_text(condition: Condition | None) -> Condition | None:
+    """Return the first parts of the condition that have at most `TEXT_MAX` characters in SQL.
 
-    Without semi-joins.
+    The condition has no semi-joins.
     """
-    kept: list[Condition] = []
-    left = TEXT_MAX
+    parts: list[Condition] = []
+    characters_left = TEXT_MAX
     for part in parts_of(condition):
         size = len(sql_of(part)) + len(" AND ")
-        if size <= left:
-            kept.append(part)
-            left -= size
-    return all_of(kept)
+        if size <= characters_left:
+            parts.append(part)
+            characters_left -= size
+    return all_of(parts)
 
 
 def sql_of(condition: Condition) -> str:
-    """SQL that Trino and Spark read.
+    """Return the condition in SQL that Trino and Spark read.
 
     Raises:
         ValueError: For a condition with semi-joins or LIKE.
@@ -289,7 +289,7 @@ def sql_of(condition: Condition) -> str:
 
 
 def _comparison_sql(comparison: ColumnComparison) -> str:
-    term = _TERMS[comparison.transform].format(quoted_name(comparison.column[1]))
+    term = _TERMS[comparison.transform].format(quote_name(comparison.column[1]))
     texts = [one.sql for one in comparison.literals]
     match comparison.op:
         case "IS TRUE":
@@ -303,7 +303,7 @@ def _comparison_sql(comparison: ColumnComparison) -> str:
         case "STARTS WITH":
             prefix = comparison.literals[0].value
             escaped = "".join(f"\\{one}" if one in "%_\\" else one for one in prefix)
-            return f"{term} LIKE {quoted_text(escaped + '%')}" + ("" if escaped == prefix else " ESCAPE '\\'")
+            return f"{term} LIKE {quote_text(escaped + '%')}" + ("" if escaped == prefix else " ESCAPE '\\'")
     return f"{term} {comparison.op} {texts[0]}"
 
 
@@ -332,10 +332,10 @@ def _comparison_expression(comparison: ColumnComparison) -> Expression:
     null = any(one.kind == "null" for one in literals)
 
     def predicate(op: Op, *given: Literal) -> Expression:
-        values = tuple(_shifted(one, comparison.transform).typed for one in given)
+        values = tuple(_shift_year(one, comparison.transform).typed for one in given)
         return Unbound(op, name, comparison.transform, values)
 
-    def ordered(op: Op, literal: Literal) -> Expression:
+    def compare(op: Op, literal: Literal) -> Expression:
         if literal.kind == "null":
             return iceberg.FALSE
         return Not(predicate(op, literal)) if negated else predicate(op, literal)
@@ -362,7 +362,7 @@ def _comparison_expression(comparison: ColumnComparison) -> Expression:
                 return iceberg.FALSE if null else iceberg.all_of(not_null, predicate(Op.NOT_IN, *there))
             return predicate(Op.IN, *there) if there else iceberg.FALSE
         case "BETWEEN":
-            bounds = ordered(Op.GT_EQ, literals[0]), ordered(Op.LT_EQ, literals[1])
+            bounds = compare(Op.GT_EQ, literals[0]), compare(Op.LT_EQ, literals[1])
             return iceberg.any_of(*bounds) if negated else iceberg.all_of(*bounds)
         case "STARTS WITH":
             if not literals[0].value:
@@ -370,8 +370,8 @@ def _comparison_expression(comparison: ColumnComparison) -> Expression:
             if negated:
                 return iceberg.all_of(not_null, predicate(Op.NOT_STARTS_WITH, *literals))
             return predicate(Op.STARTS_WITH, *literals)
-    return ordered(_ORDERED[comparison.op], literals[0])
+    return compare(_ORDERED[comparison.op], literals[0])
 
 
-def _shifted(literal: Literal, transform: str) -> Literal:
+def _shift_year(literal: Literal, transform: str) -> Literal:
     return replace(literal, value=str(int(literal.value) - _EPOCH_YEAR)) if transform == YEAR else literal

@@ -16,9 +16,9 @@ from seamark.connector.plans.conditions import (
     Atom,
     ColumnComparison,
     all_of,
+    drop_functions,
     expression_of,
     weaken,
-    without_functions,
 )
 from seamark.connector.plans.scan import Join, Scan, columns_of
 from seamark.formats.iceberg.types.transforms import IDENTITY
@@ -81,7 +81,7 @@ class Dimension:
     def request(self) -> JoinRequest:
         scan, join = self.planned.scan, self.join
         nested = tuple(one.request() for one in self.dimensions)
-        condition = without_functions(weaken(all_of([scan.condition, join.where]), _of_column))
+        condition = drop_functions(weaken(all_of([scan.condition, join.where]), _of_column))
         return JoinRequest(
             self.planned.table,
             join.on,
@@ -100,47 +100,47 @@ def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
 
 
 def find_dimensions(
-    planned_scans: Mapping[int, PlannedScan], known: Mapping[tuple[str | None, str | None, str], KnownTable]
+    planned_scans: Mapping[int, PlannedScan], tables: Mapping[tuple[str | None, str | None, str], KnownTable]
 ) -> dict[PlannedScan, tuple[Dimension, ...]]:
     """Return the dimensions of each scan.
 
-    `planned_scans` are by the numbers of the scans, `known` by the names in the statement.
+    `planned_scans` are by the numbers of the scans, `tables` by the names in the statement.
     """
     chosen = {}
     for number, planned in planned_scans.items():
-        table = _known(planned, known)
+        table = _find_table(planned, tables)
         if table is not None and table.files > 1:  # a table of one file is read entirely
-            found = _DimensionTree(planned_scans, known).dimensions(number, ())
-            if found:
-                chosen[planned] = found
+            dimensions = _DimensionTree(planned_scans, tables).dimensions(number, ())
+            if dimensions:
+                chosen[planned] = dimensions
     return chosen
 
 
-def why_not_requested(
+def explain_unrequested_joins(
     number: int,
     planned_scans: Mapping[int, PlannedScan],
-    known: Mapping[tuple[str | None, str | None, str], KnownTable],
+    tables: Mapping[tuple[str | None, str | None, str], KnownTable],
     chosen: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
     """Return the joined tables of a scan that are none of its dimensions, with the reason."""
     planned = planned_scans[number]
-    limited, requested = _known(planned, known), {one.join.scan for one in chosen.get(planned, ())}
-    found: dict[str, None] = {}
+    limited, requested = _find_table(planned, tables), {one.join.scan for one in chosen.get(planned, ())}
+    reasons: dict[str, None] = {}
     for join in planned.scan.joins:
         other = planned_scans.get(join.scan)
         if join.scan in requested or other is None:
             continue
-        table, name = _known(other, known), ".".join(other.table)
+        table, name = _find_table(other, tables), ".".join(other.table)
         if limited is None or table is None:
             why = "it is read at another snapshot than the current one"
-            found[f"joins leave out no files, because {why}" if limited is None else _unhelpful(name, why)] = None
+            reasons[f"joins leave out no files, because {why}" if limited is None else _unhelpful(name, why)] = None
         elif table.snapshot_id is None:
-            found[_unhelpful(name, "it has no snapshot")] = None
+            reasons[_unhelpful(name, "it has no snapshot")] = None
         elif not _is_small(table, limited):
-            found[_unhelpful(name, f"it is not {SIZE_RATIO_MIN} times smaller")] = None
+            reasons[_unhelpful(name, f"it is not {SIZE_RATIO_MIN} times smaller")] = None
         else:
-            found[_unhelpful(name, "neither it nor a smaller table that it is joined with has a condition")] = None
-    return list(found)
+            reasons[_unhelpful(name, "neither it nor a smaller table that it is joined with has a condition")] = None
+    return list(reasons)
 
 
 def _unhelpful(table: str, why: str) -> str:
@@ -159,22 +159,22 @@ class _DimensionTree:
         self._steps = _STEPS_MAX
 
     def dimensions(self, number: int, path: tuple[int, ...]) -> tuple[Dimension, ...]:
-        limited = _known(self._planned_scans[number], self._known)
+        limited = _find_table(self._planned_scans[number], self._known)
         if limited is None or len(path) >= DEPTH_MAX:
             return ()
-        found: list[Dimension] = []
+        dimensions: list[Dimension] = []
         for join in self._planned_scans[number].scan.joins:
             if not self._left or not self._steps:
                 break
             self._steps -= 1
             planned = self._planned_scans.get(join.scan)
-            table = None if planned is None else _known(planned, self._known)
+            table = None if planned is None else _find_table(planned, self._known)
             if planned is None or table is None or table.snapshot_id is None or join.scan in path:
                 continue
             if join.is_extreme:  # the server reads it from statistics of files, of tables of any size
                 if planned.scan.condition is None and not planned.scan.likes:
                     self._left -= 1
-                    found.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
+                    dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, ()))
                 continue
             if not _is_small(table, limited) and not (
                 planned.table == self._planned_scans[number].table and _has_values(planned.scan)
@@ -185,19 +185,21 @@ class _DimensionTree:
             # A condition on the join columns alone is also pushed to the filtered table itself.
             is_pushed_down = join.transform == IDENTITY and join.where is None and join.any_of is None
             if behind or not is_pushed_down or not planned.scan.columns <= {column for _, column in join.on}:
-                found.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
+                dimensions.append(Dimension(planned, table.snapshot_id, table.files, join, behind))
             else:
                 self._left += 1
-        return tuple(one for one in found if one.join.any_of is None or self._is_whole(one.join, number, found))
+        return tuple(
+            one for one in dimensions if one.join.any_of is None or self._is_whole(one.join, number, dimensions)
+        )
 
-    def _is_whole(self, join: Join, number: int, found: Sequence[Dimension]) -> bool:
+    def _is_whole(self, join: Join, number: int, dimensions: Sequence[Dimension]) -> bool:
         """Return whether all alternatives are there: without one of them, the others restrict no row."""
         alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
-        return all(any(other.join is one for other in found) for one in alternatives)
+        return all(any(other.join is one for other in dimensions) for one in alternatives)
 
 
 def _of_column(atom: Atom) -> Atom | None:
-    """Return the rows of a dimension are filtered by whole columns, and not by fields of structs."""
+    """Return the atom, or None for a field of a struct: only whole columns filter the rows of a dimension."""
     return None if isinstance(atom, ColumnComparison) and "." in atom.column[1] else atom
 
 
@@ -212,6 +214,8 @@ def _is_small(table: KnownTable, limited: KnownTable) -> bool:
     return table.size_bytes <= max(SMALL_BYTES, limited.size_bytes // SIZE_RATIO_MIN)
 
 
-def _known(planned: PlannedScan, known: Mapping[tuple[str | None, str | None, str], KnownTable]) -> KnownTable | None:
+def _find_table(
+    planned: PlannedScan, tables: Mapping[tuple[str | None, str | None, str], KnownTable]
+) -> KnownTable | None:
     scan = planned.scan
-    return None if scan.is_past else known.get((scan.catalog, scan.schema, scan.table))
+    return None if scan.is_past else tables.get((scan.catalog, scan.schema, scan.table))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from seamark.connector.plans.quotes import quoted_text
+from seamark.connector.plans.quotes import quote_text
 from seamark.formats.iceberg.expressions.typed_literals import TypedLiteral
 
 LOCAL, ZONED = "local", "zoned"
@@ -22,7 +22,7 @@ class Literal:
     kind: str
     value: str
     zone: str | None = None
-    """Of a date or timestamp: `LOCAL` if it has no zone, `ZONED` if it has one."""
+    """For a date or timestamp: `LOCAL` if it has no zone, `ZONED` if it has one."""
     bits: int = field(default=64, compare=False)
     """The width of the integer type that the engine gives it. The smaller width if the text leaves two."""
 
@@ -30,7 +30,7 @@ class Literal:
     def sql(self) -> str:
         match self.kind:
             case "text":
-                return quoted_text(self.value)
+                return quote_text(self.value)
             case "date" | "timestamp" | "uuid":
                 return f"{self.kind.upper()} '{self.value}'"
             case "binary":
@@ -39,6 +39,6 @@ class Literal:
 
     @property
     def typed(self) -> TypedLiteral:
-        """For an Iceberg expression; not for null."""
+        """The literal in an Iceberg expression; there is none for null."""
         kind = "timestamptz" if self.kind == "timestamp" and self.zone == ZONED else self.kind
         return TypedLiteral(_KINDS.get(kind, kind), self.value.lower() if kind == "boolean" else self.value)

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import structlog
 
 from seamark.connector.client.errors import ClientError, NotFound, Refused
-from seamark.connector.plans.async_client import JoinOutcome, Name, PlanTableRequest, PlanTableResponse, Seamark
+from seamark.connector.plans.async_client import JoinResult, Name, Seamark, TablePlanRequest, TablePlanResponse
 from seamark.connector.plans.joins import Dimension, PlannedScan, depth_first
 
 _JOINS_SHARE = 0.6
@@ -27,7 +27,7 @@ _JOINS_SHARE = 0.6
 _log = structlog.get_logger("seamark.plans")
 T = TypeVar("T")
 K = TypeVar("K")
-Plans = dict[PlannedScan, PlanTableResponse]
+Plans = dict[PlannedScan, TablePlanResponse]
 
 
 class PlanRequests:
@@ -69,42 +69,42 @@ class PlanRequests:
                 wanted[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
                 wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
-        found = await self._plans(wanted)
+        plans = await self._plans(wanted)
         again = {}
         for planned, each in dimensions.items():
-            plan = found.get(planned)
-            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, found):
-                found.pop(planned, None)
+            plan = plans.get(planned)
+            if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, plans):
+                plans.pop(planned, None)
                 if planned.scan.condition is not None or planned.read in pins:
                     again[planned] = replace(wanted[planned], joins=())
-        again |= self._others(groups, found, again)
-        found |= await self._plans(again)
-        _drop_inconsistent(groups, dimensions, found)
-        await self._drop_moved_refs(groups, dimensions, found)
-        effective = (_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in found.items())
+        again |= self._request_other_scans(groups, plans, again)
+        plans |= await self._plans(again)
+        _drop_inconsistent(groups, dimensions, plans)
+        await self._drop_moved_refs(groups, dimensions, plans)
+        effective = (_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
         needed = {one.planned.read for joins in effective for one, _ in joins}
         for read in pins.keys() - needed:
             # It was pinned to the snapshot for a join with another table; the join is not used.
             group = next(group for group in groups.values() if any(planned.read == read for planned in group))
-            if all(planned in found and self._keeps_most(found[planned]) for planned in group):
-                _drop(found, group)
-        return {planned: plan for planned, plan in found.items() if plan.is_made}
+            if all(planned in plans and self._keeps_most(plans[planned]) for planned in group):
+                _drop(plans, group)
+        return {planned: plan for planned, plan in plans.items() if plan.is_made}
 
-    def _others(
-        self, groups: Mapping[object, list[PlannedScan]], found: Plans, again: Mapping[PlannedScan, PlanTableRequest]
-    ) -> dict[PlannedScan, PlanTableRequest]:
+    def _request_other_scans(
+        self, groups: Mapping[object, list[PlannedScan]], plans: Plans, again: Mapping[PlannedScan, TablePlanRequest]
+    ) -> dict[PlannedScan, TablePlanRequest]:
         """Return the plans to request because other scans of the same table have plans."""
-        wanted: dict[PlannedScan, PlanTableRequest] = {}
+        wanted: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
-            answers = {planned: found[planned] for planned in group if planned in found}
+            answers = {planned: plans[planned] for planned in group if planned in plans}
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
                 snapshots = {planned.read: answer.snapshot_id for planned, answer in answers.items()}
                 if any(answer.snapshot_id != snapshots[planned.read] for planned, answer in answers.items()):
-                    _drop(found, group)  # committed in between
+                    _drop(plans, group)  # committed in between
                     continue
                 for planned in group:
-                    if planned in again or planned not in found or not found[planned].is_made:
-                        keep = planned in found or planned in again
+                    if planned in again or planned not in plans or not plans[planned].is_made:
+                        keep = planned in plans or planned in again
                         wanted[planned] = _request_of(planned, snapshots.get(planned.read), 1.0, keep=keep)
         return wanted
 
@@ -112,29 +112,29 @@ class PlanRequests:
         self,
         groups: Mapping[object, Sequence[PlannedScan]],
         dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
-        found: Plans,
+        plans: Plans,
     ) -> None:
         """Remove the plans of a table that is read at branches, tags or its current snapshot, if these moved while
         the plans were made.
         """
         mixed = [
-            group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in found
+            group for group in groups.values() if len({planned.read for planned in group}) > 1 and group[0] in plans
         ]
         tables = await self.all({group[0].table: self._seamark.columns(group[0].table) for group in mixed})
         for group in mixed:
             table = tables.get(group[0].table)
-            if table is None or any(found[at].snapshot_id != table.snapshot_of(at.scan.ref) for at in group):
-                _drop(found, group)
-        _drop_inconsistent(groups, dimensions, found)
+            if table is None or any(plans[at].snapshot_id != table.snapshot_of(at.scan.ref) for at in group):
+                _drop(plans, group)
+        _drop_inconsistent(groups, dimensions, plans)
 
-    def _keeps_most(self, plan: PlanTableResponse) -> bool:
+    def _keeps_most(self, plan: TablePlanResponse) -> bool:
         return plan.files > self._kept_max * plan.considered_files
 
-    async def _plans(self, wanted: Mapping[PlannedScan, PlanTableRequest]) -> Plans:
+    async def _plans(self, wanted: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
         return {planned: answers[one] for planned, one in wanted.items() if one in answers}
 
-    async def _plan(self, wanted: PlanTableRequest) -> PlanTableResponse:
+    async def _plan(self, wanted: TablePlanRequest) -> TablePlanResponse:
         wanted = replace(wanted, hide_partitions=self._hide_partitions)
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
@@ -195,7 +195,7 @@ def drop_scans(
     return left
 
 
-def used_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[str, int]]:
+def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int]]:
     """Return the columns by which files were left out, and the number of keys."""
     used = _effective_joins(dimensions, plan)
     return [("+".join(column for column, _ in one.on), outcome.keys or 0) for one, outcome in used if one in dimensions]
@@ -208,26 +208,26 @@ def _request_of(
     joins: Sequence[Dimension] = (),
     *,
     keep: bool = True,
-) -> PlanTableRequest:
-    """`keep`: with the filter; after a refusal, a plan without it is requested."""
+) -> TablePlanRequest:
+    """Return the request for a scan, with the filter if `keep`; after a refusal the filter is left out."""
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
     past, wanted = planned.scan.is_past, tuple(one.request() for one in joins)
-    return PlanTableRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
+    return TablePlanRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
 
 
-def _effective_joins(dimensions: Sequence[Dimension], plan: PlanTableResponse) -> list[tuple[Dimension, JoinOutcome]]:
+def _effective_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[Dimension, JoinResult]]:
     """Return the dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
     return [(one, outcome) for one, outcome in zip(depth_first(dimensions), plan.joins, strict=False) if outcome.used]
 
 
-def _is_consistent(dimensions: Sequence[Dimension], plan: PlanTableResponse, found: Plans) -> bool:
+def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, plans: Plans) -> bool:
     """Return whether each table whose rows left out files is read at the snapshot of these rows."""
-    for one, outcome in _effective_joins(dimensions, plan):
-        other = found.get(one.planned)
-        if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == one.snapshot_id:
+    for dimension, outcome in _effective_joins(dimensions, plan):
+        other = plans.get(dimension.planned)
+        if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == dimension.snapshot_id:
             return False
     return True
 
@@ -243,22 +243,22 @@ def _groups(planned_scans: Sequence[PlannedScan]) -> dict[object, list[PlannedSc
 def _drop_inconsistent(
     groups: Mapping[object, Sequence[PlannedScan]],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
-    found: Plans,
+    plans: Plans,
 ) -> None:
     """Remove plans until the scans of a table, and their dimensions, are read at one state."""
     while True:
-        apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, found)]
+        apart = [group for group in groups.values() if len(group) > 1 and not _have_names(group, plans)]
         inconsistent = [
-            planned for planned, plan in found.items() if not _is_consistent(dimensions.get(planned, ()), plan, found)
+            planned for planned, plan in plans.items() if not _is_consistent(dimensions.get(planned, ()), plan, plans)
         ]
-        wrong = [planned for planned in (*inconsistent, *chain.from_iterable(apart)) if planned in found]
+        wrong = [planned for planned in (*inconsistent, *chain.from_iterable(apart)) if planned in plans]
         if not wrong:
             return
-        _drop(found, wrong)
+        _drop(plans, wrong)
 
 
-def _have_names(group: Sequence[PlannedScan], found: Plans) -> bool:
-    return all(planned in found and found[planned].is_made for planned in group)
+def _have_names(group: Sequence[PlannedScan], plans: Plans) -> bool:
+    return all(planned in plans and plans[planned].is_made for planned in group)
 
 
 def _drop(plans: Plans, planned_scans: Sequence[PlannedScan]) -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 
-def quoted_name(name: str) -> str:
+def quote_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def backquoted(name: str) -> str:
-    """In Spark's SQL."""
+def backquote(name: str) -> str:
+    """Return the name in Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
-def quoted_text(text: str) -> str:
+def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from seamark.connector.plans.async_client import PlanTableResponse
+from seamark.connector.plans.async_client import TablePlanResponse
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from seamark.connector.plans.plan_requests import used_joins
+from seamark.connector.plans.plan_requests import find_used_joins
 
 LEASE_S = 86_400
-KEPT_MAX = 0.95
+MAX_KEPT_FRACTION = 0.95
 """A table is read by its own name if its plan keeps a larger fraction of its files."""
 BUDGET_S = 10.0
 """For all requests of one query."""
@@ -33,7 +33,7 @@ class RewrittenStatement:
 
 
 def summary_of(
-    plans: Mapping[PlannedScan, PlanTableResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
+    plans: Mapping[PlannedScan, TablePlanResponse], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
 ) -> str:
     """Return the files that each plan keeps of its table, and the columns with the number of keys by which others
     went.
@@ -42,6 +42,6 @@ def summary_of(
     used = [
         f"{'.'.join(planned.table)}.{columns}:{keys}"
         for planned, plan in plans.items()
-        for columns, keys in used_joins(dimensions.get(planned, ()), plan)
+        for columns, keys in find_used_joins(dimensions.get(planned, ()), plan)
     ]
     return "; ".join(["rewritten", *counts, *([f"joins={','.join(used)}"] if used else [])])

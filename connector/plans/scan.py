@@ -12,7 +12,7 @@ from seamark.formats.protocol.wire import MAXIMUM, MINIMUM
 
 
 def columns_of(condition: Condition | None) -> frozenset[str]:
-    """Of a field of a struct, the struct's column."""
+    """Return the columns of a condition; for a field of a struct, the struct's column."""
     return (
         frozenset() if condition is None else frozenset(name.partition(".")[0] for _, name in references_of(condition))
     )

@@ -17,7 +17,11 @@ class Replacement(NamedTuple):
 
 
 def splice(text: str, replacements: Iterable[Replacement]) -> str:
-    """ValueError where two replacements overlap, or one is not within the text."""
+    """Return the text with the replacements.
+
+    Raises:
+        ValueError: Two replacements overlap, or one is not within the text.
+    """
     pieces = []
     at = 0
     for start, end, new in sorted(replacements):

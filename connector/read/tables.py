@@ -122,8 +122,8 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
-    if len(at.given()) > 1:
-        raise BadRequest(f"{' and '.join(at.given())} are both given; select the snapshot with one of them")
+    if len(at.to_query()) > 1:
+        raise BadRequest(f"{' and '.join(at.to_query())} are both given; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:

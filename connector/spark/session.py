@@ -18,7 +18,7 @@ from seamark.connector.client.engines import EXTENSIONS, catalog_conf
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.values import CURRENT, At
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, open_table
@@ -136,9 +136,9 @@ def read(
         if at.as_of_ms is not None and opened is not None:
             version = opened.snapshot_id
         reader = spark.read if version is None else spark.read.option("versionAsOf", version)
-        frame = reader.table(".".join(map(backquoted, (name, *levels))))
+        frame = reader.table(".".join(map(backquote, (name, *levels))))
         frame = frame if where is None else frame.where(where)
-    return frame if columns is None else frame.select(*map(backquoted, columns))
+    return frame if columns is None else frame.select(*map(backquote, columns))
 
 
 def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:

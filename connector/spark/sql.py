@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seamark.connector.plans.rewrites import KEPT_MAX, LEASE_S
+from seamark.connector.plans.rewrites import LEASE_S, MAX_KEPT_FRACTION
 from seamark.connector.spark.query import queries
 from seamark.connector.spark.query.catalyst import Catalyst
 from seamark.connector.spark.source.frame_writer import catalog_hint, catalogs
@@ -32,7 +32,7 @@ def sql(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = KEPT_MAX,
+    kept_max: float = MAX_KEPT_FRACTION,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.sql.scopes import Value, shown
+from seamark.connector.sql.scopes import SqlValue, describe
 from seamark.connector.sql.types import (
     BOOLEAN,
     DATE,
@@ -25,7 +25,7 @@ _QUOTIENT_SCALE_MIN = 6
 DIVISION_BY_ZERO = "error('Division by zero')"
 
 
-def comparison(op: str, sides: Sequence[Value], node: exp.Expr, *, positive: bool) -> Value:
+def translate_comparison(op: str, sides: Sequence[SqlValue], node: exp.Expr, *, positive: bool) -> SqlValue:
     """Return a comparison of two values of one type.
 
     NaN is equal to nothing and neither smaller nor larger.
@@ -39,88 +39,90 @@ def comparison(op: str, sides: Sequence[Value], node: exp.Expr, *, positive: boo
         plain = f"({left.sql} + 0 = {right.sql} + 0)"
     unsure = [one.sql for one in sides if one.type.is_float and one.literal is None]
     if not unsure:
-        return Value(plain, BOOLEAN)
+        return SqlValue(plain, BOOLEAN)
     if positive and op != "<>":
-        return Value(f"({plain}{''.join(f' AND NOT isnan({one})' for one in unsure)})", BOOLEAN)
+        return SqlValue(f"({plain}{''.join(f' AND NOT isnan({one})' for one in unsure)})", BOOLEAN)
     nan = " OR ".join(f"isnan({one})" for one in unsure)
     answer = "TRUE" if op == "<>" else "FALSE"
-    return Value(f"(CASE WHEN {plain} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {plain} END)", BOOLEAN)
+    return SqlValue(f"(CASE WHEN {plain} IS NULL THEN NULL WHEN {nan} THEN {answer} ELSE {plain} END)", BOOLEAN)
 
 
-def integer_operation(sign: str, left: Value, right: Value) -> Value:
+def translate_integer_operation(sign: str, left: SqlValue, right: SqlValue) -> SqlValue:
     if sign in "+-*":
-        return Value(f"({left.sql} {sign} {right.sql})", left.type)
+        return SqlValue(f"({left.sql} {sign} {right.sql})", left.type)
     operator = "//" if sign == "/" else "%"
     if right.literal is not None and str(right.literal.this).strip("0"):
-        return Value(f"({left.sql} {operator} {right.sql})", left.type)
-    return Value(
+        return SqlValue(f"({left.sql} {operator} {right.sql})", left.type)
+    return SqlValue(
         f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {left.sql} {operator} {right.sql} END)", left.type
     )
 
 
-def decimal_operation(sign: str, left: Value, right: Value, node: exp.Expr) -> Value:
-    """By Trino's rules for precision and scale.
+def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node: exp.Expr) -> SqlValue:
+    """Translate an operation on decimals by Trino's rules for precision and scale.
 
     Both sides get so many digits that DuckDB computes without a narrower intermediate type.
     """
-    one, other = as_decimal(left.type), as_decimal(right.type)
-    scale = max(one.scale, other.scale)
-    whole = max(one.precision - one.scale, other.precision - other.scale)
+    a_type, b_type = as_decimal(left.type), as_decimal(right.type)
+    scale = max(a_type.scale, b_type.scale)
+    whole = max(a_type.precision - a_type.scale, b_type.precision - b_type.scale)
     match sign:
         case "+" | "-":
             kind = decimal(min(PRECISION_MAX, whole + scale + 1), scale)
             wide = [cast(side, kind) for side in (left, right)]
-            return Value(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {duckdb_name(kind)})", kind)
+            return SqlValue(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {duckdb_name(kind)})", kind)
         case "*":
-            if one.scale + other.scale > PRECISION_MAX:
-                raise BadRequest(f"{shown(node)} has more than {PRECISION_MAX} digits after the point")
-            kind = decimal(min(PRECISION_MAX, one.precision + other.precision), one.scale + other.scale)
+            if a_type.scale + b_type.scale > PRECISION_MAX:
+                raise BadRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the point")
+            kind = decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
             # DuckDB multiplies within 18 digits while both sides have at most 18.
-            wide_one = decimal(PRECISION_MAX, one.scale) if kind.precision > 18 else one
-            return Value(f"CAST({cast(left, wide_one).sql} * {cast(right, other).sql} AS {duckdb_name(kind)})", kind)
+            wide_type = decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
+            return SqlValue(
+                f"CAST({cast(left, wide_type).sql} * {cast(right, b_type).sql} AS {duckdb_name(kind)})", kind
+            )
         case "%":
-            kind = decimal(min(one.precision - one.scale, other.precision - other.scale) + scale, scale)
+            kind = decimal(min(a_type.precision - a_type.scale, b_type.precision - b_type.scale) + scale, scale)
             common = decimal(min(PRECISION_MAX, whole + scale), scale)
             a, b = cast(left, common).sql, cast(right, common).sql
-            return Value(
+            return SqlValue(
                 f"CAST(CASE WHEN {b} = 0 THEN {DIVISION_BY_ZERO} ELSE {a} % {b} END AS {duckdb_name(kind)})", kind
             )
-    digits = max(_QUOTIENT_SCALE_MIN, one.scale + other.precision + 1)
-    whole = one.precision - one.scale + other.scale
+    digits = max(_QUOTIENT_SCALE_MIN, a_type.scale + b_type.precision + 1)
+    whole = a_type.precision - a_type.scale + b_type.scale
     scale = digits if whole + digits <= PRECISION_MAX else max(PRECISION_MAX - whole, _QUOTIENT_SCALE_MIN)
     kind = decimal(min(PRECISION_MAX, whole + scale), scale)
-    return quotient(cast(left, one), cast(right, other), kind)
+    return divide_decimals(cast(left, a_type), cast(right, b_type), kind)
 
 
-def quotient(left: Value, right: Value, kind: SqlType) -> Value:
+def divide_decimals(left: SqlValue, right: SqlValue, kind: SqlType) -> SqlValue:
     """Return the quotient of two decimals, rounded half up to the scale of `kind`, by integers of 128 bits.
 
     The statement fails if they do not suffice.
     """
     shift = kind.scale - left.type.scale + right.type.scale
-    numerator = f"({_unscaled(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"
-    denominator = f"({_unscaled(right)} * CAST('1{'0' * max(0, -shift)}' AS HUGEINT))"
-    rest = f"2 * abs({numerator} % {denominator}) >= abs({denominator})"
-    away = f"CASE WHEN {rest} THEN sign({numerator}) * sign({denominator}) ELSE 0 END"
+    numerator = f"({_to_unscaled_integer(left)} * CAST('1{'0' * max(0, shift)}' AS HUGEINT))"
+    denominator = f"({_to_unscaled_integer(right)} * CAST('1{'0' * max(0, -shift)}' AS HUGEINT))"
+    rounds_away = f"2 * abs({numerator} % {denominator}) >= abs({denominator})"
+    away = f"CASE WHEN {rounds_away} THEN sign({numerator}) * sign({denominator}) ELSE 0 END"
     unscaled = f"CAST({numerator} // {denominator} + {away} AS DECIMAL({PRECISION_MAX}, 0))"
     unit = f"CAST('1e-{kind.scale}' AS DECIMAL({kind.scale + 1}, {kind.scale}))" if kind.scale else "1"
     scaled = f"CAST({unscaled} * {unit} AS {duckdb_name(kind)})"
-    return Value(f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {scaled} END)", kind)
+    return SqlValue(f"(CASE WHEN {right.sql} = 0 THEN {DIVISION_BY_ZERO} ELSE {scaled} END)", kind)
 
 
-def _unscaled(value: Value) -> str:
+def _to_unscaled_integer(value: SqlValue) -> str:
     return f"CAST(replace(CAST({value.sql} AS VARCHAR), '.', '') AS HUGEINT)"
 
 
-def moved_by_interval(left: Value, right: Value, sign: str, node: exp.Expr) -> Value:
+def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr) -> SqlValue:
     """Return a time plus or minus an interval."""
     if left.type == INTERVAL and sign == "+":
         left, right = right, left
     if right.type != INTERVAL or sign not in "+-" or not left.type.is_time:
-        raise BadRequest(f"{shown(node)}: {sign} is not defined for the types {left.type} and {right.type}")
+        raise BadRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
     text = f"({left.sql} {sign} {right.sql})"
     if left.type == DATE:
         if right.sql.rpartition(" ")[2] not in ("DAY", "WEEK", "MONTH", "YEAR"):
-            raise BadRequest(f"{shown(node)}: the interval of a date must be of days or longer")
+            raise BadRequest(f"{describe(node)}: the interval of a date must be of days or longer")
         text = f"CAST({text} AS DATE)"
-    return Value(text, left.type)
+    return SqlValue(text, left.type)

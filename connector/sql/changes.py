@@ -16,11 +16,11 @@ from sqlglot import exp
 from seamark.connector.analysis.lexer import Token, UnsupportedStatement, tokens_of
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.plans.async_client import Name
-from seamark.connector.plans.quotes import quoted_name
-from seamark.connector.sql.literals import target_type
+from seamark.connector.plans.quotes import quote_name
+from seamark.connector.sql.literals import parse_target_type
 from seamark.connector.sql.queries import Translation
-from seamark.connector.sql.scopes import NameScope, StoredTable, UnsupportedInDuckDB, Value, shown
-from seamark.connector.sql.statement import Kind, Statement, parse
+from seamark.connector.sql.scopes import NameScope, SqlValue, StoredTable, UnsupportedInDuckDB, describe
+from seamark.connector.sql.statement import Kind, SqlStatement, parse
 from seamark.connector.sql.types import BIGINT, UNKNOWN, SqlType, common_type, duckdb_name, has_duckdb_name
 from seamark.connector.sql.values import check_args
 
@@ -52,12 +52,20 @@ class DuckDBChange:
 
 
 def translate_change(
-    statement: Statement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
+    statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
 ) -> DuckDBChange:
-    """`catalog`: the name under which the catalog is attached.
+    """Translate a statement that writes.
+
+    Args:
+        statement: The statement.
+        columns_of: Returns the columns of a table.
+        name_of: Returns the name of a table in the catalog.
+        catalog: The name under which the catalog is attached.
+        now: The statement's time.
 
     Raises:
-        BadRequest: For an invalid statement, UnsupportedInDuckDB for one that is not translated.
+        BadRequest: The statement is invalid.
+        UnsupportedInDuckDB: The statement is not translated.
     """
     tree = statement.tree
     allowed = _ALLOWED.get(type(tree))
@@ -67,15 +75,15 @@ def translate_change(
     change = _Change(statement, columns_of, name_of, catalog, now)
     match tree:
         case exp.Insert():
-            return change.insert(tree)
+            return change.translate_insert(tree)
         case exp.Update() | exp.Delete():
-            return change.row_change(tree)
-    return change.definition(tree)
+            return change.translate_row_change(tree)
+    return change.translate_definition(tree)
 
 
 class _Change:
     def __init__(
-        self, statement: Statement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
+        self, statement: SqlStatement, columns_of: ColumnsOf, name_of: NameOf, catalog: str, now: datetime
     ) -> None:
         self._statement = statement
         self._columns_of = columns_of
@@ -83,39 +91,39 @@ class _Change:
         self._catalog = catalog
         self._now = now
 
-    def insert(self, tree: exp.Expr) -> DuckDBChange:
+    def translate_insert(self, tree: exp.Expr) -> DuckDBChange:
         into = tree.this
         table = into.this if isinstance(into, exp.Schema) else into
-        columns = self._target(table)
+        columns = self._find_target_columns(table)
         names = [one.name for one in into.expressions] if isinstance(into, exp.Schema) else list(columns)
-        chosen = _distinct([_known(name, columns, table) for name in names])
+        chosen = _check_distinct([_find_column(name, columns, table) for name in names])
         translation = Translation(self._columns_of, self._now)
-        query, given = translation.query(tree.expression, NameScope((), {}))
-        if len(given) != len(chosen):
-            raise BadRequest(f"The statement gives {len(given)} values for {len(chosen)} columns")
+        query, query_columns = translation.query(tree.expression, NameScope((), {}))
+        if len(query_columns) != len(chosen):
+            raise BadRequest(f"The statement gives {len(query_columns)} values for {len(chosen)} columns")
         converted = ", ".join(
-            _stored(Value(f"c{n}", kind), columns[name], name)
-            for n, (name, (_, kind)) in enumerate(zip(chosen, given, strict=True))
+            _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
+            for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns, strict=True))
         )
         text = f"SELECT {converted} FROM ({query})"  # noqa: S608
         tables = tuple(translation.tables)
         return DuckDBChange(text, tuple(chosen), tables, self._name_of(table), self._statement.query_text)
 
-    def row_change(self, tree: exp.Expr) -> DuckDBChange:
+    def translate_row_change(self, tree: exp.Expr) -> DuckDBChange:
         """UPDATE and DELETE become `SELECT place, new values FROM table WHERE condition`."""
-        columns = self._target(tree.this)
+        columns = self._find_target_columns(tree.this)
         place = _PLACE
         while place in self._statement.text.lower() or any(place == name.lower() for name in columns):
             place += "$"  # a name that the statement cannot mean
-        kind, texts = self._statement.kind, row_change_texts(self._statement.text)
+        kind, texts = self._statement.kind, divide_row_change(self._statement.text)
         chosen = []
-        for one in tree.expressions if kind is Kind.UPDATE else ():
-            if not isinstance(one, exp.EQ) or not isinstance(one.this, exp.Column):
-                raise UnsupportedInDuckDB(f"SET {shown(one)} is not translated")
-            chosen.append(_known(one.this.name, columns, tree.this))
-        if len(texts.values) != len(_distinct(chosen)):
+        for assignment in tree.expressions if kind is Kind.UPDATE else ():
+            if not isinstance(assignment, exp.EQ) or not isinstance(assignment.this, exp.Column):
+                raise UnsupportedInDuckDB(f"SET {describe(assignment)} is not translated")
+            chosen.append(_find_column(assignment.this.name, columns, tree.this))
+        if len(texts.values) != len(_check_distinct(chosen)):
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
-        selected = quoted_name(place)
+        selected = quote_name(place)
         text = f"SELECT {', '.join([selected, *texts.values])} FROM {texts.source}"  # noqa: S608
         query = parse(text).tree
         clause = query.args.get("from_")
@@ -124,30 +132,30 @@ class _Change:
         target = clause.this
 
         def columns_of(table: exp.Table) -> Mapping[str, SqlType]:
-            found = self._columns_of(table)
-            return {**found, place: BIGINT} if table is target else found
+            table_columns = self._columns_of(table)
+            return {**table_columns, place: BIGINT} if table is target else table_columns
 
         translation = Translation(columns_of, self._now)
-        translated, given = translation.query(query, NameScope((), {}))
-        if len(given) != 1 + len(chosen):  # a star
+        translated, query_columns = translation.query(query, NameScope((), {}))
+        if len(query_columns) != 1 + len(chosen):  # a star
             raise UnsupportedInDuckDB(f"{kind.value} of this form is not translated")
         for table in translation.tables:
             table.place = place if table.node is target else None
         converted = [
-            _stored(Value(f"c{n}", kind), columns[name], name)
-            for n, (name, (_, kind)) in enumerate(zip(chosen, given[1:], strict=True), 1)
+            _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
+            for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns[1:], strict=True), 1)
         ]
         # The analysis of conditions does not know the place.
-        known_text = text.replace(selected, "1".ljust(len(selected)), 1)
+        text_without_place = text.replace(selected, "1".ljust(len(selected)), 1)
         return DuckDBChange(
             f"SELECT {', '.join(['c0', *converted])} FROM ({translated})",  # noqa: S608
             (place, *chosen),
             tuple(translation.tables),
             self._name_of(tree.this),
-            known_text,
+            text_without_place,
         )
 
-    def definition(self, tree: exp.Expr) -> DuckDBChange:
+    def translate_definition(self, tree: exp.Expr) -> DuckDBChange:
         kind, word = tree.text("kind").upper(), "CREATE" if isinstance(tree, exp.Create) else "DROP"
         if kind not in ("TABLE", "SCHEMA"):
             raise UnsupportedInDuckDB(f"{word} {kind} is not translated")
@@ -157,35 +165,37 @@ class _Change:
         dropped = tree.args.get("tables") or [tree.this]
         if len(dropped) != 1:
             raise UnsupportedInDuckDB("DROP of several tables is not translated")
-        named, columns = dropped[0], ""
-        if isinstance(named, exp.Schema):
-            columns = f" ({', '.join(_defined(one) for one in named.expressions)})"
-            named = named.this
+        target_node, columns = dropped[0], ""
+        if isinstance(target_node, exp.Schema):
+            columns = f" ({', '.join(_define_column(one) for one in target_node.expressions)})"
+            target_node = target_node.this
         if kind == "TABLE" and word == "CREATE" and not columns:
             raise UnsupportedInDuckDB(
                 "CREATE TABLE needs columns here; create the table, then INSERT the rows of a query"
             )
         if kind == "SCHEMA":
-            parts = [part.name for part in named.parts]
+            parts = [part.name for part in target_node.parts]
             if len(parts) == 2 and parts[0].lower() == self._catalog.lower():
                 parts = parts[1:]
             if len(parts) != 1:
-                raise BadRequest(f'{shown(named)} is not the name of a schema; write nested levels in quotes: "a.b"')
-            target = f"{quoted_name(self._catalog)}.{quoted_name(parts[0])}"
+                raise BadRequest(
+                    f'{describe(target_node)} is not the name of a schema; write nested levels in quotes: "a.b"'
+                )
+            target = f"{quote_name(self._catalog)}.{quote_name(parts[0])}"
         else:
-            target = self._duckdb_name(named)
+            target = self._duckdb_name(target_node)
         return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, "")
 
-    def _target(self, table: exp.Expr) -> Mapping[str, SqlType]:
+    def _find_target_columns(self, table: exp.Expr) -> Mapping[str, SqlType]:
         if not isinstance(table, exp.Table):
-            raise UnsupportedInDuckDB(f"{shown(table)} is not a table")
+            raise UnsupportedInDuckDB(f"{describe(table)} is not a table")
         check_args(table, frozenset(("this", "db", "catalog")))
         return self._columns_of(table)
 
     def _duckdb_name(self, table: exp.Expr) -> str:
         assert isinstance(table, exp.Table)
         name = self._name_of(table)
-        return ".".join(map(quoted_name, (self._catalog, ".".join(name[:-1]), name[-1])))
+        return ".".join(map(quote_name, (self._catalog, ".".join(name[:-1]), name[-1])))
 
 
 @dataclass(frozen=True)
@@ -198,7 +208,7 @@ class RowChangeTexts:
     """The table and the condition: what follows FROM."""
 
 
-def row_change_texts(text: str) -> RowChangeTexts:
+def divide_row_change(text: str) -> RowChangeTexts:
     """Divide `UPDATE table SET column = value, … WHERE condition` or `DELETE FROM table WHERE condition`.
 
     Raises:
@@ -215,7 +225,7 @@ def row_change_texts(text: str) -> RowChangeTexts:
     if words[:1] != ["UPDATE"] or "SET" not in words:
         raise UnsupportedInDuckDB("UPDATE of this form is not translated")
     at = words.index("SET")
-    groups, condition = _assignments(tokens[at + 1 :])
+    groups, condition = _parse_assignments(tokens[at + 1 :])
     values = []
     for group in groups:
         equals = next((n for n, token in enumerate(group) if token.word == "="), None)
@@ -228,7 +238,7 @@ def row_change_texts(text: str) -> RowChangeTexts:
     return RowChangeTexts(tuple(values), source)
 
 
-def _assignments(tokens: Sequence[Token]) -> tuple[list[list[Token]], Token | None]:
+def _parse_assignments(tokens: Sequence[Token]) -> tuple[list[list[Token]], Token | None]:
     """Return the assignments of SET, and the token WHERE, if there is one."""
     groups: list[list[Token]] = [[]]
     depth = 0
@@ -243,26 +253,30 @@ def _assignments(tokens: Sequence[Token]) -> tuple[list[list[Token]], Token | No
     return groups, None
 
 
-def _distinct(names: list[str]) -> list[str]:
-    """BadRequest for a column that is named twice."""
+def _check_distinct(names: list[str]) -> list[str]:
+    """Return the names.
+
+    Raises:
+        BadRequest: A name is there twice.
+    """
     for name in names:
         if names.count(name) > 1:
             raise BadRequest(f"The statement names the column {name[:100]!r} twice")
     return names
 
 
-def _known(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
-    found = [one for one in columns if one.lower() == name.lower()]
-    if not found:
-        raise BadRequest(f"{shown(table)} has no column {name[:100]!r}")
-    return found[0]
+def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
+    matches = [one for one in columns if one.lower() == name.lower()]
+    if not matches:
+        raise BadRequest(f"{describe(table)} has no column {name[:100]!r}")
+    return matches[0]
 
 
-def _stored(value: Value, kind: SqlType, column: str) -> str:
+def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
     """Return the value in the type of its column.
 
     Raises:
-        BadRequest: If that needs a CAST.
+        BadRequest: The conversion needs a CAST.
     """
     if value.type != kind and common_type(value.type, kind) != kind:
         narrows = value.type.is_number and kind.is_number and not value.type.is_float
@@ -277,12 +291,12 @@ def _stored(value: Value, kind: SqlType, column: str) -> str:
     return f"CAST({value.sql} AS {duckdb_name(kind)})"
 
 
-def _defined(node: exp.Expr) -> str:
+def _define_column(node: exp.Expr) -> str:
     if not isinstance(node, exp.ColumnDef) or not isinstance(node.args.get("kind"), exp.DataType):
-        raise UnsupportedInDuckDB(f"{shown(node)} is not translated")
+        raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
     required = ""
-    for one in node.args.get("constraints") or ():
-        if not isinstance(one.kind, exp.NotNullColumnConstraint) or one.kind.args.get("allow_null"):
-            raise UnsupportedInDuckDB(f"{shown(node)}: of constraints only NOT NULL is translated")
+    for constraint in node.args.get("constraints") or ():
+        if not isinstance(constraint.kind, exp.NotNullColumnConstraint) or constraint.kind.args.get("allow_null"):
+            raise UnsupportedInDuckDB(f"{describe(node)}: of constraints only NOT NULL is translated")
         required = " NOT NULL"
-    return f"{quoted_name(node.name)} {duckdb_name(target_type(node.args['kind'], node))}{required}"
+    return f"{quote_name(node.name)} {duckdb_name(parse_target_type(node.args['kind'], node))}{required}"

@@ -25,7 +25,7 @@ class Demand:
 
     kind: Kind
     bytes: int = 0
-    """Of the data files that its plan leaves."""
+    """The size of the data files that its plan leaves."""
     not_in_duckdb: str = ""
     """Why DuckDB does not run it; empty if it does."""
 
@@ -37,15 +37,18 @@ class Choice:
 
 
 def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_bytes: int = LARGE_BYTES) -> Choice:
-    """`wanted`: an engine that the user forces, or `AUTO`.
+    """Return the engine that runs a statement.
+
+    Args:
+        wanted: An engine that the user forces, or `AUTO`.
 
     Raises:
         BadRequest: With the reason, if no engine runs it.
     """
     if wanted != AUTO:
-        return _forced(demand, wanted, available)
+        return _choose_forced(demand, wanted, available)
     if demand.kind is Kind.QUERY:
-        return _for_query(demand, available, large_bytes)
+        return _choose_for_query(demand, available, large_bytes)
     if demand.kind is Kind.MERGE:
         if SPARK not in available:
             raise BadRequest("MERGE runs on Spark: give --spark with sc://host:port or a master such as local[2]")
@@ -55,7 +58,7 @@ def choose(demand: Demand, wanted: str, available: frozenset[str], *, large_byte
     return Choice(DUCKDB, f"{demand.kind.value} commits through the catalog from this process")
 
 
-def _for_query(demand: Demand, available: frozenset[str], large_bytes: int) -> Choice:
+def _choose_for_query(demand: Demand, available: frozenset[str], large_bytes: int) -> Choice:
     size = f"it reads {demand.bytes:,} bytes of data files"
     if demand.not_in_duckdb:
         if TRINO in available:
@@ -68,7 +71,7 @@ def _for_query(demand: Demand, available: frozenset[str], large_bytes: int) -> C
     return Choice(DUCKDB, f"{size}, and no Trino is configured")
 
 
-def _forced(demand: Demand, wanted: str, available: frozenset[str]) -> Choice:
+def _choose_forced(demand: Demand, wanted: str, available: frozenset[str]) -> Choice:
     if wanted not in ENGINES:
         raise BadRequest(f"The engine is {wanted!r}; it must be {AUTO}, {', '.join(ENGINES)}")
     if wanted not in available:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from seamark.connector.client.errors import BadRequest, ClientError, ServerFailed
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
-from seamark.connector.sql.reads import TableRead, row_filter
+from seamark.connector.sql.reads import PlannedTableRead, row_filter
 from seamark.connector.sql.types import UUID
 from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
 
@@ -63,7 +63,7 @@ def open_connection(limits: DuckDBLimits) -> duckdb.DuckDBPyConnection:
 class TableStream:
     """The rows of a table as DuckDB reads them; each scan of it reads the files again."""
 
-    def __init__(self, read: TableRead) -> None:
+    def __init__(self, read: PlannedTableRead) -> None:
         self._read = read
         table = read.table
         self._names = [name for name in table.columns if name in table.used]
@@ -95,12 +95,12 @@ class TableStream:
         try:
             for number, task in enumerate(self._read.tasks):
                 for batch in reader.read(task):
-                    yield self._converted(batch, schema, number)
+                    yield self._convert(batch, schema, number)
         except Exception as error:
             self.failure = error  # DuckDB reports it as a text only
             raise
 
-    def _converted(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
+    def _convert(self, batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.RecordBatch:
         """Return the batch of the task `number` in the columns of the relation."""
         if not self._names:
             return pa.RecordBatch.from_arrays([pa.nulls(batch.num_rows, pa.bool_())], schema=schema)
@@ -113,7 +113,7 @@ class TableStream:
 
 
 @contextmanager
-def registered(con: duckdb.DuckDBPyConnection, reads: Sequence[TableRead]) -> Iterator[list[TableStream]]:
+def register_tables(con: duckdb.DuckDBPyConnection, reads: Sequence[PlannedTableRead]) -> Iterator[list[TableStream]]:
     """Make the tables known to DuckDB, by their names in the translation."""
     streams = [TableStream(read) for read in reads]
     try:
@@ -135,25 +135,25 @@ def execute(
         ServerFailed: Where a file cannot be read.
     """
     try:
-        found = con.execute(text).to_arrow_reader(BATCH_ROWS)
+        rows = con.execute(text).to_arrow_reader(BATCH_ROWS)
     except duckdb.Error as error:
-        raise _explained(error, streams) from None
-    given = found.schema.names if names is None else names
-    schema = pa.schema([field.with_name(name) for field, name in zip(found.schema, given, strict=True)])
-    return pa.RecordBatchReader.from_batches(schema, _renamed(found, schema, streams))
+        raise _to_client_error(error, streams) from None
+    column_names = rows.schema.names if names is None else names
+    schema = pa.schema([field.with_name(name) for field, name in zip(rows.schema, column_names, strict=True)])
+    return pa.RecordBatchReader.from_batches(schema, _rename_columns(rows, schema, streams))
 
 
-def _renamed(
+def _rename_columns(
     batches: pa.RecordBatchReader, schema: pa.Schema, streams: Sequence[TableStream]
 ) -> Iterator[pa.RecordBatch]:
     try:
         for batch in batches:
             yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
-        raise _explained(error, streams) from None
+        raise _to_client_error(error, streams) from None
 
 
-def _explained(error: Exception, streams: Sequence[TableStream]) -> ClientError:
+def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> ClientError:
     failure = next((one.failure for one in streams if one.failure is not None), None)
     if isinstance(failure, ClientError):
         return failure

@@ -8,8 +8,8 @@ from datetime import UTC, date, datetime
 from sqlglot import exp
 
 from seamark.connector.client.errors import BadRequest
-from seamark.connector.plans.quotes import quoted_text
-from seamark.connector.sql.scopes import UnsupportedInDuckDB, Value, shown
+from seamark.connector.plans.quotes import quote_text
+from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
 from seamark.connector.sql.types import (
     BIGINT,
     BOOLEAN,
@@ -55,15 +55,15 @@ _DOUBLE = re.compile(r"[+-]?(?:[0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})(?:[e
 _NUMBER = re.compile(r"([0-9]*)(?:\.([0-9]*))?", re.ASCII)
 
 
-def number(text: str, node: exp.Expr, *, negative: bool = False) -> Value:
+def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlValue:
     """Return a literal: with an exponent a double, with a point a decimal, otherwise an integer."""
     sign = "-" if negative else ""
     if "e" in text.lower():
         try:
-            found = float(sign + text)
+            double = float(sign + text)
         except ValueError:
             raise BadRequest(f"{text[:40]!r} is not a number") from None
-        return Value(f"CAST('{found!r}' AS DOUBLE)", DOUBLE, node)
+        return SqlValue(f"CAST('{double!r}' AS DOUBLE)", DOUBLE, node)
     match = _NUMBER.fullmatch(text)
     if match is None or not any(match.groups("")):
         raise BadRequest(f"{text[:40]!r} is not a number")
@@ -73,26 +73,26 @@ def number(text: str, node: exp.Expr, *, negative: bool = False) -> Value:
         if size >= _INT64 + negative:
             raise BadRequest(f"{sign}{text[:40]} is out of the range of bigint")
         kind = INTEGER if size < _INT32 + negative else BIGINT
-        return Value(
+        return SqlValue(
             f"CAST({sign}{size} AS {duckdb_name(kind)})" if kind == BIGINT or negative else str(size), kind, node
         )
     kind = decimal(max(1, len(whole) + len(fraction)), len(fraction))
     if kind.precision > PRECISION_MAX:
         raise BadRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
-    return Value(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {duckdb_name(kind)})", kind, node)
+    return SqlValue(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {duckdb_name(kind)})", kind, node)
 
 
-def typed_text(text: str, to: SqlType, node: exp.Expr) -> Value:
-    """`DATE '…'` and its like.
+def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
+    """Return the value of a typed text such as `DATE '…'`.
 
     Raises:
         BadRequest: For a text that is no such value.
     """
     try:
         if to == VARCHAR:
-            return Value(quoted_text(text), VARCHAR, node)
+            return SqlValue(quote_text(text), VARCHAR, node)
         if to == DATE and _DAY.fullmatch(text):
-            return Value(f"DATE '{date.fromisoformat(text).isoformat()}'", DATE, node)
+            return SqlValue(f"DATE '{date.fromisoformat(text).isoformat()}'", DATE, node)
         match = _TIMESTAMP.fullmatch(text)
         if to in (TIMESTAMP, ZONED) and match is not None:
             day, clock, zone = match.groups()
@@ -101,33 +101,35 @@ def typed_text(text: str, to: SqlType, node: exp.Expr) -> Value:
                 moment = datetime.fromisoformat(f"{day}T{clock or '00:00'}{offset}")
                 moment = moment if to == TIMESTAMP else moment.astimezone(UTC).replace(tzinfo=None)
                 name, suffix = ("TIMESTAMP", "") if to == TIMESTAMP else ("TIMESTAMPTZ", "+00")
-                return Value(f"{name} '{moment.isoformat(' ')}{suffix}'", to, node)
+                return SqlValue(f"{name} '{moment.isoformat(' ')}{suffix}'", to, node)
         if to == UUID and _UUID.fullmatch(text):
-            return Value(f"UUID '{text.lower()}'", UUID, node)
+            return SqlValue(f"UUID '{text.lower()}'", UUID, node)
         if to.is_integer and _WHOLE.fullmatch(text):
-            return cast(number(text.lstrip("+-"), node, negative=text.startswith("-")), to)
+            return cast(parse_number(text.lstrip("+-"), node, negative=text.startswith("-")), to)
         if to.is_float and _DOUBLE.fullmatch(text):
-            return Value(f"CAST('{text}' AS {duckdb_name(to)})", to, node)
+            return SqlValue(f"CAST('{text}' AS {duckdb_name(to)})", to, node)
         if to == BOOLEAN and text.lower() in ("true", "false"):
-            return Value(text.upper(), BOOLEAN, node)
+            return SqlValue(text.upper(), BOOLEAN, node)
         if to.name == "decimal" and _NUMBER.fullmatch(text.lstrip("-")):
-            found = number(text.lstrip("-") + ("" if "." in text else "."), node, negative=text.startswith("-"))
-            return found if to.precision == 0 else cast(found, to)
+            decimal_value = parse_number(
+                text.lstrip("-") + ("" if "." in text else "."), node, negative=text.startswith("-")
+            )
+            return decimal_value if to.precision == 0 else cast(decimal_value, to)
     except (ValueError, OverflowError):
         raise BadRequest(f"{text[:40]!r} is not a valid {to}") from None
-    raise UnsupportedInDuckDB(f"{shown(node)}: this text is not read as a {to}")
+    raise UnsupportedInDuckDB(f"{describe(node)}: this text is not read as a {to}")
 
 
-def target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
+def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
     params = [int(str(one.this.this)) for one in node.expressions if isinstance(one.this, exp.Literal)]
     if node.this is _Type.DECIMAL:
         if not params and isinstance(whole.this, exp.Literal):
             return decimal(0, 0)  # the digits of the text decide
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
-            raise BadRequest(f"{shown(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
+            raise BadRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
         return decimal(precision, scale)
-    found = _CASTS.get(node.this)
-    if found is None or (found == VARCHAR and params):
-        raise UnsupportedInDuckDB(f"{shown(whole)}: the type {shown(node)} is not translated")
-    return found
+    target = _CASTS.get(node.this)
+    if target is None or (target == VARCHAR and params):
+        raise UnsupportedInDuckDB(f"{describe(whole)}: the type {describe(node)} is not translated")
+    return target

@@ -20,14 +20,14 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, ClientError, NotFound
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
+from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResponse, open_seamark, run_in_thread
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from seamark.connector.plans.plan_requests import PlanRequests, used_joins
-from seamark.connector.plans.rewrites import KEPT_MAX
+from seamark.connector.plans.plan_requests import PlanRequests, find_used_joins
+from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
 from seamark.connector.plans.scan import Scan
 from seamark.connector.read.tables import OpenTable, ScanTask, open_table, plan
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
-from seamark.connector.sql.types import SqlType, of_iceberg
+from seamark.connector.sql.types import SqlType, from_iceberg
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression import (
@@ -46,7 +46,7 @@ from seamark.formats.runtime.errors import RequestError
 
 _NO_TABLE = ("NoSuchTableException", "NoSuchNamespaceException")
 JOINS_S = 5.0
-"""For all requests for joins of one statement; closing the connection may take as long again."""
+"""The time for all requests for joins of one statement; closing the connection may take as long again."""
 LEASE_S = 600
 
 
@@ -63,7 +63,7 @@ class NamedTable:
 
 
 @dataclass(frozen=True)
-class TableRead:
+class PlannedTableRead:
     """What is read for one reference to a table."""
 
     table: StoredTable
@@ -84,29 +84,40 @@ class CatalogTables:
     """The tables of one statement, each opened once, so that all references read one snapshot."""
 
     def __init__(self, client: SeamarkClient, catalog: str, schema: str | None = None) -> None:
-        """`schema`: of tables that are named without one."""
+        """Create the tables of a statement.
+
+        Args:
+            client: The catalog.
+            catalog: The name that the statement may use for the catalog.
+            schema: The schema of tables that are named without one.
+        """
         self._client = client
         self._catalog, self._schema = catalog, schema
         self._opened: dict[tuple[Name, int | str | None], NamedTable] = {}
         self.of_node: dict[int, NamedTable] = {}
-        """By the identity of the reference."""
+        """The tables by the identity of the reference."""
 
     def hold(self, name: Name, opened: OpenTable) -> None:
         """Make all references to the present state of a table read this open table."""
-        self._opened[name, None] = _named_table(name, opened)
+        self._opened[name, None] = _to_named_table(name, opened)
 
     def name_of(self, node: exp.Table) -> Name:
         return table_name(node, self._catalog, self._schema)
 
     def columns_of(self, node: exp.Table) -> Mapping[str, SqlType]:
-        named = self._named(self.name_of(node), _version(node))
+        named = self._open_once(self.name_of(node), _read_version(node))
         self.of_node[id(node)] = named
         return named.columns
 
-    def _named(self, name: Name, version: int | str | None) -> NamedTable:
-        """`version`: the number of a snapshot, a branch or tag, or None."""
-        found = self._opened.get((name, version))
-        if found is None:
+    def _open_once(self, name: Name, version: int | str | None) -> NamedTable:
+        """Return a table, which is opened at its first use.
+
+        Args:
+            name: The name of the table.
+            version: The number of a snapshot, a branch or tag, or None.
+        """
+        named = self._opened.get((name, version))
+        if named is None:
             moving = {one for of, one in self._opened if of == name and not isinstance(one, int)}
             if moving and not isinstance(version, int):
                 raise UnsupportedInDuckDB(f"{'.'.join(name)} is read at a branch or tag and at another of its states")
@@ -121,16 +132,17 @@ class CatalogTables:
                 raise NotFound(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
                 ) from None
-            found = self._opened[name, version] = _named_table(name, opened)
-        return found
+            named = self._opened[name, version] = _to_named_table(name, opened)
+        return named
 
 
 def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name:
-    """`[[catalog.]schema.]table`: the levels of the schema are joined by dots within quotes; `schema` is the
-    default.
+    """Return the name of the table in a reference `[[catalog.]schema.]table`.
+
+    Dots join the levels of the schema within quotes; `schema` is the default.
 
     Raises:
-        BadRequest: Without a schema, and for another catalog.
+        BadRequest: The reference has no schema, or names another catalog.
     """
     parts = [part.name for part in node.parts]
     if len(parts) == 1 and schema is not None:
@@ -150,7 +162,7 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 
 def plan_reads(
     client: SeamarkClient, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
-) -> list[TableRead]:
+) -> list[PlannedTableRead]:
     """Plan each reference.
 
     The order is that of `tables`.
@@ -158,23 +170,25 @@ def plan_reads(
     Args:
         today: The statement's date in UTC.
     """
-    scans = _scans(text, tables, catalog, today)
-    planned = _with_joins(client, {n: scan for n, scan in enumerate(scans) if scan is not None}, tables, catalog)
+    scans = _find_scans(text, tables, catalog, today)
+    planned = _request_join_plans(
+        client, {n: scan for n, scan in enumerate(scans) if scan is not None}, tables, catalog
+    )
     reads = []
     for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
         named = catalog.of_node[id(table.node)]
         joins: tuple[tuple[str, int], ...] = ()
         opened = named.opened
-        where = TRUE if scan is None else _bound(scan, opened)
+        where = TRUE if scan is None else _bind_filter(scan, opened)
         if number in planned:
             name, joins = planned[number]
             opened = open_table(client, (*named.name[:-1], name), CURRENT)
         tasks = tuple(plan(client, opened, where))
-        reads.append(TableRead(table, named, opened, without_functions(where), tasks, joins))
+        reads.append(PlannedTableRead(table, named, opened, drop_functions(where), tasks, joins))
     return reads
 
 
-def without_functions(where: Expression) -> Expression:
+def drop_functions(where: Expression) -> Expression:
     """Return the parts of a condition with which rows can be compared: functions of columns only select files."""
     return replace_predicates(where, lambda predicate: TRUE if is_function(predicate.transform) else predicate)
 
@@ -188,8 +202,8 @@ def row_filter(where: Expression) -> Expression:
     return all_of(*(one for one in parts if not any(each.result in FLOATS for each in predicates_of(one))))
 
 
-def _named_table(name: Name, opened: OpenTable) -> NamedTable:
-    columns = {field.name: of_iceberg(field.type) for field in opened.schema.fields}
+def _to_named_table(name: Name, opened: OpenTable) -> NamedTable:
+    columns = {field.name: from_iceberg(field.type) for field in opened.schema.fields}
     if len({one.lower() for one in columns}) != len(columns):
         raise UnsupportedInDuckDB(f"{'.'.join(name)} has columns whose names differ only in case")
     snapshot = next((one for one in opened.history if one.snapshot_id == opened.snapshot_id), None)
@@ -198,17 +212,17 @@ def _named_table(name: Name, opened: OpenTable) -> NamedTable:
     return NamedTable(name, opened, columns, files, size)
 
 
-def _version(node: exp.Table) -> int | str | None:
+def _read_version(node: exp.Table) -> int | str | None:
     version = node.args.get("version")
     if version is None:
         return None
-    found = version_of(version)
-    if found is None:
+    parsed = version_of(version)
+    if parsed is None:
         raise UnsupportedInDuckDB("Time travel supports only FOR VERSION AS OF a snapshot's number, a branch or a tag")
-    return found
+    return parsed
 
 
-def _bound(scan: Scan, opened: OpenTable) -> Expression:
+def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
     if scan.filter is None:
         return TRUE
     try:
@@ -218,56 +232,57 @@ def _bound(scan: Scan, opened: OpenTable) -> Expression:
         return TRUE
 
 
-def _scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date) -> list[Scan | None]:
+def _find_scans(text: str, tables: Sequence[StoredTable], catalog: CatalogTables, today: date) -> list[Scan | None]:
     """Return the scans of the references; None where the analysis does not determine it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
     for table in tables:
         key = tuple(part.name.lower() for part in table.node.parts)
         named = catalog.of_node[id(table.node)]
         columns = {
-            one.name.lower(): one.type if isinstance(one.type, str) else "nested" for one in named.opened.schema.fields
+            field.name.lower(): field.type if isinstance(field.type, str) else "nested"
+            for field in named.opened.schema.fields
         }
         kinds[key] = columns if kinds.get(key, columns) == columns else None
-    found = find_scans(
+    query_scans = find_scans(
         text,
         columns_of=lambda names: kinds.get(tuple(part for part in names if part is not None)),
         utc=True,
         today=today,
     )
-    by_start = {scan.start: scan for scan in found}
+    by_start = {scan.start: scan for scan in query_scans}
     return [by_start.get(table.node.parts[0].meta.get("start", -1)) for table in tables]
 
 
 # Joins
 
 
-def _with_joins(
+def _request_join_plans(
     client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: CatalogTables
 ) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
     """Return the names of plan tables, by the numbers of the references, if files are left out by joins."""
     if not any(scan.joins for scan in scans.values()):
         return {}
     numbers = sorted(scans, key=lambda number: scans[number].start)
-    planned_scans, known = {}, {}
+    planned_scans, known_tables = {}, {}
     for at, number in enumerate(numbers):
         scan, named = scans[number], catalog.of_node[id(tables[number].node)]
         if scan.ref is not None:  # the branch may have moved since
             scan = replace(scan, ref=None, snapshot_id=named.opened.snapshot_id)
         planned_scans[at] = PlannedScan(scan, "", named.name)
         if named.opened.snapshot_id is not None:
-            known[scan.catalog, scan.schema, scan.table] = KnownTable(
+            known_tables[scan.catalog, scan.schema, scan.table] = KnownTable(
                 version="",
                 columns=None,
                 snapshot_id=named.opened.snapshot_id,
                 size_bytes=named.bytes,
                 files=named.files,
             )
-    dimensions = joining.find_dimensions(planned_scans, known)
+    dimensions = joining.find_dimensions(planned_scans, known_tables)
     if not dimensions:
         return {}
     plans = run_in_thread(_plan_tables(client, list(planned_scans.values()), dimensions))
     return {
-        numbers[at]: (plan.name, tuple(used_joins(dimensions.get(planned, ()), plan)))
+        numbers[at]: (plan.name, tuple(find_used_joins(dimensions.get(planned, ()), plan)))
         for at, planned in planned_scans.items()
         if (plan := plans.get(planned)) is not None and plan.name is not None
     }
@@ -275,7 +290,7 @@ def _with_joins(
 
 async def _plan_tables(
     client: SeamarkClient, planned_scans: Sequence[PlannedScan], dimensions: Mapping[PlannedScan, tuple[Dimension, ...]]
-) -> dict[PlannedScan, PlanTableResponse]:
+) -> dict[PlannedScan, TablePlanResponse]:
     until_s = asyncio.get_running_loop().time() + JOINS_S
     try:
         # The requests end at `until_s`, with the plans that have arrived. A limit at the same time would discard these.
@@ -283,6 +298,6 @@ async def _plan_tables(
             asyncio.timeout_at(until_s + JOINS_S),
             open_seamark(client.url, token=client.token, lease_s=LEASE_S, certificates=client.certificates) as server,
         ):
-            return await PlanRequests(server, KEPT_MAX, until_s).plans(planned_scans, dimensions)
+            return await PlanRequests(server, MAX_KEPT_FRACTION, until_s).plans(planned_scans, dimensions)
     except (ClientError, TimeoutError):
         return {}

@@ -26,7 +26,7 @@ from seamark.connector.read.read_plan import ReadPlan, plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable, ScanTask
 from seamark.connector.sql.duckdb_engine import POSITION_BITS
-from seamark.connector.sql.reads import TableRead
+from seamark.connector.sql.reads import PlannedTableRead
 from seamark.connector.write.appends import append
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, Report, RowChange, commit_row_change
 from seamark.connector.write.row_locations import LocatedKeys, MatchedRows
@@ -47,7 +47,7 @@ class ComputedRows:
         scope: A filter of the rows of the table that the statement read.
     """
 
-    read: TableRead
+    read: PlannedTableRead
     rows: pa.Table
     scope: Expression
 
@@ -61,14 +61,14 @@ def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) 
     """
     count = 0
 
-    def counted() -> Iterator[pa.RecordBatch]:
+    def count_rows() -> Iterator[pa.RecordBatch]:
         nonlocal count
         for batch in rows:
             count += batch.num_rows
             yield batch
 
     with _client_errors():
-        append(client, table, counted())
+        append(client, table, count_rows())
     return count
 
 
@@ -91,7 +91,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         if mode not in MODES:
             raise Unwritable(f"write.{kind}.mode is {mode!r}; it may be {' or '.join(MODES)}")
         computed = compute(opened)
-        return write_change(client, _difference(computed, opened), computed.scope, opened, target, mode)
+        return write_change(client, _compute_difference(computed, opened), computed.scope, opened, target, mode)
 
     with _client_errors():
         return commit_row_change(
@@ -121,13 +121,13 @@ class _UpdatedRows(RowDifference):
             values = self.values.slice(first, len(file.positions))
             first += len(file.positions)
             yield from (
-                _beside(values, read_plan, reader.read(file.task, file.positions), file.task)
+                _add_stored_columns(values, read_plan, reader.read(file.task, file.positions), file.task)
                 if names
                 else (values.to_batches())
             )
 
 
-def _beside(
+def _add_stored_columns(
     values: pa.Table, read_plan: ReadPlan, stored: Iterable[pa.RecordBatch], task: ScanTask
 ) -> Iterator[pa.RecordBatch]:
     """Yield the new values beside the stored columns of the same rows.
@@ -146,14 +146,14 @@ def _beside(
         raise Unreadable(task.path, f"{first} of {len(values)} rows were read again; the file has changed")
 
 
-def _difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
+def _compute_difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
     tasks, rows = computed.read.tasks, computed.rows
     places = rows.column(0).to_numpy().astype(np.int64)
     order = np.argsort(places, kind="stable")
     places = places[order]
     if len(places) and not (np.diff(places) > 0).all():
         raise ServerFailed("DuckDB returned a row of the table twice, so nothing is changed", status=500)
-    located = LocatedKeys(tuple(_matched(tasks, places)), frozenset(task.path for task in tasks))
+    located = LocatedKeys(tuple(_group_by_file(tasks, places)), frozenset(task.path for task in tasks))
     count, read = len(places), len(tasks)
     values = rows.remove_column(0)
     if not values.num_columns:
@@ -163,11 +163,8 @@ def _difference(computed: ComputedRows, opened: OpenTable) -> RowDifference:
     return _UpdatedRows(located, (), report, tracked, opened, values.take(pa.array(order)))
 
 
-def _matched(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
-    """Yield the rows by file.
-
-    `places` are ascending.
-    """
+def _group_by_file(tasks: Sequence[ScanTask], places: Longs) -> Iterator[MatchedRows]:
+    """Yield the rows at `places`, which are ascending, by file."""
     numbers, starts = np.unique(places >> POSITION_BITS, return_index=True)
     parts = np.split(places & (1 << POSITION_BITS) - 1, starts[1:]) if len(places) else ()
     for number, positions in zip(numbers.tolist(), parts, strict=True):

@@ -22,23 +22,23 @@ YEAR_MAX = 9999
 
 def json_rows(batch: pa.RecordBatch) -> list[list[Any]]:
     """Return the values of each row, in the order of the columns."""
-    columns = [_column(column) for column in batch.columns]
+    columns = [_to_json_column(column) for column in batch.columns]
     return [list(row) for row in zip(*columns, strict=True)]
 
 
-def _column(column: pa.Array) -> list[Any]:
+def _to_json_column(column: pa.Array) -> list[Any]:
     kind = column.type
     try:
         values: list[Any] = column.to_pylist()
     except (OverflowError, ValueError):  # Python's dates are in the years 1 to 9999
-        return _far_times(column)
+        return _format_far_times(column)
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_null(kind):
         return values
     return [json_value(value) for value in values]
 
 
-def _far_times(column: pa.Array) -> list[str | None]:
-    """Dates and timestamps of any year, as Trino writes them.
+def _format_far_times(column: pa.Array) -> list[str | None]:
+    """Return dates and timestamps of any year as Trino writes them.
 
     Raises:
         BadRequest: For times within nested values.
@@ -54,14 +54,14 @@ def _far_times(column: pa.Array) -> list[str | None]:
 
 
 def _moment_text(micros: int) -> str:
-    days, rest = divmod(micros, _DAY_MICROS)
-    return f"{_day_text(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=rest)).time().isoformat()}"
+    days, micros_of_day = divmod(micros, _DAY_MICROS)
+    return f"{_day_text(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
 
 
 def _day_text(days: int) -> str:
     """Return days since 1970-01-01, in the calendar that has the same dates every 400 years."""
-    cycles, rest = divmod(days, _CYCLE_DAYS)
-    day = date(1970, 1, 1) + timedelta(days=rest)
+    cycles, day_of_cycle = divmod(days, _CYCLE_DAYS)
+    day = date(1970, 1, 1) + timedelta(days=day_of_cycle)
     year = day.year + 400 * cycles
     sign = "+" if year > YEAR_MAX else "-" if year < 0 else ""
     return f"{sign}{abs(year):04d}-{day.month:02d}-{day.day:02d}"

@@ -30,7 +30,7 @@ class UnsupportedInDuckDB(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class SqlValue:
     """An expression in DuckDB's SQL.
 
     Attributes:
@@ -52,7 +52,7 @@ class StoredTable:
     number: int
     node: exp.Table
     columns: Mapping[str, SqlType]
-    """By name, in the order of the schema."""
+    """The types by name, in the order of the schema."""
     used: dict[str, None] = field(default_factory=dict)
     """The columns that the statement uses."""
     place: str | None = None
@@ -60,12 +60,12 @@ class StoredTable:
 
     @property
     def name(self) -> str:
-        """Of the relation that DuckDB reads."""
+        """The name of the relation that DuckDB reads."""
         return f"t{self.number}"
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class VisibleColumn:
     """A column that FROM makes visible.
 
     Attributes:
@@ -74,7 +74,7 @@ class Field:
 
     name: str
     qualifiers: tuple[str, ...]
-    value: Value
+    value: SqlValue
     stored: tuple[StoredTable, str] | None = None
 
 
@@ -94,78 +94,84 @@ class WithQuery:
 class NameScope:
     """The columns of FROM, the names in WITH, and the scope of the query around, for correlated queries."""
 
-    fields: tuple[Field, ...]
+    fields: tuple[VisibleColumn, ...]
     named: Mapping[str, WithQuery]
     parent: NameScope | None = None
 
-    def column(self, node: exp.Column) -> Value:
-        """BadRequest for an unknown or ambiguous name."""
+    def column(self, node: exp.Column) -> SqlValue:
+        """Return the value of a column.
+
+        Raises:
+            BadRequest: The name is unknown or ambiguous.
+        """
         name = node.name.lower()
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
         scope: NameScope | None = self
         while scope is not None:
-            found = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
-            if len(found) > 1:
-                raise BadRequest(f"The column {shown(node)} is ambiguous: qualify it by the name of its table")
-            if found:
-                return read(found[0])
+            matches = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
+            if len(matches) > 1:
+                raise BadRequest(f"The column {describe(node)} is ambiguous: qualify it by the name of its table")
+            if matches:
+                return use_column(matches[0])
             if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
-                raise UnsupportedInDuckDB(f"{shown(node)}: fields of a nested column are not translated")
+                raise UnsupportedInDuckDB(f"{describe(node)}: fields of a nested column are not translated")
             scope = scope.parent
-        raise BadRequest(f"The column {shown(node)} does not exist{self._hint(node, qualifiers)}")
+        raise BadRequest(f"The column {describe(node)} does not exist{self._hint(node, qualifiers)}")
 
     @cached_property
-    def _by_name(self) -> Mapping[str, list[Field]]:
-        """Without it, a query of many columns and conditions would need their product in time."""
-        found: defaultdict[str, list[Field]] = defaultdict(list)
-        for one in self.fields:
-            found[one.name].append(one)
-        return found
+    def _by_name(self) -> Mapping[str, list[VisibleColumn]]:
+        """The columns by name, so that a search does not take time for each column."""
+        by_name: defaultdict[str, list[VisibleColumn]] = defaultdict(list)
+        for visible in self.fields:
+            by_name[visible.name].append(visible)
+        return by_name
 
     def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
         """Return what may be meant: columns that are spelled like it, or a text in the wrong quotes."""
-        known: dict[str, None] = {}
+        candidates: dict[str, None] = {}
         scope: NameScope | None = self
         while scope is not None:
-            known |= dict.fromkeys(one.name for one in scope.fields[:_HINTS_FROM] if _is_qualified(one, qualifiers))
+            candidates |= dict.fromkeys(
+                visible.name for visible in scope.fields[:_HINTS_FROM] if _is_qualified(visible, qualifiers)
+            )
             scope = scope.parent
-        near = near_names(node.name, known)
+        near = near_names(node.name, candidates)
         if near:
-            return f"; did you mean {' or '.join(one[:MESSAGE_NAME_MAX] for one in near)}?"
+            return f"; did you mean {' or '.join(visible[:MESSAGE_NAME_MAX] for visible in near)}?"
         return "; write a text in single quotes" if node.this.quoted and not qualifiers else ""
 
-    def all_of(self, qualifiers: Sequence[str]) -> list[Field]:
+    def all_of(self, qualifiers: Sequence[str]) -> list[VisibleColumn]:
         """Return the columns that `*` or `t.*` name.
 
         Raises:
             BadRequest: If there are none.
         """
         wanted = tuple(one.lower() for one in qualifiers)
-        found = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
-        if not found:
+        visible = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
+        if not visible:
             raise BadRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} has no column")
-        return found
+        return visible
 
 
-def read(one: Field) -> Value:
+def use_column(visible: VisibleColumn) -> SqlValue:
     """Return the column's value; a stored column is marked as used.
 
     Raises:
         UnsupportedInDuckDB: For values that are not read.
     """
-    if one.value.type == UNREADABLE:
-        raise UnsupportedInDuckDB(f"The column {one.name[:MESSAGE_NAME_MAX]} has a type that is not read")
-    if one.stored is not None:
-        table, column = one.stored
+    if visible.value.type == UNREADABLE:
+        raise UnsupportedInDuckDB(f"The column {visible.name[:MESSAGE_NAME_MAX]} has a type that is not read")
+    if visible.stored is not None:
+        table, column = visible.stored
         table.used[column] = None
-    return one.value
+    return visible.value
 
 
-def shown(node: exp.Expr) -> str:
+def describe(node: exp.Expr) -> str:
     """Return the node in SQL, for messages."""
     text = node.sql("trino")
     return text if len(text) <= MESSAGE_NAME_MAX else f"{text[:MESSAGE_NAME_MAX]}…"
 
 
-def _is_qualified(one: Field, qualifiers: tuple[str, ...]) -> bool:
-    return not qualifiers or (bool(one.qualifiers) and one.qualifiers[-len(qualifiers) :] == qualifiers)
+def _is_qualified(visible: VisibleColumn, qualifiers: tuple[str, ...]) -> bool:
+    return not qualifiers or (bool(visible.qualifiers) and visible.qualifiers[-len(qualifiers) :] == qualifiers)

@@ -27,23 +27,23 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import connect
 from seamark.connector.plans.async_client import Name
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.changes import DuckDBChange, translate_change
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, Choice, Demand, choose
-from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, registered
+from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.reads import CatalogTables, TableRead, plan_reads
+from seamark.connector.sql.reads import CatalogTables, PlannedTableRead, plan_reads
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
-from seamark.connector.sql.statement import Kind, Statement, parse
+from seamark.connector.sql.statement import Kind, SqlStatement, parse
 from seamark.connector.sql.trino_engine import TrinoAddress, TrinoRows
 from seamark.formats.iceberg.expressions.expression import TRUE
 
 CATALOG = "sea"
-_DONE = pa.schema([("rows", pa.int64())])
+_DONE_SCHEMA = pa.schema([("rows", pa.int64())])
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Engines:
 
     @property
     def available(self) -> frozenset[str]:
-        given = {TRINO: self.trino, SPARK: self.spark}
-        return frozenset({DUCKDB, *(name for name, url in given.items() if url is not None)})
+        urls = {TRINO: self.trino, SPARK: self.spark}
+        return frozenset({DUCKDB, *(name for name, url in urls.items() if url is not None)})
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class ChosenPlan:
 class SqlResult:
     """Rows, as the engine makes them.
 
-    To be read once and closed. A statement that writes has one row, with the number of rows if the engine reports it.
+    The caller reads it once and closes it. A statement that writes has one row, with the number of rows if the engine
+    reports it.
     """
 
     schema: pa.Schema
@@ -115,24 +116,21 @@ class SqlResult:
 
 
 @dataclass(frozen=True)
-class _Planned:
-    statement: Statement
+class _PlannedStatement:
+    statement: SqlStatement
     choice: Choice
     text: str
     query: DuckDBQuery | None = None
-    reads: tuple[TableRead, ...] = ()
+    reads: tuple[PlannedTableRead, ...] = ()
     change: DuckDBChange | None = None
 
     @property
     def explanation(self) -> ChosenPlan:
-        return ChosenPlan(self.choice.engine, self.choice.why, tuple(map(_summary, self.reads)), self.text)
+        return ChosenPlan(self.choice.engine, self.choice.why, tuple(map(_summarize, self.reads)), self.text)
 
 
 class SqlSession:
-    """Keeps its connections open.
-
-    One statement at a time.
-    """
+    """Runs one statement at a time, and keeps its connections open."""
 
     def __init__(
         self,
@@ -148,14 +146,18 @@ class SqlSession:
         checked: Callable[[list[OpenTable]], None] = lambda _: None,
         certificates: str = "",
     ) -> None:
-        """`catalog`: the name that a statement may have before the schema; `schema`: that of tables that are named
-        without one.
-
-        `checked` gets the tables of a query before their files are read, and may refuse them.
+        """Create a session.
 
         Args:
-            on_s3: Tables are in S3, for statements that write.
-            writes: Whether it runs them.
+            url: The URL of the server.
+            token: A bearer token.
+            catalog: The name that a statement may have before the schema.
+            schema: The schema of tables that are named without one.
+            engines: The engines besides DuckDB.
+            limits: The limits of DuckDB.
+            checked: Gets the tables of a query before their files are read, and may refuse them.
+            on_s3: Whether the tables are in S3, for statements that write.
+            writes: Whether the session runs statements that write.
             certificates: As for `SeamarkClient`.
 
         Raises:
@@ -189,35 +191,40 @@ class SqlSession:
 
         The statement is planned, and not run.
         """
-        return self._planned(parse(text)).explanation
+        return self._plan(parse(text)).explanation
 
     def sql(self, text: str) -> SqlResult:
-        """BadRequest for an invalid statement; the errors of the client."""
-        planned = self._planned(parse(text))
+        """Run a statement.
+
+        Raises:
+            BadRequest: The statement is invalid.
+            ClientError: The catalog or the engine fails.
+        """
+        planned = self._plan(parse(text))
         match planned.choice.engine:
             case "trino":
-                return self._on_trino(planned)
+                return self._run_on_trino(planned)
             case "spark":
                 if self._spark is None:
                     name = self._engines.spark_catalog
                     conf = catalog_conf(name, self._client.url, token=self._client.token or "")
                     self._spark = SparkStatements(self._engines.spark or "", name, conf)
                 self._spark.run(planned.text)
-                return _done(planned, None)
+                return _report_rows(planned, None)
         if planned.query is not None:
-            return self._query(planned, planned.query)
+            return self._run_query(planned, planned.query)
         assert planned.change is not None
-        return self._change(planned, planned.change)
+        return self._run_change(planned, planned.change)
 
     # Plans
 
-    def _planned(self, statement: Statement) -> _Planned:
+    def _plan(self, statement: SqlStatement) -> _PlannedStatement:
         engines, now = self._engines, datetime.now(UTC)
         if statement.kind is not Kind.QUERY:
-            return self._planned_change(statement)
+            return self._plan_change(statement)
         tables = CatalogTables(self._client, self._catalog, self._schema)
         query: DuckDBQuery | None = None
-        reads: tuple[TableRead, ...] = ()
+        reads: tuple[PlannedTableRead, ...] = ()
         reason = ""
         if engines.wanted in (AUTO, DUCKDB):
             try:
@@ -227,44 +234,44 @@ class SqlSession:
         else:
             reason = "it was not asked for"
         if query is not None:
-            reads = self._reads(statement.query_text, query.tables, tables, now)
+            reads = self._plan_reads(statement.query_text, query.tables, tables, now)
         demand = Demand(statement.kind, sum(read.bytes for read in reads), reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
-            return _Planned(statement, choice, query.text, query, reads)
-        return _Planned(statement, choice, self._trino_text(statement), None, reads)
+            return _PlannedStatement(statement, choice, query.text, query, reads)
+        return _PlannedStatement(statement, choice, self._trino_text(statement), None, reads)
 
-    def _planned_change(self, statement: Statement) -> _Planned:
+    def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
         if not self._writes:
             raise BadRequest(f"Only queries are run here; this is {statement.kind.value}. `seamark sql` runs it")
         demand = Demand(statement.kind)
         choice = choose(demand, self._engines.wanted, self._engines.available)
         if choice.engine == SPARK:
-            return _Planned(
+            return _PlannedStatement(
                 statement, choice, spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema)
             )
         if choice.engine == TRINO:
-            return _Planned(statement, choice, self._trino_text(statement))
+            return _PlannedStatement(statement, choice, self._trino_text(statement))
         tables = CatalogTables(self._client, self._catalog, self._schema)
         now = datetime.now(UTC)
-        change = self._translated(statement, tables, now)
-        reads = self._reads(change.query_text, change.tables, tables, now)
-        return _Planned(statement, choice, change.text, None, reads, change)
+        change = self._translate_change(statement, tables, now)
+        reads = self._plan_reads(change.query_text, change.tables, tables, now)
+        return _PlannedStatement(statement, choice, change.text, None, reads, change)
 
-    def _translated(self, statement: Statement, tables: CatalogTables, now: datetime) -> DuckDBChange:
+    def _translate_change(self, statement: SqlStatement, tables: CatalogTables, now: datetime) -> DuckDBChange:
         try:
             return translate_change(statement, tables.columns_of, tables.name_of, self._catalog, now)
         except UnsupportedInDuckDB as why:
             raise BadRequest(f"DuckDB does not run this statement: {why}") from None
 
-    def _reads(
+    def _plan_reads(
         self, text: str, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
-    ) -> tuple[TableRead, ...]:
+    ) -> tuple[PlannedTableRead, ...]:
         reads = plan_reads(self._client, text, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
-    def _trino_text(self, statement: Statement) -> str:
+    def _trino_text(self, statement: SqlStatement) -> str:
         """Return the text with Trino's name of the catalog."""
         assert self._trino is not None
         new = []
@@ -272,7 +279,7 @@ class SqlSession:
             parts = node.parts
             if len(parts) == 3 and parts[0].name.lower() == self._catalog.lower():
                 place = parts[0].meta
-                new.append(Replacement(place["start"], place["end"] + 1, quoted_name(self._trino.catalog)))
+                new.append(Replacement(place["start"], place["end"] + 1, quote_name(self._trino.catalog)))
         return splice(statement.text, new)
 
     # Engines
@@ -283,11 +290,11 @@ class SqlSession:
             self._con = open_connection(self._limits)
         return self._con
 
-    def _query(self, planned: _Planned, query: DuckDBQuery) -> SqlResult:
+    def _run_query(self, planned: _PlannedStatement, query: DuckDBQuery) -> SqlResult:
         stack = ExitStack()
         con = self._sandbox
         try:
-            streams = stack.enter_context(registered(con, planned.reads))
+            streams = stack.enter_context(register_tables(con, planned.reads))
             rows = execute(con, query.text, [name for name, _ in query.columns], streams)
         except DuckDBFailed:
             self._con = None
@@ -298,50 +305,50 @@ class SqlSession:
         types = tuple(str(kind) for _, kind in query.columns)
         return SqlResult(rows.schema, types, iter(rows), planned.explanation, stack)
 
-    def _change(self, planned: _Planned, change: DuckDBChange) -> SqlResult:
+    def _run_change(self, planned: _PlannedStatement, change: DuckDBChange) -> SqlResult:
         try:
             match planned.statement.kind:
                 case Kind.INSERT:
                     assert change.target is not None
-                    with registered(self._sandbox, planned.reads) as streams:
+                    with register_tables(self._sandbox, planned.reads) as streams:
                         rows = execute(self._sandbox, change.text, change.names, streams)
-                        return _done(planned, insert_rows(self._client, change.target, rows))
+                        return _report_rows(planned, insert_rows(self._client, change.target, rows))
                 case Kind.UPDATE | Kind.DELETE as kind:
                     assert change.target is not None
                     report = change_rows(
                         self._client,
                         change.target,
                         kind.value.lower(),
-                        partial(self._computed, planned.statement, change.target),
+                        partial(self._compute_rows, planned.statement, change.target),
                     )
-                    return _done(planned, report.updated + report.deleted)
+                    return _report_rows(planned, report.updated + report.deleted)
         except DuckDBFailed:
             self._con = None
             raise
-        return self._defined(planned)
+        return self._run_definition(planned)
 
-    def _computed(self, statement: Statement, target: Name, opened: OpenTable) -> ComputedRows:
+    def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
         """Return the rows that the statement changes in the open table."""
         tables, now = CatalogTables(self._client, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
-        change = self._translated(statement, tables, now)
-        reads = self._reads(change.query_text, change.tables, tables, now)
-        with registered(self._sandbox, reads) as streams:
+        change = self._translate_change(statement, tables, now)
+        reads = self._plan_reads(change.query_text, change.tables, tables, now)
+        with register_tables(self._sandbox, reads) as streams:
             rows = execute(self._sandbox, change.text, change.names, streams).read_all()
         changed = next(read for read in reads if read.table.place is not None)
         # A subquery that reads the same table may have read other rows than those of the condition.
         is_read_again = any(read.named.name == target for read in reads if read is not changed)
         return ComputedRows(changed, rows, TRUE if is_read_again else changed.where)
 
-    def _defined(self, planned: _Planned) -> SqlResult:
+    def _run_definition(self, planned: _PlannedStatement) -> SqlResult:
         if self._attached is None:
             client = self._client
             self._attached = connect(client.url, name=self._catalog, token=client.token, on_s3=self._on_s3)
             self._attached.execute("SET TimeZone = 'UTC'")
         execute(self._attached, planned.text, None, ()).read_all()
-        return _done(planned, None)
+        return _report_rows(planned, None)
 
-    def _on_trino(self, planned: _Planned) -> SqlResult:
+    def _run_on_trino(self, planned: _PlannedStatement) -> SqlResult:
         assert self._trino is not None
         rows = TrinoRows(self._trino, planned.text, schema=self._schema, password=self._engines.trino_password)
         stack = ExitStack()
@@ -349,12 +356,12 @@ class SqlSession:
         return SqlResult(rows.schema, rows.types, rows.batches(), planned.explanation, stack)
 
 
-def _done(planned: _Planned, rows: int | None) -> SqlResult:
-    batch = pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], schema=_DONE)
-    return SqlResult(_DONE, ("bigint",), iter([batch]), planned.explanation)
+def _report_rows(planned: _PlannedStatement, rows: int | None) -> SqlResult:
+    batch = pa.RecordBatch.from_arrays([pa.array([rows], pa.int64())], schema=_DONE_SCHEMA)
+    return SqlResult(_DONE_SCHEMA, ("bigint",), iter([batch]), planned.explanation)
 
 
-def _summary(read: TableRead) -> TableSummary:
+def _summarize(read: PlannedTableRead) -> TableSummary:
     files = len(read.tasks)
     considered = max(read.named.files, files)
     return TableSummary(read.named.name, files, considered, read.bytes, len(read.table.used), read.joins)

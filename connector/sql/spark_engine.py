@@ -18,7 +18,7 @@ from sqlglot.errors import ErrorLevel
 from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, RUNTIME
 from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
-from seamark.connector.sql.scopes import shown
+from seamark.connector.sql.scopes import describe
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -47,13 +47,15 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
     copied = tree.copy()
     for node in copied.walk():
         if type(node) not in _SAME:
-            raise BadRequest(f"The statement runs on Spark, where {shown(node)} may mean something else; leave it out")
+            raise BadRequest(
+                f"The statement runs on Spark, where {describe(node)} may mean something else; leave it out"
+            )
         if isinstance(node, exp.Table) and (schema is not None or len(node.parts) > 1):
             parts = node.parts
             if len(parts) == 1:
                 node.set("db", exp.to_identifier(schema, quoted=True))
             if len(parts) == 3 and parts[0].name.lower() != catalog.lower():
-                raise BadRequest(f"{shown(node)}: the catalog is {catalog!r}")
+                raise BadRequest(f"{describe(node)}: the catalog is {catalog!r}")
             node.set("catalog", exp.to_identifier(spark_catalog, quoted=True))
     return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
 
@@ -79,7 +81,12 @@ class SparkStatements:
     """A session: `sc://host:port` is Spark Connect's; another URL is that of a master."""
 
     def __init__(self, url: str, catalog: str, catalog_conf: Mapping[str, str]) -> None:
-        """`catalog_conf`: the settings of `catalog`, for a session of this process that lacks it.
+        """Start or reach Spark.
+
+        Args:
+            url: The URL of Spark Connect or of a master.
+            catalog: The name of the catalog in Spark.
+            catalog_conf: The settings of `catalog`, for a session of this process that lacks it.
 
         Raises:
             Unreachable: If Spark does not start.
@@ -101,14 +108,19 @@ class SparkStatements:
             raise Unreachable(f"No Spark at {url}: {why or error}") from None
 
     def run(self, text: str) -> None:
-        """BadRequest for a statement that Spark refuses, ServerFailed for one that fails."""
+        """Run a statement.
+
+        Raises:
+            BadRequest: Spark refuses the statement.
+            ServerFailed: The statement fails.
+        """
         try:
             self._session.sql(text).collect()
         except (spark_errors.AnalysisException, spark_errors.ParseException) as error:
-            raise BadRequest(f"Spark refuses the statement: {_first_line(error)}", status=400) from None
+            raise BadRequest(f"Spark refuses the statement: {_read_first_line(error)}", status=400) from None
         except spark_errors.PySparkException as error:
-            raise ServerFailed(f"Spark fails: {_first_line(error)}", status=500) from None
+            raise ServerFailed(f"Spark fails: {_read_first_line(error)}", status=500) from None
 
 
-def _first_line(error: Exception) -> str:
+def _read_first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:500]

@@ -43,7 +43,7 @@ _KINDS: dict[type[exp.Expr], Kind] = {
 
 
 @dataclass(frozen=True)
-class Statement:
+class SqlStatement:
     text: str
     tree: exp.Expr
 
@@ -65,8 +65,12 @@ class Statement:
         return " " * start + self.text[start:]
 
 
-def parse(text: str) -> Statement:
-    """BadRequest for a text that is not one statement, or is longer than the limits."""
+def parse(text: str) -> SqlStatement:
+    """Parse one statement.
+
+    Raises:
+        BadRequest: The text is not one statement, or is longer than the limits.
+    """
     if len(text) > CHARACTERS_MAX:
         raise BadRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
     try:
@@ -84,12 +88,12 @@ def parse(text: str) -> Statement:
             )
         trees = [tree for tree in parse_statements(_TRINO, text, words) if tree is not None]
     except SqlglotError as error:
-        raise BadRequest(f"The statement cannot be parsed: {_first_line(str(error))}") from None
+        raise BadRequest(f"The statement cannot be parsed: {_clean_first_line(str(error))}") from None
     except RecursionError:
         raise BadRequest("The statement is nested too deeply") from None
     if len(trees) != 1:
         raise BadRequest(f"The text has {len(trees)} statements; it must have one")
-    return Statement(text, trees[0])
+    return SqlStatement(text, trees[0])
 
 
 def _source_start(tokens: Sequence[Token], *, has_columns: bool) -> int:
@@ -112,6 +116,6 @@ def _source_start(tokens: Sequence[Token], *, has_columns: bool) -> int:
     return tokens[number].start
 
 
-def _first_line(text: str) -> str:
+def _clean_first_line(text: str) -> str:
     line = text.partition("\n")[0].replace("\x1b[4m", "").replace("\x1b[0m", "")
     return line[:300]

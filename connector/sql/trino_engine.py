@@ -57,31 +57,40 @@ class TrinoAddress:
 
     @classmethod
     def parse(cls, url: str) -> TrinoAddress:
-        """ValueError for another URL.
+        """Parse the URL of a Trino.
 
-        A URL has no password: Trino's is the server's, in SEAMARK_TRINO_PASSWORD.
+        The URL has no password; it is in SEAMARK_TRINO_PASSWORD.
+
+        Raises:
+            ValueError: The text is not such a URL.
         """
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.password:
             raise ValueError(f"{url!r} is not the URL of a Trino: write http://user@host:port?catalog=name")
-        given = parse_qs(parts.query)
-        if set(given) - {"catalog"}:
+        parameters = parse_qs(parts.query)
+        if set(parameters) - {"catalog"}:
             raise ValueError(f"{url!r}: the only parameter of Trino's URL is catalog")
         port = parts.port or (443 if parts.scheme == "https" else 8080)
-        catalog = given.get("catalog", [_CATALOG])[0]
+        catalog = parameters.get("catalog", [_CATALOG])[0]
         return cls(parts.hostname, port, parts.scheme, parts.username or "seamark", catalog)
 
 
 class TrinoRows:
     """The result of one statement: its schema, then its batches.
 
-    To be closed.
+    The caller closes it.
     """
 
     def __init__(
         self, address: TrinoAddress, text: str, *, schema: str | None = None, password: str | None = None
     ) -> None:
-        """BadRequest for a statement that Trino refuses, Unreachable, ServerFailed."""
+        """Run a statement.
+
+        Raises:
+            BadRequest: Trino refuses the statement.
+            Unreachable: Trino does not answer.
+            ServerFailed: The statement fails in Trino.
+        """
         auth = None
         if password is not None:
             auth = trino_auth.BasicAuthentication(address.user, password)
@@ -101,7 +110,7 @@ class TrinoRows:
             columns = self._cursor.description or []
         except (trino_errors.Error, OSError) as error:
             self.close()
-            raise _explained(error) from None
+            raise _to_client_error(error) from None
         self.types = tuple(str(one.type_code) for one in columns)
         self.schema = pa.schema(
             [(str(one.name), arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
@@ -113,7 +122,7 @@ class TrinoRows:
             try:
                 rows = self._cursor.fetchmany(PAGE_ROWS)
             except (trino_errors.Error, OSError) as error:
-                raise _explained(error) from None
+                raise _to_client_error(error) from None
             if not rows:
                 return
             arrays = [
@@ -123,7 +132,7 @@ class TrinoRows:
             yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def close(self) -> None:
-        """Also cancels a statement that still runs."""
+        """Close the connection, and cancel a statement that still runs."""
         cursor = getattr(self, "_cursor", None)
         if cursor is not None:
             cursor.cancel()
@@ -131,7 +140,7 @@ class TrinoRows:
 
 
 def arrow_type(kind: str) -> pa.DataType:
-    """For a type in Trino's words.
+    """Return the Arrow type of a type of Trino.
 
     Nested types, and others, are texts in JSON.
     """
@@ -151,7 +160,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
     return lambda value: value
 
 
-def _explained(error: Exception) -> Exception:
+def _to_client_error(error: Exception) -> Exception:
     if isinstance(error, trino_errors.TrinoUserError):
         return BadRequest(f"Trino refuses the statement: {error.message}", status=400)
     if isinstance(error, trino_errors.TrinoQueryError):

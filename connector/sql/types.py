@@ -89,7 +89,7 @@ def decimal(precision: int, scale: int) -> SqlType:
     return SqlType("decimal", precision, scale)
 
 
-def of_iceberg(iceberg_type: object) -> SqlType:
+def from_iceberg(iceberg_type: object) -> SqlType:
     if not isinstance(iceberg_type, str):
         return NESTED
     name = base_name(iceberg_type)
@@ -117,23 +117,23 @@ def as_decimal(kind: SqlType) -> SqlType:
     return decimal(_INTEGER_DIGITS[kind.name], 0) if kind.is_integer else kind
 
 
-def common_type(one: SqlType, other: SqlType) -> SqlType | None:
+def common_type(left: SqlType, right: SqlType) -> SqlType | None:
     """Return the type in which values of both are compared or put into one column; None if there is none."""
-    if one == other:
-        return one
-    if UNKNOWN in (one, other):
-        return one if other == UNKNOWN else other
-    if one.is_number and other.is_number:
-        if DOUBLE in (one, other):
+    if left == right:
+        return left
+    if UNKNOWN in (left, right):
+        return left if right == UNKNOWN else right
+    if left.is_number and right.is_number:
+        if DOUBLE in (left, right):
             return DOUBLE
-        if REAL in (one, other):
+        if REAL in (left, right):
             return REAL
-        if one.is_integer and other.is_integer:
+        if left.is_integer and right.is_integer:
             return BIGINT
-        one, other = as_decimal(one), as_decimal(other)
-        scale = max(one.scale, other.scale)
-        digits = max(one.precision - one.scale, other.precision - other.scale)
+        left, right = as_decimal(left), as_decimal(right)
+        scale = max(left.scale, right.scale)
+        digits = max(left.precision - left.scale, right.precision - right.scale)
         return decimal(min(PRECISION_MAX, digits + scale), scale)
-    if one.is_time and other.is_time:
-        return ZONED if ZONED in (one, other) else TIMESTAMP
+    if left.is_time and right.is_time:
+        return ZONED if ZONED in (left, right) else TIMESTAMP
     return None

@@ -60,7 +60,7 @@ from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
 from seamark.connector.trino.protocol.table_statements import TableStatements, base_url, json_response
-from seamark.connector.trino.rewriter import DENIED, Limits, Rewriter, RewriteResult
+from seamark.connector.trino.rewriter import DENIED, RewriteLimits, Rewriter, RewriteResult
 from seamark.formats.protocol.wire import encode_json
 
 STATEMENTS = "/v1/statement"
@@ -97,7 +97,7 @@ class ProxySettings:
     catalogs: frozenset[str]
     seamark: str
     token: str | None = field(default=None, repr=False)
-    limits: Limits = field(default_factory=Limits)
+    limits: RewriteLimits = field(default_factory=RewriteLimits)
     plans: str = "trino"
     rules: bool = True
     plan_header: bool = False
@@ -121,7 +121,11 @@ class ProxySettings:
     """PEM file with the certificate authorities for Seamark's certificate."""
 
     def check(self) -> None:
-        """ValueError for an invalid address."""
+        """Check the addresses.
+
+        Raises:
+            ValueError: An address is invalid.
+        """
         Coordinators(self.trino)
         check_url(self.seamark)
         check_audience(self.plans)
@@ -164,7 +168,7 @@ class Proxy:
         try:
             response, summary = await self._route(request)
         except asyncio.CancelledError:
-            _log.debug("client left", method=request.method, path=_shown(request.rel_url.raw_path))
+            _log.debug("client left", method=request.method, path=_hide_secrets(request.rel_url.raw_path))
             raise
         finally:
             self.answering -= 1
@@ -179,7 +183,7 @@ class Proxy:
     def _log_access(self, request: web.BaseRequest, response: web.StreamResponse, summary: str, seconds: float) -> None:
         fields = {
             "method": request.method,
-            "path": _shown(request.rel_url.raw_path),
+            "path": _hide_secrets(request.rel_url.raw_path),
             "status": response.status,
             "ms": round(1000 * seconds, 1),
             "client": request.remote,
@@ -192,22 +196,22 @@ class Proxy:
     async def _route(self, request: web.BaseRequest) -> _Outcome:
         settings = self._settings
         if (request.content_length or 0) > settings.body_bytes:
-            return _refused(RefusedBody(413, f"The request body is larger than {settings.body_bytes:,} bytes")), ""
+            return _refuse(RefusedBody(413, f"The request body is larger than {settings.body_bytes:,} bytes")), ""
         body = ClientBody(request.content, size_max=settings.body_bytes, timeout_s=settings.body_timeout_s)
         try:
-            response, summary = await self._routed(request, body)
+            response, summary = await self._route_to_coordinator(request, body)
         except RefusedBody as refusal:
-            return _refused(refusal), ""
+            return _refuse(refusal), ""
         if body.refusal is not None and not response.prepared:  # aiohttp's client reports only that sending failed
-            return _refused(body.refusal), summary
+            return _refuse(body.refusal), summary
         return response, summary
 
-    async def _routed(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
+    async def _route_to_coordinator(self, request: web.BaseRequest, content: ClientBody) -> _Outcome:
         target = request.rel_url.raw_path_qs
         if not target.startswith("/"):
             return web.Response(status=400, text="The proxy answers requests for paths alone\n"), ""
         try:
-            coordinator, target = self._coordinators.named(target)
+            coordinator, target = self._coordinators.resolve(target)
         except UnknownCoordinator as error:
             return web.Response(status=404, text=f"No coordinator {error} is behind this proxy\n"), ""
         path = target.partition("?")[0]
@@ -253,17 +257,17 @@ class Proxy:
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
         if not is_complete:
             summary = f"unchanged; longer than {self._settings.statement_bytes} bytes"
-            return await self._unchanged(request, candidates, target, read_rest(body, content), summary)
+            return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
         if self._tables.may_be(body) and (answered := await self._table_statement(request, body, candidates[0])):
             return answered
         begun_s = time.monotonic()
-        rewriting = await self._rewritten(request, body, candidates[0])
+        rewriting = await self._rewrite(request, body, candidates[0])
         self._counts.plan_seconds.observe(time.monotonic() - begun_s)
         summary = rewriting.summary
         if rewriting.statement is None:
             header = _PLANNED if rewriting.depends_on_data else summary
             passing = partial(self._past_queue, request) if _QUERY.match(body) else None
-            return await self._unchanged(request, candidates, target, body, summary, header, passing=passing)
+            return await self._forward_unchanged(request, candidates, target, body, summary, header, passing=passing)
         try:
             result = await self._hold(request, candidates[0], target, body, rewriting, begun_s)
         except asyncio.CancelledError:
@@ -273,7 +277,7 @@ class Proxy:
             self._rewriter.release(rewriting)
             _log.warning("coordinator did not take the rewritten statement", error=repr(error))
             summary = f"original; {type(error).__name__}"
-            return await self._unchanged(request, candidates, target, body, summary, outcome="original")
+            return await self._forward_unchanged(request, candidates, target, body, summary, outcome="original")
         if isinstance(result, web.Response):
             self._rewriter.report_success(rewriting)
             self._counts.statements.labels("rewritten").inc()
@@ -284,7 +288,7 @@ class Proxy:
         self._rewriter.report_failure(rewriting, result.name, result.message)
         _log.warning("the rewritten statement failed", error=result.name, message=result.message, plan=summary)
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
-        return await self._unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
+        return await self._forward_unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
     async def _table_statement(
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
@@ -306,7 +310,7 @@ class Proxy:
         base = base_url(self._forwarder.request_headers(request, first), first)
         return await self._tables.answer(request.method, number, base)
 
-    async def _rewritten(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
+    async def _rewrite(self, request: web.BaseRequest, body: bytes, coordinator: Coordinator) -> RewriteResult:
         if request.headers.get("Content-Encoding") or (request.charset or "utf-8").lower() not in ("utf-8", "utf8"):
             return RewriteResult(None, "unchanged; not plain UTF-8")
         try:
@@ -319,7 +323,7 @@ class Proxy:
 
         return await self._rewriter.rewrite_request(statement, request.headers, request.remote, is_accepted)
 
-    async def _unchanged(
+    async def _forward_unchanged(
         self,
         request: web.BaseRequest,
         candidates: Sequence[Coordinator],
@@ -349,8 +353,8 @@ class Proxy:
     ) -> web.StreamResponse:
         async with self._follow_statement(
             coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S
-        ) as held:
-            return _response(await held.wait_for_queue(first, headers))
+        ) as held_statement:
+            return _response(await held_statement.wait_for_queue(first, headers))
 
     async def _hold(
         self,
@@ -371,12 +375,12 @@ class Proxy:
             body = rewriting.statement.encode()
         reads = partial(self._judge, coordinator, follow_headers, rewriting.used, plans=rewriting.plans)
         judge = reads if self._settings.rules else None
-        async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held:
+        async with self._follow_statement(coordinator, follow_headers, self._settings.hold_s, judge) as held_statement:
             first = await self._forwarder.send("POST", coordinator, target, headers, body)
-            answer = await held.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
+            answer = await held_statement.wait_for_planning(first, response_headers(first, {PLAN_HEADER: _PLANNED}))
         if isinstance(answer, Failure):
-            if answer.is_running and held.next_uri is not None:
-                self._start_cancellation(coordinator, follow_headers, held.next_uri)
+            if answer.is_running and held_statement.next_uri is not None:
+                self._start_cancellation(coordinator, follow_headers, held_statement.next_uri)
             return answer
         is_analysed = answer.is_allowed or answer.decision is not RuleDecision.UNKNOWN
         if answer.next_uri is not None and not is_analysed:
@@ -438,12 +442,12 @@ class Proxy:
         """If the client disconnects, the statement is cancelled: no other client has its URI, so it would run
         without a reader.
         """
-        held = HeldStatement(partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge)
+        held_statement = HeldStatement(partial(self._request, coordinator, headers, "GET"), hold_s=hold_s, judge=judge)
         try:
-            yield held
+            yield held_statement
         except asyncio.CancelledError:
-            if held.next_uri is not None:
-                self._start_cancellation(coordinator, headers, held.next_uri)
+            if held_statement.next_uri is not None:
+                self._start_cancellation(coordinator, headers, held_statement.next_uri)
             raise
 
     def _start_cancellation(self, coordinator: Coordinator, headers: CIMultiDict[str], uri: str) -> None:
@@ -506,13 +510,13 @@ def _response(answer: TrinoResponse) -> web.Response:
     return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)
 
 
-def _refused(refusal: RefusedBody) -> web.Response:
+def _refuse(refusal: RefusedBody) -> web.Response:
     response = error_response(refusal.status, refusal.message)
     response.force_close()
     return response
 
 
-def _shown(path: str) -> str:
+def _hide_secrets(path: str) -> str:
     """Return the path for logs, without the secret part that gives access to a query's results."""
     parts = path.split("/")
     keep = 3 if path.startswith(TABLE_STATEMENTS) else 5 if f"/{STATEMENTS.strip('/')}/" in path else 4

@@ -45,10 +45,10 @@ from seamark.connector.analysis.statement_cache import (
 from seamark.connector.analysis.views import ViewDefinitions, Views
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, PlanView, Seamark, View
+from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Seamark, TablePlanResponse, View
 from seamark.connector.plans.joins import Dimension, PlannedScan
-from seamark.connector.plans.plan_requests import PlanRequests, used_joins
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.plan_requests import PlanRequests, find_used_joins
+from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.rewrites import RewrittenStatement
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
@@ -59,8 +59,8 @@ from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef, Pl
 from seamark.connector.trino.protocol.sessions import (
     PARTITION_FILTER,
     Session,
+    count_prepared_characters,
     is_hinted_off,
-    prepared_characters,
     session_of,
 )
 from seamark.formats.protocol.wire import PLAN_MARK, PLANS_FOLDER
@@ -98,7 +98,7 @@ _log = structlog.get_logger("seamark.trino-proxy")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RewriteLimits:
     """`budget_s`: how long a statement may wait for its plans.
 
     Attributes:
@@ -150,7 +150,7 @@ class Rewriter:
     The caller that runs a rewritten statement reports the outcome: `report_success` or `report_failure`.
     """
 
-    def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: Limits) -> None:
+    def __init__(self, seamark: Seamark, catalogs: Collection[str], limits: RewriteLimits) -> None:
         self._client = seamark
         self._catalogs = frozenset(name.lower() for name in catalogs)
         self._named_at_all = re.compile("|".join(map(re.escape, self._catalogs)), re.IGNORECASE)
@@ -161,7 +161,7 @@ class Rewriter:
         allowed, and a sender must not be able to stop the plans of others."""
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
-        self._views = Views(seamark, self._reader, self._named)
+        self._views = Views(seamark, self._reader, self._resolve_name)
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
             _USELESS_STATEMENTS_BYTES_MAX
         )
@@ -185,7 +185,7 @@ class Rewriter:
         until_s = asyncio.get_running_loop().time() + self._limits.budget_s
         with on_behalf_of(address or "", headers.get("X-Trino-User", "")):
             try:
-                characters = prepared_characters(headers)
+                characters = count_prepared_characters(headers)
                 session = await self._reader.run(characters, partial(session_of, headers), until_s)
             except TimeoutError:
                 return RewriteResult(None, _READ_TOO_LATE)
@@ -308,8 +308,8 @@ class Rewriter:
         self, text: StatementText, session: Session, pre_parse: _PreParse, requests: PlanRequests, until_s: float
     ) -> RewriteResult:
         try:
-            reading, known, seen = await self._reading(text, session, pre_parse, requests, until_s)
-            all_scans = {number: self._planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
+            reading, known_tables, seen = await self._reading(text, session, pre_parse, requests, until_s)
+            all_scans = {number: self._to_planned_scan(scan, session) for number, scan in enumerate(reading.scans)}
             numbered = {number: planned for number, planned in all_scans.items() if planned is not None}
             tables = {number: planned for number, planned in numbered.items() if planned.table not in seen.views}
             # Trino does not read views at an earlier version.
@@ -333,11 +333,11 @@ class Rewriter:
         if len(planned_scans) + len(expanded) > SCANS_MAX:
             return RewriteResult(None, f"unchanged; more than {SCANS_MAX} scans")
         columns = frozenset((planned.table, planned.scan.columns) for planned in numbered.values())
-        breaker_key = hash((session.who, columns))
+        breaker_key = hash((session.sender_hash, columns))
         failing = self._failing.get(breaker_key)
         if failing is not None and not failing.allow_request():
             return RewriteResult(None, "unchanged; lately Trino could not read its plans, or its rules forbade it")
-        dimensions = joining.find_dimensions(tables, known)
+        dimensions = joining.find_dimensions(tables, known_tables)
         for view in expanded:
             dimensions |= view.dimensions
         asked_s = time.monotonic()
@@ -353,7 +353,7 @@ class Rewriter:
             why = requests.why or _KEEPS_TOO_MANY_FILES
             return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not requests.why)
         try:
-            write = partial(_rewritten, text, reading, planned_scans, plans, dimensions, over)
+            write = partial(_build_result, text, reading, planned_scans, plans, dimensions, over)
             done = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
@@ -395,31 +395,33 @@ class Rewriter:
         columns; and the views it names, with their contents.
         """
         plain = await self._reader.read(text, {}, until_s)
-        named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
+        named = {
+            names: table[1] for names in plain.table_names if (table := self._resolve_name(names, session)) is not None
+        }
         views = await self._views.cached(named.values(), until_s)
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, requests, until_s)
-        known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
-        return (await self._reader.read(text, known, until_s) if known else plain), known, seen
+        tables = {names: seen.known[name] for names, name in named.items() if name in seen.known}
+        return (await self._reader.read(text, tables, until_s) if tables else plain), tables, seen
 
-    def _named(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
+    def _resolve_name(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:
         """Catalog, and the table as Seamark has it; None for what is none of the catalogs' tables."""
         catalog, schema, table = names[0] or default.catalog, names[1] or default.schema, names[2]
         if catalog not in self._catalogs or not schema or _SYSTEM_OR_PLAN_NAME.search(table):
             return None
         return catalog, (*schema.split("."), table)
 
-    def _planned_scan(self, scan: Scan, session: Session) -> PlannedScan | None:
-        named = self._named((scan.catalog, scan.schema, scan.table), session)
+    def _to_planned_scan(self, scan: Scan, session: Session) -> PlannedScan | None:
+        named = self._resolve_name((scan.catalog, scan.schema, scan.table), session)
         return None if named is None else PlannedScan(scan, *named)
 
 
-def _rewritten(
+def _build_result(
     text: StatementText,
     reading: ReadStatement,
     planned_scans: Sequence[PlannedScan],
-    plans: Mapping[PlannedScan, PlanTableResponse],
+    plans: Mapping[PlannedScan, TablePlanResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> RewriteResult:
@@ -438,7 +440,7 @@ def _rewritten(
         if planned in shown:  # tables behind a view are not revealed
             plan, name = plans[planned], quote(".".join(planned.table), safe=".")
             each.append(f"{name}={plan.files}/{plan.considered_files}")
-            used = used_joins(dimensions.get(planned, ()), plan)
+            used = find_used_joins(dimensions.get(planned, ()), plan)
             joins += [f"{name}.{quote(columns, safe='+')}:{keys}" for columns, keys in used]
     each += [f"joins={','.join(joins)}"] if joins else []
     seen = ",".join(
@@ -446,8 +448,8 @@ def _rewritten(
     )
     each += [f"views={seen}"] if seen else []
     summary = f"rewritten; scans={len(shown) + len(own)}; files={_files(shown.values())}; {'; '.join(each)}"
-    taken = {(planned.table, int(plan.plan_snapshot_id or 0)) for planned, plan in plans.items()}
-    taken |= {(planned.table, view.plan_id) for planned, view in views.items()}
+    plan_ids = {(planned.table, int(plan.plan_snapshot_id or 0)) for planned, plan in plans.items()}
+    plan_ids |= {(planned.table, view.plan_id) for planned, view in views.items()}
     files, considered = (
         sum(plan.files for plan in plans.values()),
         sum(plan.considered_files for plan in plans.values()),
@@ -458,7 +460,7 @@ def _rewritten(
         files,
         considered,
         text.prepared,
-        sorted(taken),
+        sorted(plan_ids),
         _plan_inputs(plans, dimensions, views),
         depends_on_data=True,
     )
@@ -469,7 +471,7 @@ def _access_checks(text: StatementText, reading: ReadStatement, views: Mapping[P
     at, has_with = reading.with_position
     tried = {}
     for planned, view in views.items():
-        columns = ", ".join(map(quoted_name, view.columns))
+        columns = ", ".join(map(quote_name, view.columns))
         columns = columns.replace("'", "''") if planned.scan.quoted else columns
         tried[text.text[planned.scan.start : planned.scan.end]] = columns
     parts = [f'"~{n}" AS (SELECT {columns} FROM {name} WHERE FALSE)' for n, (name, columns) in enumerate(tried.items())]  # noqa: S608
@@ -478,11 +480,11 @@ def _access_checks(text: StatementText, reading: ReadStatement, views: Mapping[P
 
 
 def _plan_inputs(
-    plans: Mapping[PlannedScan, PlanTableResponse],
+    plans: Mapping[PlannedScan, TablePlanResponse],
     dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
     views: Mapping[PlannedScan, PlanView],
 ) -> PlanInputs:
-    """By which columns files were left out, in the words that Trino has for tables."""
+    """Return the columns by which files were left out, with the names of the tables in Trino."""
     columns: defaultdict[TableName, set[str]] = defaultdict(set)
     limiting: set[TableName] = set()
 
@@ -495,7 +497,7 @@ def _plan_inputs(
 
     for planned, plan in plans.items():
         columns[_table_name(planned)] |= planned.scan.columns
-        if used_joins(dimensions.get(planned, ()), plan):
+        if find_used_joins(dimensions.get(planned, ()), plan):
             join(planned, dimensions.get(planned, ()))
     read = {table: frozenset(names) for table, names in columns.items()}
     return PlanInputs(read, frozenset(limiting), frozenset(map(_table_name, views)))
@@ -505,5 +507,5 @@ def _table_name(planned: PlannedScan) -> TableName:
     return planned.catalog, ".".join(planned.table[:-1]).lower(), planned.table[-1].lower()
 
 
-def _files(plans: Collection[PlanTableResponse]) -> str:
+def _files(plans: Collection[TablePlanResponse]) -> str:
     return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

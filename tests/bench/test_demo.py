@@ -22,7 +22,7 @@ from bench.demo.options import DemoFailed, Options, home
 from bench.demo.queries import COLUMNS, Comparison, Measured, Query
 from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
-from seamark.commands.demo import DemoResult, Lookup
+from seamark.commands.demo import DemoLookup, DemoResult
 from seamark.commands.demo import show as show_lookup
 from seamark.connector.client.engines import catalog_conf
 from tests.services.java import SHORT_LIVED
@@ -83,7 +83,7 @@ def _shown(width: int, scale: float) -> str:
             query.answers[column].append(Measured(int(400 * scale), int(106_400_000 * scale), 0.97 * scale))
     show([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
-    show_lookup(DemoResult(2000, 9, Lookup(2000, 1.551, rows), Lookup(9, 0.025, rows), 1.1), console)
+    show_lookup(DemoResult(2000, 9, DemoLookup(2000, 1.551, rows), DemoLookup(9, 0.025, rows), 1.1), console)
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
 

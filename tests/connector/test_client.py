@@ -24,7 +24,7 @@ from seamark.connector.client.errors import (
     Unavailable,
     Unreachable,
 )
-from seamark.connector.client.names import shown_url, split_name
+from seamark.connector.client.names import hide_credentials, split_name
 from seamark.connector.client.values import At, parse_as_of
 from seamark.connector.sql.session import SqlSession
 from tests.api.plans.planned import append, file_of
@@ -224,7 +224,7 @@ def test_no_message_shows_the_password_of_a_url() -> None:
     with pytest.raises(ValueError, match=r"^'lake:8181' is not the URL of a server"):
         SeamarkClient("ann:hunter2@lake:8181")
     for plain in ("http://lake:8181", "http://lake/a@b", "http://[::1]:8181?x=@"):
-        assert shown_url(plain) == plain
+        assert hide_credentials(plain) == plain
 
 
 def test_a_time_is_read_to_the_millisecond() -> None:

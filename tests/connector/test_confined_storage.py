@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from seamark.connector.client import storage
-from seamark.connector.client.storage import Storage, confine, confined_folders
+from seamark.connector.client.storage import Storage, confine, open_confined_folders
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.formats.iceberg.files.parquet import Unreadable
 
@@ -74,7 +74,7 @@ def test_a_folder_of_its_own_that_a_link_replaces_gives_nothing_of_another(
     (tmp_path / "warehouse").symlink_to("disk")
     root = f"{tmp_path}/warehouse"
     confine([f"{root}/c/t"], [root])
-    with confined_folders() as folders:
+    with open_confined_folders() as folders:
         assert folders == []
     for call in (Storage().read, Storage().delete, Storage().open_input_file, Storage().open_output_stream):
         with pytest.raises(PermissionError, match="symbolic link"):
@@ -87,7 +87,7 @@ def test_a_folder_of_its_own_that_a_link_replaces_gives_nothing_of_another(
     (tmp_path / "disk/c/t").mkdir()
     (tmp_path / "disk/c/t/f").write_text("own")
     assert bytes(Storage().read(f"file://{root}/c/t/f")) == b"own"
-    with confined_folders() as folders:
+    with open_confined_folders() as folders:
         assert os.listdir(folders[0]) == ["f"]
 
 

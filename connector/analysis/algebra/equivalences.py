@@ -22,11 +22,11 @@ from seamark.connector.plans.conditions import (
     SemiJoin,
     all_of,
     any_of,
+    drop_functions,
     move,
     parts_of,
     references_of,
     weaken,
-    without_functions,
 )
 
 Equality: TypeAlias = tuple[ColumnReference, ColumnReference]
@@ -208,7 +208,7 @@ def _semi_join_where(pairs: Sequence[Pair], partner: Relation, wanted: Condition
     Comparisons that are true for null are left out: null may represent a missing value. So are comparisons of
     functions, because rows of a dimension are compared by their stored values.
     """
-    where = without_functions(
+    where = drop_functions(
         weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
     )
     if where is None:

@@ -25,12 +25,12 @@ from seamark.connector.plans.conditions import (
     all_of,
     any_of,
     comparisons_of,
+    drop_functions,
     likes_of,
+    limit_text,
     move,
     parts_of,
     weaken,
-    within_limit,
-    without_functions,
 )
 from seamark.connector.plans.literals import LOCAL, ZONED
 from seamark.connector.plans.scan import Join
@@ -57,7 +57,7 @@ def _evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> 
             return None
         return atom if utc or _is_zone_independent(atom, columns) else None
 
-    return within_limit(weaken(condition, keep))
+    return limit_text(weaken(condition, keep))
 
 
 def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool:
@@ -135,7 +135,7 @@ def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, 
     own: list[Condition | None] = []
     for branch in either.parts:
         # Rows of a dimension are not filtered by fields of structs, nor by functions.
-        columns_only = without_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
+        columns_only = drop_functions(weaken(branch, lambda atom: None if _has_field(atom) else atom))
         condition = _evaluated_part(table, columns_only, utc=utc)
         if condition is not None:
             own.append(condition)

@@ -257,7 +257,7 @@ class SetOperation:
         def keep(atom: Atom) -> Atom | None:
             if isinstance(atom, ColumnComparison) and self.value_class(atom.column[1]) is not None:
                 return atom
-            return atom.moved(lambda reference: reference if self.kind(reference[1]) is not None else None)
+            return atom.move_columns(lambda reference: reference if self.kind(reference[1]) is not None else None)
 
         both = weaken(wanted, keep)
 

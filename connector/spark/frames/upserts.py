@@ -45,7 +45,7 @@ from seamark.connector.client.commits import Producer
 from seamark.connector.client.errors import Conflict
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.read.scans import bind_filter
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.frames.file_changes import COPIED_BYTES_MAX, FileChanges, PackedRows
@@ -176,7 +176,7 @@ def commit_change(
     if request.strategy == EQUALITY:
         check_table(opened, target_of(opened.metadata, opened.storage, opened.name), request.named)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
-    selected = df.select(*map(backquoted, needed))
+    selected = df.select(*map(backquote, needed))
     given = None if _copies_much(opened, request, 1) else _collected(selected, driver_rows)
     if given is None or _copies_much(opened, request, given.num_rows):
         with _evaluated_once(selected) as persisted:

@@ -39,7 +39,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer, producer_json
 from seamark.connector.client.names import Name
 from seamark.connector.jobs.written_merges import merge_written
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.spark.frames.upserts import DRIVER_ROWS, UpsertRequest, commit_change
 from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
@@ -316,7 +316,7 @@ def _quoted(column: TableColumn, target: WriteTarget) -> str:
         parent = None if at.parent is None else target.schema.column(at.parent)
         names.append(at.name if parent is None else at.name.removeprefix(f"{parent.name}."))
         if parent is None:
-            return ".".join(map(backquoted, reversed(names)))
+            return ".".join(map(backquote, reversed(names)))
         at = parent
 
 

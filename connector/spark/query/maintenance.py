@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import StatementResult, TableStatement
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.plans.zones import is_utc
 from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
 
@@ -38,7 +38,7 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
             )
     finally:
         client.close()
-    spark.catalog.refreshTable(".".join(map(backquoted, (catalog, *levels))))
+    spark.catalog.refreshTable(".".join(map(backquote, (catalog, *levels))))
     return spark.createDataFrame([msgspec.structs.astuple(result)], _SCHEMA)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 
-from seamark.connector.plans.quotes import backquoted, quoted_name
+from seamark.connector.plans.quotes import backquote, quote_name
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.scala import items, strings
@@ -137,7 +137,7 @@ def _has_qualified_column(text: str, found: Sequence[TableReference]) -> bool:
     """
     rest = splice(text, [Replacement(one.start, one.end, "") for one in found])
     names = {one.alias for one in found if one.alias is not None}
-    forms = {form for name in names for form in (name, backquoted(name), quoted_name(name))}
+    forms = {form for name in names for form in (name, backquote(name), quote_name(name))}
     either = "|".join(map(re.escape, sorted(forms)))
     if not names:
         return False
@@ -203,7 +203,7 @@ def insert_markers(text: str, found: Sequence[TableReference]) -> str:
     for number, reference in enumerate(found):
         new.append(Replacement(reference.start, reference.start, "("))
         new.append(
-            Replacement(reference.after, reference.after, f" AS {backquoted(f'{_MARK}{number}')}){_alias(reference)}")
+            Replacement(reference.after, reference.after, f" AS {backquote(f'{_MARK}{number}')}){_alias(reference)}")
         )
     return splice(text, new)
 
@@ -218,10 +218,10 @@ def replace_names(text: str, names: Mapping[TableReference, tuple[str, ...]]) ->
     new = []
     for reference, name in names.items():
         # A plan table has only the snapshot of the version that the reference names.
-        new.append(Replacement(reference.start, reference.after, ".".join(map(backquoted, name))))
+        new.append(Replacement(reference.start, reference.after, ".".join(map(backquote, name))))
         new.append(Replacement(reference.after, reference.after, _alias(reference)))
     return splice(text, new)
 
 
 def _alias(reference: TableReference) -> str:
-    return "" if reference.alias is None else f" AS {backquoted(reference.alias)}"
+    return "" if reference.alias is None else f" AS {backquote(reference.alias)}"

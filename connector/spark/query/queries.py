@@ -31,11 +31,11 @@ from seamark.connector.analysis.algebra.needed_rows import common_joins, conditi
 from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, open_seamark, run_in_thread
-from seamark.connector.plans.conditions import any_of, within_limit
+from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResponse, open_seamark, run_in_thread
+from seamark.connector.plans.conditions import any_of, limit_text
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
-from seamark.connector.plans.rewrites import BUDGET_S, KEPT_MAX, LEASE_S, RewrittenStatement, summary_of
+from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
 from seamark.connector.plans.scan import Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
@@ -95,7 +95,7 @@ def sql(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = KEPT_MAX,
+    kept_max: float = MAX_KEPT_FRACTION,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`, from fewer files if possible.
 
@@ -161,7 +161,7 @@ def rewritten(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = KEPT_MAX,
+    kept_max: float = MAX_KEPT_FRACTION,
 ) -> RewrittenQuery:
     """Return the text with the names of plan tables, which are created if necessary.
 
@@ -259,7 +259,7 @@ class _Query:
                 alias_needed=reference.alias,
                 snapshot_id=reference.snapshot_id if table.snapshot_id is None else table.snapshot_id,
                 version_span=None,
-                condition=within_limit(condition),
+                condition=limit_text(condition),
                 likes=likes_on(each),
                 joins=common_joins([joins_of(one, partial(_mark_of, reader.tables, mark), utc=True) for one in each]),
                 ref=reference.ref if table.ref is None else table.ref,
@@ -354,7 +354,7 @@ class _Query:
 
     def _planned(self, found: Sequence[TableReference], scans: Mapping[int, Scan]) -> RewrittenQuery:
         marks: dict[joining.PlannedScan, int] = {}
-        plans: dict[joining.PlannedScan, PlanTableResponse] = {}
+        plans: dict[joining.PlannedScan, TablePlanResponse] = {}
         dimensions: dict[joining.PlannedScan, tuple[Dimension, ...]] = {}
         why = ""
         for catalog in sorted({self._tables[mark].catalog for mark in scans}):
@@ -388,10 +388,10 @@ class _Query:
         catalog: str,
         own: list[joining.PlannedScan],
         dimensions: Mapping[joining.PlannedScan, tuple[Dimension, ...]],
-    ) -> tuple[dict[joining.PlannedScan, PlanTableResponse], str]:
+    ) -> tuple[dict[joining.PlannedScan, TablePlanResponse], str]:
         uri, token = self._setting(catalog, "uri"), self._setting(catalog, "token") or None
 
-        async def ask() -> tuple[dict[joining.PlannedScan, PlanTableResponse], str]:
+        async def ask() -> tuple[dict[joining.PlannedScan, TablePlanResponse], str]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
                 asking = PlanRequests(seamark, self._kept_max, until_s)

@@ -25,7 +25,7 @@ from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.arrow.predicates import bind_exactly
 from seamark.connector.client.errors import ClientError, Refused
 from seamark.connector.client.values import At
-from seamark.connector.plans.conditions import all_of, sql_of, within_limit, without_functions
+from seamark.connector.plans.conditions import all_of, drop_functions, limit_text, sql_of
 from seamark.connector.read.tables import OpenTable, open_table
 from seamark.connector.spark.frames.writes import WriteReport
 from seamark.connector.spark.query.catalyst import Catalyst, Node
@@ -347,7 +347,7 @@ class _LocatedStatement:
         if by_index:
             return self._explained(opened, by_index[0])
         read = [Conditions(self._catalyst).read(part, columns) for part in self._catalyst.operands(condition, "And")]
-        where = within_limit(without_functions(all_of(read)))
+        where = limit_text(drop_functions(all_of(read)))
         if where is not None:
             self.reason = "the server plans its condition"
             return bind_exactly(sql_of(where), opened.schema)

@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.engines import CATALOG_CLASS
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 
@@ -50,7 +50,7 @@ class Target:
         """Make Spark read the table again where the session or the catalog has cached it, as Spark's writes do."""
         catalog_caches = spark.conf.get(f"spark.sql.catalog.{self.catalog}.cache-enabled", "true") != "false"
         if catalog_caches or Catalyst(spark).has_cached():
-            spark.catalog.refreshTable(".".join(map(backquoted, (self.catalog, *self.levels))))
+            spark.catalog.refreshTable(".".join(map(backquote, (self.catalog, *self.levels))))
 
     def check(self, opened: OpenTable) -> None:
         """NotLocated for a table other than the table that was analysed, or that Seamark does not write."""

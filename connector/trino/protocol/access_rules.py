@@ -108,10 +108,12 @@ def columns_read(answer: bytes) -> dict[TableName, frozenset[str]]:
         query = from_json(answer, _Query)
     except msgspec.MsgspecError:
         return {}
-    found: dict[TableName, frozenset[str]] = {}
+    columns_by_table: dict[TableName, frozenset[str]] = {}
     for table in query.referenced_tables:
-        found[table.name] = found.get(table.name, frozenset()) | {column.column for column in table.columns}
-    return found
+        columns_by_table[table.name] = columns_by_table.get(table.name, frozenset()) | {
+            column.column for column in table.columns
+        }
+    return columns_by_table
 
 
 def _forbids(table: _Table, used: PlanInputs) -> bool:

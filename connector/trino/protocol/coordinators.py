@@ -35,7 +35,11 @@ class Coordinator:
 
 
 class Coordinators:
-    """ValueError for a URL that is invalid, or has more than scheme, host and port."""
+    """The coordinators behind a proxy.
+
+    Raises:
+        ValueError: A URL is invalid, or has more than scheme, host and port.
+    """
 
     def __init__(self, urls: Sequence[str]) -> None:
         origins = [_origin(url) for url in urls]
@@ -53,7 +57,7 @@ class Coordinators:
         first = next(self._turn) % len(self.all)
         return self.all[first:] + self.all[:first]
 
-    def named(self, target: str) -> tuple[Coordinator | None, str]:
+    def resolve(self, target: str) -> tuple[Coordinator | None, str]:
         """Return the coordinator that the path prefix names, None without a prefix; and the target without the
         prefix.
 
@@ -63,16 +67,16 @@ class Coordinators:
         if not target.startswith(_PREFIX):
             return None, target
         end = target.find("/", len(_PREFIX))
-        prefix, rest = (target, "/") if end < 0 else (target[:end], target[end:])
+        prefix, path = (target, "/") if end < 0 else (target[:end], target[end:])
         coordinator = self._by_prefix.get(prefix)
         if coordinator is None:
             raise UnknownCoordinator(prefix.removeprefix(_PREFIX))
-        return coordinator, rest
+        return coordinator, path
 
     def from_referer(self, referer: str) -> Coordinator | None:
         """Return the coordinator of a page: Trino's web console requests paths without the prefix of its page."""
         try:
-            return self.named(urlsplit(referer).path)[0]
+            return self.resolve(urlsplit(referer).path)[0]
         except (UnknownCoordinator, ValueError):
             return None
 

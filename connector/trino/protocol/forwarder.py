@@ -173,7 +173,7 @@ class Forwarder:
         return await self._session.request(method, url, headers=headers, data=body, allow_redirects=False)
 
     def request_headers(self, request: web.BaseRequest, coordinator: Coordinator) -> CIMultiDict[str]:
-        headers = _without(request.headers, _NOT_UP)
+        headers = _drop_headers(request.headers, _NOT_UP)
         before = request.headers if self._trust else {}
         proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
         host = before.get("X-Forwarded-Host") or request.headers.get("Host") or _own_address(request)
@@ -230,7 +230,7 @@ class Forwarder:
 
 def response_headers(answer: aiohttp.ClientResponse, extra_headers: Mapping[str, str]) -> CIMultiDict[str]:
     """Return the headers that the client receives: the coordinator's and `extra_headers`."""
-    headers = _without(answer.headers, _HOP_BY_HOP)
+    headers = _drop_headers(answer.headers, _HOP_BY_HOP)
     headers.update(extra_headers)
     headers.setdefault("Server", "seamark")  # otherwise aiohttp adds its version
     return headers
@@ -291,7 +291,7 @@ def error_response(status: int, why: str) -> web.Response:
     return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
 
 
-def _without(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
+def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:
     """Return the headers without `names` and without those that `Connection` lists as hop-by-hop."""
     left = CIMultiDict(headers)
     for value in headers.getall("Connection", ()):

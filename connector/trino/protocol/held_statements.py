@@ -128,7 +128,7 @@ class HeldStatement:
                 self._judging.cancel()
 
     async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse | Failure:
-        answer, results = await _first(first, headers)
+        answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))
         if results is not None and results.error is not None and _may_retry_original(results.error):
@@ -188,7 +188,7 @@ class HeldStatement:
 
     async def wait_for_queue(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse:
         """Return the last answer of an unchanged query from the queue; it has no rows."""
-        answer, _ = await _first(first, headers)
+        answer, _ = await _read_first_answer(first, headers)
         while answer.next_uri is not None and _QUEUED in answer.next_uri and time.monotonic() < self._deadline_s:
             self.next_uri = answer.next_uri
             try:
@@ -201,7 +201,9 @@ class HeldStatement:
         return answer
 
 
-async def _first(response: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> tuple[TrinoResponse, _Results | None]:
+async def _read_first_answer(
+    response: aiohttp.ClientResponse, headers: CIMultiDict[str]
+) -> tuple[TrinoResponse, _Results | None]:
     """Return the answer to a POST, complete. aiohttp.ClientError if the connection breaks."""
     async with response:
         body = await response.read()

@@ -142,8 +142,8 @@ class PlanWithdrawal:
                 await self._withdraw_of(name, ids[first : first + _AT_ONCE])
 
     async def _withdraw_of(self, name: Name, ids: list[int]) -> None:
-        known = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
-        leaving = {plan: state for plan, state in known.items() if not state.statements}
+        states = {plan: state for number in ids if (state := self._plans.get(plan := (name, number))) is not None}
+        leaving = {plan: state for plan, state in states.items() if not state.statements}
         event = asyncio.Event()
         for state in leaving.values():
             state.withdrawal = event

@@ -46,13 +46,13 @@ class QueuedStatements:
         Args:
             made_s: The monotonic time at which the plans were requested.
         """
-        query = _queued(target)
+        query = _find_query_id(target)
         if query is not None and plans:
             self._waits.put(query, _Waits(plans, made_s), _BYTES_PER_PLAN * len(plans))
 
     def plans_to_renew(self, target: str) -> Sequence[PlanSnapshotRef]:
         """Return the plans to renew before a client's request for `target` is forwarded."""
-        query = _queued(target) if len(self._waits) else None
+        query = _find_query_id(target) if len(self._waits) else None
         waits = self._waits.get(query) if query is not None else None
         if waits is None or time.monotonic() - waits.renewed_s < self._every_s:
             return ()
@@ -60,7 +60,7 @@ class QueuedStatements:
         return waits.plans
 
 
-def _queued(target: str) -> str | None:
+def _find_query_id(target: str) -> str | None:
     """Return the query id in a path of the queue; None for other paths."""
     parts = target.split("/", 5)
     return parts[4] if len(parts) == 6 and parts[:4] == _QUEUED else None

@@ -41,7 +41,7 @@ class Session:
     needs_partition_filter: bool = False
     """Trino must refuse scans without a condition on a partition column. It does not check this for table versions."""
     prepared: Mapping[str, str] = field(default_factory=dict)
-    who: int = field(default=0, compare=False)
+    sender_hash: int = field(default=0, compare=False)
     """A hash of the sender, according to the headers."""
 
 
@@ -57,12 +57,12 @@ def session_of(headers: CIMultiDictProxy[str]) -> Session:
         off=headers.get(OFF_HEADER, "").strip().lower() == "off" or OFF_TAG in (tag.strip() for tag in tags),
         user=headers.get("X-Trino-User", "").strip(),
         needs_partition_filter=any(_PARTITION_FILTER.search(value) for value in headers.getall("X-Trino-Session", [])),
-        prepared={name: text for name, text in _prepared(headers) if not text.startswith(_COMPRESSED)},
-        who=hash(tuple(headers.get(name, "") for name in _WHO)),
+        prepared={name: text for name, text in _parse_prepared(headers) if not text.startswith(_COMPRESSED)},
+        sender_hash=hash(tuple(headers.get(name, "") for name in _WHO)),
     )
 
 
-def prepared_characters(headers: CIMultiDictProxy[str]) -> int:
+def count_prepared_characters(headers: CIMultiDictProxy[str]) -> int:
     """Return how much `session_of` decodes."""
     return sum(map(len, headers.getall(_PREPARED, [])))
 
@@ -73,11 +73,13 @@ def is_hinted_off(statement: str) -> bool:
 
 def prepare(headers: CIMultiDict[str], name: str, text: str) -> None:
     """Set the text of the prepared statement `name`; the others are unchanged."""
-    kept = [f"{quote_plus(other)}={quote_plus(source)}" for other, source in _prepared(headers) if other != name]
-    headers[_PREPARED] = ",".join([*kept, f"{quote_plus(name)}={quote_plus(text)}"])
+    other_statements = [
+        f"{quote_plus(other)}={quote_plus(source)}" for other, source in _parse_prepared(headers) if other != name
+    ]
+    headers[_PREPARED] = ",".join([*other_statements, f"{quote_plus(name)}={quote_plus(text)}"])
 
 
-def _prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
+def _parse_prepared(headers: CIMultiDict[str] | CIMultiDictProxy[str]) -> list[tuple[str, str]]:
     """Parse `name=text,…`; both sides are URL-encoded."""
     prepared = []
     for item in (part for value in headers.getall(_PREPARED, []) for part in value.split(",")):

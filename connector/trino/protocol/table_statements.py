@@ -41,7 +41,7 @@ from seamark.connector.jobs.statements import (
     TableStatement,
     parse_statement,
 )
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.quotes import quote_name
 from seamark.connector.trino.protocol.access_rules import PlanInputs, RuleDecision
 from seamark.connector.trino.protocol.coordinators import PROXY_PATH, Coordinator
 from seamark.connector.trino.protocol.forwarder import read_at_most
@@ -192,14 +192,16 @@ class TableStatements:
             judge: None if Trino has no access rules.
         """
         try:
-            found = self._find(body, headers, trust_time_zone=trust_time_zone)
+            table_statement = self._find(body, headers, trust_time_zone=trust_time_zone)
         except BadRequest as error:
-            return failed(_error("SYNTAX_ERROR", error.message), base)
-        if found is None:
+            return to_failed_answer(_error("SYNTAX_ERROR", error.message), base)
+        if table_statement is None:
             return None
-        wanted, session = found
+        wanted, session = table_statement
         if session.in_transaction:
-            return failed(_error("NOT_SUPPORTED", f"{_name(wanted.statement)} is not supported in a transaction"), base)
+            return to_failed_answer(
+                _error("NOT_SUPPORTED", f"{_name(wanted.statement)} is not supported in a transaction"), base
+            )
         self._forget_ended()
         try:
             self._check_room()
@@ -207,10 +209,10 @@ class TableStatements:
                 await _check_rights(wanted, send, judge)
             self._check_room()  # others have come meanwhile
         except NotAllowed as refusal:
-            return failed(refusal.error, base)
+            return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
             message = f"Trino did not say whether this is allowed: {error or type(error).__name__}"
-            return failed(_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
+            return to_failed_answer(_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
         number = secrets.token_hex(16)
         job = StatementJob(self._url, self._token, wanted.statement, wanted.utc)
         self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._in_turn(job)))
@@ -220,16 +222,16 @@ class TableStatements:
         """To a request for a statement: the next answer to a GET, after a second or the end of the job; a DELETE
         kills the job.
         """
-        known = self._statements.get(number)
+        statement = self._statements.get(number)
         if method not in ("GET", "DELETE"):
             return web.Response(status=405, headers={"Allow": "GET, DELETE"})
-        if known is None:
+        if statement is None:
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
         if method == "DELETE":
             del self._statements[number]
-            known.task.cancel()
+            statement.task.cancel()
             return web.Response(status=204)
-        await asyncio.wait((known.task,), timeout=_POLL_S)
+        await asyncio.wait((statement.task,), timeout=_POLL_S)
         if number not in self._statements:  # cancelled meanwhile
             return web.Response(status=404, text="The statement is unknown to this proxy\n")
         return json_response(self._answer(number, base))
@@ -259,24 +261,24 @@ class TableStatements:
         return answer
 
     def _answer(self, number: str, base: str) -> Json:
-        known = self._statements[number]
+        statement = self._statements[number]
         answer: Json = {"id": number, "infoUri": f"{base}{PATH}/{number}", "warnings": []}
-        if not known.task.done():
-            return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _stats("RUNNING", known.began_s)}
-        known.ended_s = known.ended_s or time.monotonic()
-        ended = known.task.result()
+        if not statement.task.done():
+            return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _stats("RUNNING", statement.began_s)}
+        statement.ended_s = statement.ended_s or time.monotonic()
+        ended = statement.task.result()
         if ended.result is None:
             return {
                 **answer,
                 "error": _error("GENERIC_USER_ERROR", ended.error),
-                "stats": _stats("FAILED", known.began_s),
+                "stats": _stats("FAILED", statement.began_s),
             }
         signature = {"rawType": "bigint", "arguments": []}
         columns = [
             {"name": name, "type": "bigint", "typeSignature": signature} for name in get_type_hints(StatementResult)
         ]
         rows = [list(msgspec.structs.astuple(ended.result))]
-        return {**answer, "columns": columns, "data": rows, "stats": _stats("FINISHED", known.began_s)}
+        return {**answer, "columns": columns, "data": rows, "stats": _stats("FINISHED", statement.began_s)}
 
     def _check_room(self) -> None:
         unended = sum(not known.task.done() for known in self._statements.values())
@@ -286,11 +288,11 @@ class TableStatements:
 
     def _forget_ended(self) -> None:
         now_s = time.monotonic()
-        ended = [number for number, known in self._statements.items() if known.task.done()]
+        ended = [number for number, statement in self._statements.items() if statement.task.done()]
         for place, number in enumerate(ended):
-            known = self._statements[number]
-            known.ended_s = known.ended_s or now_s
-            if now_s - known.ended_s > _ENDED_S or place < len(ended) - _ENDED_MAX:
+            statement = self._statements[number]
+            statement.ended_s = statement.ended_s or now_s
+            if now_s - statement.ended_s > _ENDED_S or place < len(ended) - _ENDED_MAX:
                 del self._statements[number]
 
 
@@ -323,16 +325,16 @@ async def run_in_process(job: StatementJob, *, authorities: str | None = None) -
 
 async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> None:
     """NotAllowed if Trino refuses the client's statements, or has rules for it that forbid the job."""
-    table = ".".join(map(quoted_name, (wanted.catalog, wanted.schema, wanted.table)))
+    table = ".".join(map(quote_name, (wanted.catalog, wanted.schema, wanted.table)))
     columns = list[str]()
     if isinstance(wanted.statement, DropColumns):
         columns = list(dict.fromkeys(name.partition(".")[0].lower() for name in wanted.statement.columns))
-        changed = ", ".join(f"{quoted_name(column)} = NULL" for column in columns)
+        changed = ", ".join(f"{quote_name(column)} = NULL" for column in columns)
         right = f"UPDATE {table} SET {changed}"  # noqa: S608
     else:
         right = f"ALTER TABLE {table} EXECUTE optimize"
     await _run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
-    listed = ", ".join(map(quoted_name, columns)) or "1"
+    listed = ", ".join(map(quote_name, columns)) or "1"
     # The predicate, so that Trino refuses columns that the client may not read. A comment may end its text.
     condition = "FALSE" if wanted.statement.where is None else f"FALSE AND ({wanted.statement.where}\n)"
     query = await _run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
@@ -369,7 +371,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
         response = await send("GET", answer["nextUri"], None)
 
 
-def failed(error: Json, base: str) -> Json:
+def to_failed_answer(error: Json, base: str) -> Json:
     """Return the only answer to a statement that does not start."""
     number = secrets.token_hex(16)
     return {
@@ -386,7 +388,7 @@ def json_response(answer: Json) -> web.Response:
 
 
 def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
-    """By which the client reaches the proxy.
+    """Return the URL by which the client reaches the proxy.
 
     Args:
         headers: Those that the coordinator receives.

@@ -30,7 +30,7 @@ from seamark.metaserver.api.http.sql_texts import read_in_turn
 from seamark.metaserver.planner.joins.dimension_columns import DimensionColumn
 from seamark.metaserver.planner.joins.dimensions import Dimensions, limits_of
 from seamark.metaserver.planner.joins.extremes import EXTREMES, has_extremes
-from seamark.metaserver.planner.joins.joins import Join, JoinFilters, JoinOutcome, Pair, join_filters, kind_of
+from seamark.metaserver.planner.joins.joins import JoinFilters, JoinOutcome, Pair, RequestedJoin, join_filters, kind_of
 from seamark.metaserver.planner.joins.like_predicates import (
     AnyLike,
     BoundLike,
@@ -153,7 +153,7 @@ def _check_size(joins: Sequence[JoinSpec]) -> None:
         raise BadRequest(f"The request has {count} joins; the limit is {JOINS_MAX}")
 
 
-async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
+async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> RequestedJoin:
     if len(spec.table) < 2:
         raise BadRequest(f"The table of a join is {spec.table}; it needs the levels of the namespace and the name")
     namespace, name = tuple(check_name(level, "namespace") for level in spec.table[:-1]), spec.table[-1]
@@ -187,7 +187,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Join:
                 f"The join with {shown}: the {transform} of {kinds[0]} is not compared with {kinds[1]}; give one pair "
                 "of a date or timestamp, and a date, timestamp or (of year) int"
             )
-    return Join(
+    return RequestedJoin(
         tuple(spec.table),
         other,
         entry,

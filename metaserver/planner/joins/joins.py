@@ -56,7 +56,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Join:
+class RequestedJoin:
     """A join with another table.
 
     Attributes:
@@ -70,7 +70,7 @@ class Join:
     snapshot_id: int | None
     filter: Expression
     on: tuple[Pair, ...]
-    joins: tuple[Join, ...] = ()
+    joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
     """The other table has this period of the table's column (`periods.py`). With `MINIMUM` or `MAXIMUM`, the column has
@@ -113,7 +113,7 @@ class JoinFilters(NamedTuple):
         return bound_scan.join_with(self.dynamic_filters, self.condition)
 
 
-async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: float) -> JoinFilters:
+async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], until_s: float) -> JoinFilters:
     """Return the dynamic filters of a table's joins.
 
     Waits until `until_s`, in monotonic seconds.
@@ -136,7 +136,7 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[Join], until_s: f
     )
 
 
-def _condition_of(alternatives: Sequence[tuple[Join, JoinFilters]]) -> Expression:
+def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> Expression:
     """Return the condition that one of the alternatives requires of a row; TRUE for dynamic filters, which are
     evaluated by themselves.
     """
@@ -155,7 +155,7 @@ def _mark_unused(result: JoinFilters) -> JoinFilters:
     return JoinFilters((), (msgspec.structs.replace(first, keys=None, used=False, reason=reason), *nested))
 
 
-async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
+async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
     """`condition`: on the column whose period the other table has."""
     if join.transform in EXTREMES:
         return await _extreme_of(dimensions, join, until_s)
@@ -191,7 +191,7 @@ async def _filters_of(dimensions: Dimensions, join: Join, until_s: float) -> Joi
     return JoinFilters(dynamic_filters, (outcome, *nested.outcomes), condition)
 
 
-async def _extreme_of(dimensions: Dimensions, join: Join, until_s: float) -> JoinFilters:
+async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: float) -> JoinFilters:
     """Return the condition on the column that has the extreme of the other table's column."""
     pair = join.on[0]
     condition: Expression = TRUE

@@ -55,13 +55,13 @@ def test_a_long_chain_of_joins_makes_no_more_conditions_than_are_kept(monkeypatc
 
     Without a bound, the conditions that follow grow with the square.
     """
-    moved, of_semi_join = Counter[str](), conditions.SemiJoin.moved
+    moved, of_semi_join = Counter[str](), conditions.SemiJoin.move_columns
 
     def counted(semi_join: conditions.SemiJoin, to: Any) -> Any:
         moved["semi-joins"] += 1
         return of_semi_join(semi_join, to)
 
-    monkeypatch.setattr(conditions.SemiJoin, "moved", counted)
+    monkeypatch.setattr(conditions.SemiJoin, "move_columns", counted)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
     found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
     assert len(found) == 200

@@ -10,15 +10,15 @@ import pytest
 
 from seamark.connector.client.errors import Forbidden, ServerFailed
 from seamark.connector.plans.async_client import (
-    JoinOutcome,
     JoinRequest,
+    JoinResult,
     KnownTable,
-    PlanTableRequest,
-    PlanTableResponse,
+    TablePlanRequest,
+    TablePlanResponse,
 )
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import Limits, RewriteResult
+from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
 from tests.connector.trino.played import PATIENT, Seamark, filter_of, rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
@@ -32,27 +32,27 @@ STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'
 RED = "\"color\" = 'red'"
 
 
-def used(wanted: PlanTableRequest) -> dict[str, Any]:
+def used(wanted: TablePlanRequest) -> dict[str, Any]:
     """Return all joins are, at the snapshots that were named."""
 
-    def told(joins: tuple[JoinRequest, ...]) -> list[JoinOutcome]:
-        return [each for one in joins for each in (JoinOutcome(one.snapshot_id, 77, True), *told(one.joins))]
+    def told(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
+        return [each for one in joins for each in (JoinResult(one.snapshot_id, 77, True), *told(one.joins))]
 
     return {"joins": tuple(told(wanted.joins))}
 
 
 async def rewritten(
     statement: str,
-    plan: Callable[[PlanTableRequest], dict[str, Any]] = used,
-    limits: Limits = PATIENT,
+    plan: Callable[[TablePlanRequest], dict[str, Any]] = used,
+    limits: RewriteLimits = PATIENT,
     tables: Mapping[str, KnownTable] = TABLES,
-) -> tuple[RewriteResult, list[PlanTableRequest]]:
+) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
     async with rewriter(server, limits) as made:
         return await made.rewrite(statement, Session("lake", "db")), server.asked
 
 
-def of(table: str, asked: list[PlanTableRequest]) -> list[PlanTableRequest]:
+def of(table: str, asked: list[TablePlanRequest]) -> list[TablePlanRequest]:
     return [one for one in asked if one.table[-1] == table]
 
 
@@ -156,24 +156,24 @@ async def test_a_statement_with_joins_alone_is_asked_about_once() -> None:
 # Where the small table cannot be read as it was evaluated, the large one is asked about without
 
 
-def told(**changes: Any) -> Callable[[PlanTableRequest], dict[str, Any]]:
+def told(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Of each join, but so changed."""
 
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         joins = used(wanted)["joins"]
-        return {"joins": tuple(JoinOutcome(**{**_fields(one), **changes}) for one in joins)}
+        return {"joins": tuple(JoinResult(**{**_fields(one), **changes}) for one in joins)}
 
     return plan
 
 
-def _fields(one: JoinOutcome) -> dict[str, Any]:
+def _fields(one: JoinResult) -> dict[str, Any]:
     return {"snapshot_id": one.snapshot_id, "keys": one.keys, "used": one.used}
 
 
-def without(table: str, error: Exception | None = None) -> Callable[[PlanTableRequest], dict[str, Any]]:
+def without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """There is no plan of the table; or an error."""
 
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.table[-1] != table:
             return used(wanted)
         if error is not None:
@@ -183,8 +183,8 @@ def without(table: str, error: Exception | None = None) -> Callable[[PlanTableRe
     return plan
 
 
-def with_joins(error: Exception) -> Callable[[PlanTableRequest], dict[str, Any]]:
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+def with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.joins:
             raise error
         return {}
@@ -204,7 +204,7 @@ def with_joins(error: Exception) -> Callable[[PlanTableRequest], dict[str, Any]]
     ],
 )
 async def test_in_doubt_the_large_table_is_asked_about_again_without(
-    plan: Callable[[PlanTableRequest], dict[str, Any]],
+    plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
     done, asked = await rewritten(f"{STAR} AND price > 3", plan)
     assert [bool(one.joins) for one in of("sales", asked)] == [True, False]
@@ -222,7 +222,7 @@ async def test_without_a_predicate_of_its_own_it_is_not_asked_about_again() -> N
 async def test_a_join_that_was_left_out_binds_nobody() -> None:
     """And a table of which all is left is none that is worth another name."""
 
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         sizes = {"files": 3, "considered_files": 3} if wanted.table[-1] == "items" else {}
         return {**told(used=False, keys=None)(wanted), **sizes}
 
@@ -235,7 +235,7 @@ async def test_a_join_that_was_left_out_binds_nobody() -> None:
 async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> None:
     """Of two places of the small table one gets no plan."""
 
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.table[-1] == "items" and wanted.filter is None:
             raise Forbidden("", status=403)
         return used(wanted)
@@ -247,12 +247,12 @@ async def test_all_of_a_table_is_pinned_or_what_hangs_on_it_is_not_used() -> Non
 
 async def test_joins_that_take_long_cost_no_more_than_their_share_of_the_time() -> None:
     class Slow(Seamark):
-        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
+        async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600.0 if wanted.joins else 0.0)
             return await super().plan_table(wanted)
 
     server = Slow(plan=used, tables=TABLES)
-    async with rewriter(server, Limits(budget_s=3.0)) as made:
+    async with rewriter(server, RewriteLimits(budget_s=3.0)) as made:
         done = await made.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (done.statement or "")
         assert made.open_breakers == []

@@ -9,7 +9,7 @@ import pytest
 from bench.ssb.queries import QUERIES
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.async_client import KnownTable
-from seamark.connector.plans.joins import Dimension, PlannedScan, find_dimensions, why_not_requested
+from seamark.connector.plans.joins import Dimension, PlannedScan, explain_unrequested_joins, find_dimensions
 
 MB = 1 << 20
 SSB = {
@@ -50,7 +50,7 @@ def planned(
     found = find_scans(sql, columns_of=lambda names: known[names].columns)
     places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}
     chosen = find_dimensions(places, known)
-    reasons = [(place.table[0], why_not_requested(n, places, known, chosen)) for n, place in places.items()]
+    reasons = [(place.table[0], explain_unrequested_joins(n, places, known, chosen)) for n, place in places.items()]
     return chosen, reasons
 
 

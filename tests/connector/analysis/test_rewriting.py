@@ -16,11 +16,11 @@ from sqlglot.parser import Parser
 
 from seamark.connector.analysis import statement_cache as reading
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
-from seamark.connector.plans.async_client import KnownTable, PlanTableRequest, PlanTableResponse
+from seamark.connector.plans.async_client import KnownTable, TablePlanRequest, TablePlanResponse
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
 from seamark.connector.trino.protocol.sessions import Session, prepare, session_of
-from seamark.connector.trino.rewriter import Limits, RewriteResult
+from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
 from tests.connector.trino.played import COLUMNS, Seamark, filter_of, rewriter
 
 SESSION = Session(catalog="lake", schema="db")
@@ -28,14 +28,14 @@ SESSION = Session(catalog="lake", schema="db")
 
 async def rewritten(
     statement: str, session: Session = SESSION, **seamark: Any
-) -> tuple[RewriteResult, list[PlanTableRequest]]:
+) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(**seamark)
     async with rewriter(server) as made:
         return await made.rewrite(statement, session), server.asked
 
 
-def raising(error: Exception) -> Callable[[PlanTableRequest], Any]:
-    def plan(wanted: PlanTableRequest) -> Any:
+def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
+    def plan(wanted: TablePlanRequest) -> Any:
         raise error
 
     return plan
@@ -121,7 +121,7 @@ async def test_a_catalog_is_found_however_it_is_written_where_the_session_has_an
         (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
-async def test_without_a_plan_there_is_a_reason(plan: Callable[[PlanTableRequest], Any], why: str) -> None:
+async def test_without_a_plan_there_is_a_reason(plan: Callable[[TablePlanRequest], Any], why: str) -> None:
     done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
     assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {why}")
     assert len(wanted) == 1
@@ -248,7 +248,7 @@ async def test_places_of_a_table_with_plans_of_two_snapshots_are_left_alone() ->
 
 
 async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_either() -> None:
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.snapshot_id is not None:
             raise NotFound("", status=404)
         return {}
@@ -259,7 +259,7 @@ async def test_where_one_place_gets_no_plan_the_others_of_its_table_have_none_ei
 
 
 async def test_a_predicate_that_is_refused_is_no_reason_to_refuse_the_other_places() -> None:
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         if wanted.filter == filter_of("x = 2"):
             raise BadRequest("", status=400)
         return {}
@@ -312,7 +312,7 @@ async def test_a_table_and_its_branch_are_read_in_one_state_or_without_plans(
 
 
 async def test_a_table_has_no_plans_beside_a_branch_without_one() -> None:
-    def plan(wanted: PlanTableRequest) -> dict[str, Any]:
+    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
         return {"plan_snapshot_id": None} if wanted.past else {}
 
     known = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
@@ -381,7 +381,7 @@ async def test_times_without_a_zone_prune_where_the_zone_is_known(
     utc: bool, trust: bool, column: str, asked: bool
 ) -> None:
     server = Seamark()
-    async with rewriter(server, Limits(10.0, trust_time_zone=trust)) as made:
+    async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as made:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
         done = await made.rewrite(statement, Session("lake", "db", utc=utc))
         assert (done.statement is not None) == asked
@@ -393,7 +393,7 @@ async def test_times_without_a_zone_prune_where_the_zone_is_known(
 async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
     server, told = Seamark(wait_s=600.0), []
-    async with rewriter(server, Limits(budget_s=0.2)) as made:
+    async with rewriter(server, RewriteLimits(budget_s=0.2)) as made:
         async with asyncio.timeout(60):
             while not made.open_breakers:
                 told.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
@@ -408,11 +408,11 @@ async def test_a_slow_seamark_costs_no_more_than_the_budget_and_soon_nothing(mon
 
 async def test_plans_that_come_in_time_are_used_beside_one_that_does_not() -> None:
     class Uneven(Seamark):
-        async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
+        async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
             return await super().plan_table(wanted)
 
-    async with rewriter(Uneven(), Limits(budget_s=3)) as made:
+    async with rewriter(Uneven(), RewriteLimits(budget_s=3)) as made:
         done = await made.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
         assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
@@ -430,7 +430,7 @@ async def test_a_text_that_takes_long_to_read_is_not_waited_for_and_known_the_ne
         return real(*given)
 
     monkeypatch.setattr(reading, "_read", slow)
-    async with rewriter(Seamark(), Limits(budget_s=0.3)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as made:
         done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert done.summary.startswith("unchanged; not read in time")
         assert made.open_breakers == []

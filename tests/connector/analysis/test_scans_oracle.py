@@ -19,7 +19,7 @@ import pytest
 
 from seamark.connector.analysis.scans import find_scans, read_from_view
 from seamark.connector.plans.conditions import Like, sql_of
-from seamark.connector.plans.quotes import quoted_text
+from seamark.connector.plans.quotes import quote_text
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import splice
 from seamark.formats.iceberg.expressions.binding import bind
@@ -137,8 +137,8 @@ def likes_sql(either: tuple[Like, ...]) -> str:
     for like in either:
         column = quoted(like.column[1])
         term = column if like.function is None else f"{like.function}({column})"
-        escape = "" if like.escape is None else f" ESCAPE {quoted_text(like.escape)}"
-        texts.append(f"{term} {'NOT ' if like.negated else ''}LIKE {quoted_text(like.pattern)}{escape}")
+        escape = "" if like.escape is None else f" ESCAPE {quote_text(like.escape)}"
+        texts.append(f"{term} {'NOT ' if like.negated else ''}LIKE {quote_text(like.pattern)}{escape}")
     return f"({' OR '.join(texts)})"
 
 

@@ -14,7 +14,7 @@ from seamark.connector.analysis.lexer import parse_execute
 from seamark.connector.analysis.statement_cache import IN_LOOP_CHARACTERS, SHORT_CHARACTERS, on_behalf_of
 from seamark.connector.trino import rewriter as rewriting
 from seamark.connector.trino.protocol.sessions import Session
-from seamark.connector.trino.rewriter import Limits
+from seamark.connector.trino.rewriter import RewriteLimits
 from tests.connector.trino.played import Seamark, rewriter
 from tests.waits import until
 
@@ -39,7 +39,7 @@ async def test_a_long_text_is_read_at_a_time_and_short_ones_meanwhile(monkeypatc
         return real(text, *given)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
         long = [asyncio.create_task(made.rewrite(statement(number, SHORT_CHARACTERS), SESSION)) for number in range(3)]
         done = await made.rewrite(statement(7), SESSION)
         assert done.statement is not None
@@ -59,7 +59,7 @@ async def test_who_sends_much_waits_for_its_own_under_any_name(monkeypatch: pyte
         return real(text, *given)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
 
         async def sent(number: int, address: str, who: str) -> Any:
             with on_behalf_of(address, who):
@@ -84,7 +84,7 @@ async def test_a_long_text_is_not_split_into_tokens_in_the_event_loop(monkeypatc
 
     monkeypatch.setattr(rewriting, "parse_execute", parse)
     prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    async with rewriter(Seamark(), Limits(budget_s=WAIT_S)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
         for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS} 1"):
             assert (await made.rewrite(text, prepared)).statement is not None
     assert len(threads) == 2

@@ -10,7 +10,7 @@ import pytest
 
 from seamark.connector.analysis.views import DEPTH_MAX, VIEWS_MAX
 from seamark.connector.client.errors import Forbidden, NotFound
-from seamark.connector.plans.async_client import KnownTable, Name, PlanTableRequest, View
+from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequest, View
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
@@ -222,7 +222,7 @@ async def test_a_table_within_views_of_any_depth_is_read_at_one_snapshot() -> No
     assert done.statement is not None
     assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "and none beside them"
 
-    def turning(wanted: PlanTableRequest) -> dict[str, Any]:
+    def turning(wanted: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
 
     done, server = await rewritten(statement, views=views, plan=turning)
@@ -331,7 +331,7 @@ async def test_a_table_within_and_beside_a_view_is_read_at_one_snapshot() -> Non
     assert done.statement is not None
     assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
 
-    def turning(wanted: PlanTableRequest) -> dict[str, Any]:
+    def turning(wanted: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
 
     done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)

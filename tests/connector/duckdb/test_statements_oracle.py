@@ -21,7 +21,7 @@ from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.duckdb.statements import DuckDBStatement, mark_name
 from seamark.connector.plans.conditions import sql_of
-from seamark.connector.plans.quotes import quoted_name
+from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
 from tests.connector.analysis.comparisons import Stored
@@ -43,14 +43,14 @@ class Tables:
         return self.found[number].table in self._stored
 
     def name(self, number: int) -> str:
-        return quoted_name(self._stored[self.found[number].table].name)
+        return quote_name(self._stored[self.found[number].table].name)
 
     def condition(self, number: int) -> str:
         scan = self.found[number]
         text = scan.predicate or "TRUE"
         for name, kind in self._stored[scan.table].columns.items():
             if kind == "double":
-                column = quoted_name(name.lower())
+                column = quote_name(name.lower())
                 number = f"(CASE WHEN isnan({column}) THEN NULL ELSE {column} END)"
                 text = re.sub(f"{re.escape(column)}(?! IS NULL)", lambda _, number=number: number, text)
         return f"({text})"
@@ -86,7 +86,7 @@ def scans_of(
     }
     columns = {number: {name.lower(): kind for name, kind in one.columns.items()} for number, one in stored.items()}
     marks = {mark_name(number): number for number in stored}
-    text = statement.marked(columns, utc=False)
+    text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
     found = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
     known = {mark: stored[number] for mark, number in marks.items()}
@@ -107,9 +107,9 @@ def pruned(
         name = f"plan~{number}"
         kept = f"{tables.condition(number)}{partners}"
         connection.execute(
-            f"CREATE OR REPLACE TABLE {quoted_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {kept}"
+            f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {kept}"
         )
-        text = quoted_name(name) + (reference.alias_needed or "")
+        text = quote_name(name) + (reference.alias_needed or "")
         new.append(Replacement(reference.start, reference.end, text))
     return splice(statement.text, new)
 
@@ -187,7 +187,7 @@ def check_worth(told: Counter[str]) -> None:
 )
 def test_parameters_stand_where_they_stand_in_the_text(text: str, parameters: Any) -> None:
     columns = {"a": "long", "b": "string"}
-    marked = DuckDBStatement(text, parameters).marked({0: columns}, utc=False)
+    marked = DuckDBStatement(text, parameters).to_marked_text({0: columns}, utc=False)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
     assert scan.predicate is not None
     assert set(scan.predicate.strip("()").split(" AND ")) == {"\"b\" = 'x'", '"a" = 2'}
@@ -217,7 +217,7 @@ def test_a_null_in_a_list_is_not_a_null_in_a_row_of_values() -> None:
 def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
     columns = {"a": "long", "b": "string"}
     text = f"SELECT t.a FROM t JOIN u ON t.a = u.a WHERE t.b {condition} '%b%'"
-    marked = DuckDBStatement(text).marked({0: columns, 1: columns}, utc=True)
+    marked = DuckDBStatement(text).to_marked_text({0: columns, 1: columns}, utc=True)
     scan = find_scans(marked, columns_of=lambda _: columns)[0]
     assert [[like.negated for like in either] for either in scan.likes] == [[negated]]
 
@@ -261,7 +261,7 @@ def test_a_negated_pattern_stays_negated(condition: str, negated: bool) -> None:
 )
 def test_spellings_of_trino_give_the_same_conditions(statement: str, predicate: str | None) -> None:
     columns = {"a": "long", "b": "string"}
-    marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
+    marked = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
     assert scan.predicate == predicate
 
@@ -291,7 +291,7 @@ def test_stars_of_set_operations_are_those_of_queries(statement: str, predicate:
             DuckDBStatement(text)
         return
     read = DuckDBStatement(text)
-    marked = read.marked(dict.fromkeys(range(len(read.references)), columns), utc=True)
+    marked = read.to_marked_text(dict.fromkeys(range(len(read.references)), columns), utc=True)
     assert {one.predicate for one in find_scans(marked, columns_of=lambda _: columns)} == {predicate}
 
 
@@ -312,7 +312,7 @@ def test_a_field_of_a_struct_may_be_qualified_by_its_relation(statement: str, pr
         with pytest.raises(UnsupportedStatement, match="qualified by its schema"):
             DuckDBStatement(statement)
         return
-    marked = DuckDBStatement(statement).marked({0: columns}, utc=True)
+    marked = DuckDBStatement(statement).to_marked_text({0: columns}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
     assert scan.predicate == predicate
 
@@ -320,7 +320,9 @@ def test_a_field_of_a_struct_may_be_qualified_by_its_relation(statement: str, pr
 @pytest.mark.parametrize("total", ["0.06 - 0.01", "1 + 0.50", "-0.5 + 0.25", "0.1 + 0.2 + 0.3", "12345678.9 - 0.0001"])
 def test_decimals_are_added_as_by_duckdb(total: str) -> None:
     columns = {"a": "decimal(15, 4)", "f": "double"}
-    marked = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").marked({0: columns}, utc=True)
+    marked = DuckDBStatement(f"SELECT * FROM t WHERE a >= {total} AND f < {total}").to_marked_text(
+        {0: columns}, utc=True
+    )
     (scan,) = find_scans(marked, columns_of=lambda _: columns)
     assert duckdb.sql(f"SELECT {total}").fetchall() == [(Decimal(str(scan.predicate).removeprefix('"a" >= ')),)]
 
@@ -335,7 +337,7 @@ def test_an_output_of_a_subquery_comes_before_an_outer_column_of_its_name() -> N
     assert found == [[(1,)], [(1,), (3,)]]
     columns = {0: {"a": "int"}, 1: {"k": "int", "x": "int"}}
     for name, is_read in (("other", True), ("q", False), ("Q", False)):
-        marked = DuckDBStatement(text.format(name)).marked(columns, utc=True)
+        marked = DuckDBStatement(text.format(name)).to_marked_text(columns, utc=True)
         scans = find_scans(marked, columns_of=lambda names: columns[int(names[2][-1])])
         assert [len(one.joins) for one in scans] == [is_read, is_read], name
 
@@ -357,12 +359,12 @@ def test_count_if_is_null_without_rows() -> None:
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows}").fetchall() == [(0,)]
     assert duckdb.sql(f"SELECT count_if(a = 2) {rows} WHERE a = 2").fetchall() == [(None,)]
     for name in ("count_if", "countif"):
-        marked = DuckDBStatement(f"SELECT {name}(a = 2) FROM t").marked({0: {"a": "int"}}, utc=True)
+        marked = DuckDBStatement(f"SELECT {name}(a = 2) FROM t").to_marked_text({0: {"a": "int"}}, utc=True)
         (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})
         assert scan.predicate is None
 
 
 def _is_read(statement: str) -> bool:
-    marked = DuckDBStatement(statement).marked({0: {"a": "int"}}, utc=True)
+    marked = DuckDBStatement(statement).to_marked_text({0: {"a": "int"}}, utc=True)
     (scan,) = find_scans(marked, columns_of=lambda _: {"a": "int"})
     return scan.predicate is not None

@@ -10,7 +10,7 @@ from pyiceberg.partitioning import PartitionSpec
 from seamark.connector.client import progress
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_table_properties
-from seamark.connector.client.progress import JobProgress, advance, expect, part, reporting
+from seamark.connector.client.progress import WorkProgress, advance, expect, part, reporting
 from seamark.connector.jobs.clustering import cluster_incrementally
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.statistics import compute_statistics
@@ -44,11 +44,11 @@ def test_a_job_reads_what_it_expects(client: IndexClient, served: Served, name: 
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
         change_table_properties(client, "db.t", {"seamark.clustering.columns": "id"}, ())
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
-    seen: list[JobProgress] = []
+    seen: list[WorkProgress] = []
     with reporting(seen.append):
         jobs()[name](client)
-    assert seen[0] == JobProgress(0, 6, 0, size_bytes)
-    assert seen[-1] == JobProgress(6, 6, size_bytes, size_bytes)
+    assert seen[0] == WorkProgress(0, 6, 0, size_bytes)
+    assert seen[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
     done = [one.bytes_done for one in seen]
     assert done == sorted(done)
     if name != "compaction":  # which copies the files of a partition together
@@ -56,7 +56,7 @@ def test_a_job_reads_what_it_expects(client: IndexClient, served: Served, name: 
 
 
 def test_a_batch_counts_once_whether_it_counts_its_files_or_not() -> None:
-    seen: list[JobProgress] = []
+    seen: list[WorkProgress] = []
     with reporting(seen.append):
         expect(4, 40)
         with part(2, 20):
@@ -64,5 +64,5 @@ def test_a_batch_counts_once_whether_it_counts_its_files_or_not() -> None:
             advance(1, 10)
         with part(2, 20):  # as on a cluster
             pass
-    assert seen[-1] == JobProgress(4, 4, 40, 40)
+    assert seen[-1] == WorkProgress(4, 4, 40, 40)
     advance(1, 1)  # nobody listens

@@ -23,7 +23,7 @@ from seamark.connector.sql.queries import translate
 from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
-from seamark.connector.sql.types import of_iceberg
+from seamark.connector.sql.types import from_iceberg
 from tests.connector.analysis.statements import Statements, quoted
 from tests.connector.analysis.test_scans_oracle import partners_of
 from tests.connector.lake import catalog_at
@@ -78,7 +78,7 @@ def answer(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 
 
 def test_a_translated_statement_has_the_rows_of_the_statement(plain: duckdb.DuckDBPyConnection) -> None:
-    kinds = {table: {name: of_iceberg(kind) for name, kind in iceberg_types(table).items()} for table in TABLES}
+    kinds = {table: {name: from_iceberg(kind) for name, kind in iceberg_types(table).items()} for table in TABLES}
     translated = 0
     for text in STATEMENTS:
         try:
@@ -109,7 +109,8 @@ def test_random_statements_have_the_same_rows_as_translated(lakes: int) -> None:
                 connection.execute(text)
             stored = {one.name.lower(): one for one in statements.tables}
             kinds = {
-                name: {column: of_iceberg(kind) for column, kind in one.columns.items()} for name, one in stored.items()
+                name: {column: from_iceberg(kind) for column, kind in one.columns.items()}
+                for name, one in stored.items()
             }
             for _ in range(40):
                 text = statements.query(rng.choice([1, 1, 2, 2, 3]))

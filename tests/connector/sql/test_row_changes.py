@@ -14,7 +14,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
 from seamark.connector.sql import session as sessions
-from seamark.connector.sql.changes import row_change_texts
+from seamark.connector.sql.changes import divide_row_change
 from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
@@ -116,7 +116,10 @@ def test_an_overtaken_change_runs_again_on_the_new_rows(
 ) -> None:
     create(client, "t", [("id", "long"), ("n", "long")])
     session.sql("INSERT INTO db.t VALUES (1, 1)")
-    computed, works = sessions.SqlSession._computed, [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))]
+    computed, works = (
+        sessions.SqlSession._compute_rows,
+        [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
+    )
 
     def overtaken(self: SqlSession, *given: Any) -> Any:
         rows = computed(self, *given)
@@ -127,7 +130,7 @@ def test_an_overtaken_change_runs_again_on_the_new_rows(
         works.clear()
         return rows
 
-    monkeypatch.setattr(sessions.SqlSession, "_computed", overtaken)
+    monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtaken)
     assert count(session, "UPDATE db.t SET n = n + 1 WHERE n = 1") == 2
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow()["n"].to_pylist() == [2, 2]
 
@@ -164,10 +167,10 @@ def test_statements_that_fail_change_nothing(client: IndexClient, session: SqlSe
 def test_the_texts_of_a_change() -> None:
     text = 'UPDATE "a,b".t /* , */ SET x = f(1, 2) -- WHERE\n'
     text += ", y = CASE WHEN z = 1 THEN 'WHERE' END WHERE x IN (1, 2) ; "
-    parts = row_change_texts(text)
+    parts = divide_row_change(text)
     assert parts.values == ("f(1, 2)", "CASE WHEN z = 1 THEN 'WHERE' END")
     assert parts.source == '"a,b".t WHERE x IN (1, 2)'
-    assert row_change_texts("delete from t").source == "t"
+    assert divide_row_change("delete from t").source == "t"
     for other in ("UPDATE t", "UPDATE t SET x", "DELETE t", "MERGE INTO t", "UPDATE t SET x ="):
         with pytest.raises(UnsupportedInDuckDB):
-            row_change_texts(other)
+            divide_row_change(other)

@@ -22,7 +22,7 @@ from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
 from seamark.connector.sql.queries import DuckDBQuery, translate
 from seamark.connector.sql.rows import json_rows
-from seamark.connector.sql.scopes import Field, UnsupportedInDuckDB
+from seamark.connector.sql.scopes import UnsupportedInDuckDB, VisibleColumn
 from seamark.connector.sql.spark_engine import spark_text
 from seamark.connector.sql.statement import Kind, parse
 from seamark.connector.sql.types import BIGINT, DATE, DOUBLE, INTEGER, VARCHAR, SqlType, decimal, duckdb_name
@@ -73,7 +73,7 @@ def test_functions_that_are_not_listed_are_not_translated(text: str) -> None:
 def test_names_are_looked_up_once_however_many_columns_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = Counter[str]()
 
-    def counted(field: Field, qualifiers: tuple[str, ...]) -> bool:
+    def counted(field: VisibleColumn, qualifiers: tuple[str, ...]) -> bool:
         calls[field.name] += 1
         return is_qualified(field, qualifiers)
 

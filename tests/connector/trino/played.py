@@ -13,13 +13,13 @@ from seamark.connector.client.errors import NotFound
 from seamark.connector.plans.async_client import (
     KnownTable,
     Name,
-    PlanTableRequest,
-    PlanTableResponse,
     PlanView,
     Reference,
+    TablePlanRequest,
+    TablePlanResponse,
     View,
 )
-from seamark.connector.trino.rewriter import Limits, Rewriter
+from seamark.connector.trino.rewriter import RewriteLimits, Rewriter
 from seamark.formats.iceberg.expressions.expression import Expression
 
 COLUMNS = {
@@ -35,7 +35,7 @@ def filter_of(predicate: str | None) -> Expression | None:
 
 READER = "rita"
 """As whom statements run over plan views."""
-PATIENT = Limits(budget_s=10.0)
+PATIENT = RewriteLimits(budget_s=10.0)
 ViewAsked = tuple[Name, View, str, tuple[Reference, ...]]
 
 
@@ -49,11 +49,11 @@ class Seamark:
         tables: What is known of them, if more than the columns.
     """
 
-    plan: Callable[[PlanTableRequest], Any] = lambda wanted: {}
+    plan: Callable[[TablePlanRequest], Any] = lambda wanted: {}
     wait_s: float = 0.0
     version: str = "1"
     tables: Mapping[str, KnownTable] = field(default_factory=dict)
-    asked: list[PlanTableRequest] = field(default_factory=list)
+    asked: list[TablePlanRequest] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
     views: dict[str | Name, View] = field(default_factory=dict)
     """By their names, with the schema or without. `plan_view` names the n-th one `v~plan~n`, or raises."""
@@ -62,7 +62,7 @@ class Seamark:
     views_read: list[Name] = field(default_factory=list)
     leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
-    async def plan_table(self, wanted: PlanTableRequest) -> PlanTableResponse:
+    async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
         number = len(self.asked)
         self.asked.append(wanted)
         if self._view(wanted.table) is not None:
@@ -70,7 +70,7 @@ class Seamark:
         await asyncio.sleep(self.wait_s)
         usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": wanted.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return PlanTableResponse(**{**usual, **sizes, **self.plan(wanted)})
+        return TablePlanResponse(**{**usual, **sizes, **self.plan(wanted)})
 
     async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)
@@ -99,7 +99,7 @@ class Seamark:
 
 
 @asynccontextmanager
-async def rewriter(seamark: Any, limits: Limits = PATIENT) -> AsyncIterator[Rewriter]:
+async def rewriter(seamark: Any, limits: RewriteLimits = PATIENT) -> AsyncIterator[Rewriter]:
     made = Rewriter(seamark, ["lake", "Other"], limits)
     yield made
     await made.close()

@@ -12,7 +12,7 @@ from aiohttp import web
 from yarl import URL
 
 from seamark.connector.trino.proxy import Proxy, ProxySettings, open_proxy
-from seamark.connector.trino.rewriter import Limits
+from seamark.connector.trino.rewriter import RewriteLimits
 from seamark.connector.trino.server import bind, serving
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
@@ -86,7 +86,7 @@ class Rig:
 @asynccontextmanager
 async def proxied(*trino: str, seamark: str = "", tls: Any = None, **settings: Any) -> AsyncIterator[Rig]:
     """`http` unpacks nothing and follows nothing: what it sees is what came."""
-    given = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": Limits(budget_s=10.0), **settings}
+    given = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": RewriteLimits(budget_s=10.0), **settings}
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)

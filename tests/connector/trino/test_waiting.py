@@ -12,12 +12,12 @@ import pytest
 
 from seamark.connector.trino.protocol import queued_statements
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
-from seamark.connector.trino.rewriter import Limits
+from seamark.connector.trino.rewriter import RewriteLimits
 from tests.connector.trino.protocol import END, PLAN_ID, QUEUED, ROWS, Trino, fake_seamark, fake_trino
 from tests.connector.trino.rig import proxied
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
-SLOW = Limits(budget_s=10)
+SLOW = RewriteLimits(budget_s=10)
 PLANS = [(("db", "t"), 5)]
 
 

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from sqlglot import transpile
 
 from seamark.connector.plans.plan_requests import PlanRequests
-from seamark.connector.plans.quotes import backquoted
+from seamark.connector.plans.quotes import backquote
 from seamark.connector.spark.query import queries as querying
 from seamark.connector.spark.query.catalyst import Catalyst
 from seamark.connector.spark.query.queries import rewritten
@@ -318,7 +318,7 @@ def test_tables_that_a_session_reads_in_another_way_are_left_alone(rig: Rig) -> 
 def test_a_tables_name_is_read_with_its_levels(spark: SparkSession, name: tuple[str, ...]) -> None:
     jvm: Any = spark._jvm
     catalyst = Catalyst(spark)
-    text = ".".join(map(backquoted, name))
+    text = ".".join(map(backquote, name))
     levels = catalyst._parser.parseMultipartIdentifier(text)
     assert tuple(strings(levels)) == name
     identifiers = getattr(jvm, "org.apache.spark.sql.connector.catalog.CatalogV2Implicits")
