@@ -36,10 +36,10 @@ _EXACT_CLASSES = (EXACT, TEXT, LOCAL_CLASS, "boolean")
 """Types and literals of one class are compared by their exact values. Floats are not: a conversion changes them."""
 
 
-class Comparisons(Protocol):
+class ComparisonReader(Protocol):
     """What the reader of conditions offers to a function that is compared."""
 
-    def compared(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
+    def compare(self, op: str, side: exp.Expr, literal: Literal) -> Condition | None:
         """`side op literal`; `side` may be a function again."""
 
     def column(self, op: str, side: exp.Expr, literal: Literal) -> ColumnComparison | None:
@@ -88,7 +88,7 @@ def _value(literal: Literal) -> object:
     return None
 
 
-def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
+def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr) -> bool:
     """Return whether the literal, the columns and the other literals are compared by their exact values."""
     wanted = class_of_literal(literal)
     for node in nodes:
@@ -101,7 +101,9 @@ def same_class(literal: Literal, reader: Comparisons, *nodes: exp.Expr) -> bool:
     return True
 
 
-def between(column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: Comparisons) -> Condition | None:
+def compare_range(
+    column: exp.Expr, start: datetime, end: datetime, like: Literal, reader: ComparisonReader
+) -> Condition | None:
     """From `start` on and before `end`.
 
     Args:
@@ -117,7 +119,7 @@ def moment_literal(moment: datetime, like: Literal) -> Literal:
     return timestamp_literal(moment)
 
 
-def decided(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
+def evaluate_literals(atom: Atom, literal_of: Callable[[str], Literal | None]) -> Condition | None:
     """Return the condition on columns some of which are literals: `NEVER` for a comparison that is not true for its
     literal.
 

@@ -73,41 +73,41 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
         case exp.Boolean():
             return Literal("boolean", "TRUE" if node.this else "FALSE")
         case exp.Literal():
-            return Literal("text", str(node.this)) if node.is_string else _number(str(node.this))
+            return Literal("text", str(node.this)) if node.is_string else _parse_number(str(node.this))
         case exp.Neg():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
             if inner.kind == "integer":  # Trino may read the sign as a part of the number
-                return _integer(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
+                return _integer_literal(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
         case exp.Date() if list(node.args) == ["this"] or not any(v for k, v in node.args.items() if k != "this"):
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
+            return _parse_date(inner.value) if inner is not None and inner.kind in ("text", "date") else None
         case exp.FromISO8601Timestamp():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _iso_timestamp(inner.value) if inner is not None and inner.kind == "text" else None
+            return _parse_iso_timestamp(inner.value) if inner is not None and inner.kind == "text" else None
         case exp.FromISO8601Date():
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _date(inner.value) if inner is not None and inner.kind == "text" else None
+            return _parse_date(inner.value) if inner is not None and inner.kind == "text" else None
         case exp.StrToTime():
-            return _parsed_time(node.this, node.args.get("format"))
+            return _parse_time(node.this, node.args.get("format"))
         case exp.UnixToTime() if not any(value for name, value in node.args.items() if name != "this"):
             inner = parse_literal(node.this, casts_decimal=casts_decimal)
-            return _unix_time(int(inner.value)) if inner is not None and inner.kind == "integer" else None
+            return _convert_unix_time(int(inner.value)) if inner is not None and inner.kind == "integer" else None
         case exp.Cast() if type(node) is exp.Cast and not (node.args.get("format") or node.args.get("default")):
             return _cast(parse_literal(node.this, casts_decimal=casts_decimal), node.to, casts_decimal)
     return None
 
 
-def _number(text: str) -> Literal | None:
+def _parse_number(text: str) -> Literal | None:
     if "e" in text.lower():
-        return _double(text)
+        return _parse_double(text)
     if _INTEGER.fullmatch(text):
-        return _integer(int(text), _bits_of(int(text)))
-    return _decimal(text)
+        return _integer_literal(int(text), _bits_of(int(text)))
+    return _parse_decimal(text)
 
 
 def _bits_of(value: int) -> int:
@@ -119,21 +119,21 @@ def _fits(value: int, bits: int) -> bool:
     return -(1 << bits - 1) <= value < 1 << bits - 1
 
 
-def _integer(value: int, bits: int) -> Literal | None:
+def _integer_literal(value: int, bits: int) -> Literal | None:
     return Literal("integer", str(value), bits=bits) if _fits(value, bits) else None
 
 
-def _double(text: str) -> Literal | None:
+def _parse_double(text: str) -> Literal | None:
     return Literal("double", text) if _DOUBLE.fullmatch(text) and math.isfinite(float(text)) else None
 
 
-def _decimal(text: str) -> Literal | None:
+def _parse_decimal(text: str) -> Literal | None:
     if not _DECIMAL.fullmatch(text) or sum(letter.isdigit() for letter in text) > _DIGITS_MAX:
         return None
     return Literal("decimal", format(Decimal(text), "f"))
 
 
-def _date(text: str) -> Literal | None:
+def _parse_date(text: str) -> Literal | None:
     if not _DATE.fullmatch(text):
         return None
     try:
@@ -143,7 +143,7 @@ def _date(text: str) -> Literal | None:
     return Literal("date", text, LOCAL)
 
 
-def _timestamp(text: str, to: exp.DataType) -> Literal | None:
+def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -162,16 +162,16 @@ def _timestamp(text: str, to: exp.DataType) -> Literal | None:
     return Literal("timestamp", text, ZONED if zone else LOCAL)
 
 
-def _iso_timestamp(text: str) -> Literal | None:
+def _parse_iso_timestamp(text: str) -> Literal | None:
     """Of `from_iso8601_timestamp`, whose value has a zone and milliseconds; None without the zone in the text."""
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         return None
     day, time, zone = match.groups()
-    return _timestamp(f"{day} {time}{' UTC' if zone == 'Z' else zone}", exp.DataType(this=_Type.TIMESTAMPTZ))
+    return _parse_timestamp(f"{day} {time}{' UTC' if zone == 'Z' else zone}", exp.DataType(this=_Type.TIMESTAMPTZ))
 
 
-def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
+def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
     """`date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
@@ -186,7 +186,7 @@ def _parsed_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
     return timestamp_literal(moment) if is_same else None
 
 
-def _unix_time(seconds: int) -> Literal | None:
+def _convert_unix_time(seconds: int) -> Literal | None:
     """`from_unixtime(0)`, whose value has the session's zone."""
     if not 0 <= seconds <= _SECONDS_MAX:
         return None
@@ -200,9 +200,9 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
         return literal if class_of_cast(to) in NULLS_WITHOUT_EFFECT else None
     target, kind, text = to.this, literal.kind, literal.value
     if target is _Type.DATE:
-        return _date(text) if kind in ("text", "date") else None
+        return _parse_date(text) if kind in ("text", "date") else None
     if kind == "text" and target in (_Type.TIMESTAMP, _Type.TIMESTAMPTZ):
-        return _timestamp(text, to)
+        return _parse_timestamp(text, to)
     if target in (_Type.VARCHAR, _Type.TEXT):
         return literal if kind == "text" and not to.expressions else None
     if kind == "text" and target is _Type.UUID:
@@ -210,11 +210,11 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
     if kind not in ("text", "integer", "decimal"):
         return None
     if target in _BITS and _INTEGER.fullmatch(text):
-        return _integer(int(text), _BITS[target])
+        return _integer_literal(int(text), _BITS[target])
     if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
-        return _double(text if "e" in text.lower() else f"{text}E0")
+        return _parse_double(text if "e" in text.lower() else f"{text}E0")
     if target is _Type.DECIMAL and kind == "text" and not to.expressions:
-        return None if casts_decimal and "." in text else _decimal(text)
+        return None if casts_decimal and "." in text else _parse_decimal(text)
     return None
 
 
@@ -225,13 +225,13 @@ def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
         return None
     sign = -1 if isinstance(node, exp.Sub) else 1
     if isinstance(node.expression, exp.Interval):
-        return _later(left, node.expression, sign) if left.kind in ("date", "timestamp") else None
+        return _add_interval(left, node.expression, sign) if left.kind in ("date", "timestamp") else None
     right = parse_literal(node.expression, casts_decimal=casts_decimal)
     kinds = {left.kind, right.kind} if right is not None else set()
     if right is None or not kinds <= {"integer", "decimal"}:
         return None
     if kinds == {"integer"}:
-        return _integer(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
+        return _integer_literal(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
     parts = Decimal(left.value), Decimal(right.value)
     total = EXACT.add(parts[0], sign * parts[1])
     scale = max(_scale(part) for part in parts)
@@ -245,7 +245,7 @@ def _scale(number: Decimal) -> int:
     return -exponent if isinstance(exponent, int) else 0
 
 
-def _later(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
+def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Literal | None:
     moved = interval_of(interval)
     if moved is None:
         return None
@@ -254,12 +254,12 @@ def _later(literal: Literal, interval: exp.Interval, sign: int) -> Literal | Non
         if literal.kind == "date":
             start = date.fromisoformat(literal.value)
             if unit in _MONTHS:
-                return _date(months_later(start, unit, count).isoformat())
-            return _date((start + timedelta(days=count)).isoformat()) if unit == "DAY" else None
+                return _parse_date(add_months(start, unit, count).isoformat())
+            return _parse_date((start + timedelta(days=count)).isoformat()) if unit == "DAY" else None
         if literal.zone == ZONED:
             return None
         start = datetime.fromisoformat(literal.value)
-        day = months_later(start.date(), unit, count) if unit in _MONTHS else None
+        day = add_months(start.date(), unit, count) if unit in _MONTHS else None
         moment = start + count * UNITS[unit] if day is None else datetime.combine(day, start.time())
     except (ValueError, OverflowError):
         return None
@@ -290,7 +290,7 @@ def unit_of(node: exp.Expr) -> str:
     return unit.name.upper() if isinstance(unit, exp.Var) else ""
 
 
-def months_later(day: date, unit: str, count: int) -> date:
+def add_months(day: date, unit: str, count: int) -> date:
     """Return a month's last day at most, as in Trino: a month after 31 January is 28 or 29 February.
 
     Raises:

@@ -136,8 +136,8 @@ def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
 
 
 def _target(classes: Sequence[str | None]) -> str | None:
-    others = [class_ for class_ in classes if class_ != ANY]
-    return common_class(others) if len(classes) - len(others) <= 1 else None
+    known_classes = [class_ for class_ in classes if class_ != ANY]
+    return common_class(known_classes) if len(classes) - len(known_classes) <= 1 else None
 
 
 class OperandClasses:

@@ -40,14 +40,14 @@ BEFORE = "SELECT * FROM (\n"
 """The text before a view's text in its plan view."""
 _CACHE_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
-_LEFT_ALONE_S = 60.0
+_REFUSED_VIEW_RETRY_S = 60.0
 """How long a name that is no supported view, or was refused, is not requested again."""
 ResolveName: TypeAlias = Callable[[Names, View], tuple[str, Name] | None]
 """The catalog and table that a name in a view's text refers to; None if it is in no configured catalog."""
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedView:
+class ResolvedView:
     """A view, and the tables that the names in its text refer to."""
 
     view: View
@@ -58,8 +58,8 @@ class LoadedView:
 class ViewDefinitions:
     """The current definitions for one statement: views, and the columns of tables and views."""
 
-    views: Mapping[Name, LoadedView]
-    known: Mapping[Name, KnownTable]
+    views: Mapping[Name, ResolvedView]
+    tables: Mapping[Name, KnownTable]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ def predicate_of(planned: PlannedScan) -> str:
     return planned.scan.predicate or "TRUE"
 
 
-class Views:
+class ViewPlanner:
     """The cached view definitions.
 
     Belongs to one event loop.
@@ -121,15 +121,15 @@ class Views:
                 break
         return learned > 0
 
-    async def cached(self, names: Iterable[Name], until_s: float) -> dict[Name, LoadedView]:
+    async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
         """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
-        views: dict[Name, LoadedView] = {}
+        views: dict[Name, ResolvedView] = {}
         for name in names:
             await self._open_behind(name, (), views, until_s)
         return views
 
     async def _open_behind(
-        self, name: Name, above: tuple[Name, ...], views: dict[Name, LoadedView], until_s: float
+        self, name: Name, above: tuple[Name, ...], views: dict[Name, ResolvedView], until_s: float
     ) -> None:
         view = None if self._is_left_alone(name) else self._known.get(name)
         if view is None or name in views or name in above or len(above) >= DEPTH_MAX or len(views) >= VIEWS_MAX:
@@ -140,7 +140,7 @@ class Views:
         views[name] = opened
 
     async def definitions(
-        self, names: Iterable[Name], views: Mapping[Name, LoadedView], requests: PlanRequests, until_s: float
+        self, names: Iterable[Name], views: Mapping[Name, ResolvedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
         """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
         that is no table, is added to `missing`. TimeoutError."""
@@ -159,18 +159,20 @@ class Views:
             self._known.discard(name)
         return ViewDefinitions(unchanged, tables_by_name)
 
-    async def _open(self, view: View, until_s: float) -> LoadedView:
+    async def _open(self, view: View, until_s: float) -> ResolvedView:
         table_names = (await self._reader.read(_text(view), {}, until_s)).table_names
-        return LoadedView(
+        return ResolvedView(
             view, {names: table for names in table_names if (table := self._named(names, view)) is not None}
         )
 
-    async def _columns(self, opened: LoadedView, known: Mapping[Name, KnownTable], until_s: float) -> KnownTable:
+    async def _columns(
+        self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
+    ) -> KnownTable:
         """Return the view's columns.
 
         `COMPUTED` are those to which no condition may be pushed.
         """
-        view, tables = opened.view, _known_by_name(opened, known)
+        view, tables = opened.view, _select_tables(opened, known_tables)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
@@ -191,13 +193,15 @@ class Views:
         while left and len(expanded) < VIEWS_MAX:
             number, planned = left.popleft()
             opened, within = seen.views[planned.table], (*planned.within, number)
-            known = _known_by_name(opened, seen.known)
+            tables_by_name = _select_tables(opened, seen.tables)
             text = plan_view_query(opened.view.text, planned.table[-1], predicate_of(planned))
-            reading = await self._reader.read(StatementText(text, utc=utc, today=today_for(text)), known, until_s)
+            reading = await self._reader.read(
+                StatementText(text, utc=utc, today=today_for(text)), tables_by_name, until_s
+            )
             planned_scans = {}
             for behind, scan in enumerate(reading.scans):
                 names = scan.catalog, scan.schema, scan.table
-                if scan.version_span is None and names in known:
+                if scan.version_span is None and names in tables_by_name:
                     planned_scans[behind] = PlannedScan(scan, *opened.named[names], within=within)
             tables = {
                 behind: table_scan for behind, table_scan in planned_scans.items() if table_scan.table not in seen.views
@@ -207,7 +211,7 @@ class Views:
                 for behind, view_scan in planned_scans.items()
                 if view_scan.table in seen.views and view_scan.scan.renamable
             }
-            dimensions = joining.find_dimensions(tables, known)
+            dimensions = joining.find_dimensions(tables, tables_by_name)
             expanded.append(
                 ExpandedView(planned, opened.view, tuple(tables.values()), tuple(inner.values()), dimensions)
             )
@@ -230,15 +234,24 @@ class Views:
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
-            level = [one for one in expanded if len(one.planned.within) == depth]
+            level = [expanded_view for expanded_view in expanded if len(expanded_view.planned.within) == depth]
             used |= {
-                one.planned: [at for at in (*one.tables, *one.views) if at in plans or at in names] for one in level
+                expanded_view.planned: [
+                    at for at in (*expanded_view.tables, *expanded_view.views) if at in plans or at in names
+                ]
+                for expanded_view in level
             }
-            made = await requests.all(
-                {one.planned: self._create_plan_view(one, plans, names, reader) for one in level if used[one.planned]}
+            created_views = await requests.all(
+                {
+                    expanded_view.planned: self._create_plan_view(expanded_view, plans, names, reader)
+                    for expanded_view in level
+                    if used[expanded_view.planned]
+                }
             )
-            names |= {planned: view for planned, view in made.items() if view is not None}
-            requests.made.update((planned.table, view.plan_id) for planned, view in made.items() if view is not None)
+            names |= {planned: view for planned, view in created_views.items() if view is not None}
+            requests.made.update(
+                (planned.table, view.plan_id) for planned, view in created_views.items() if view is not None
+            )
             names, plans = _drop_incomplete(used, names, plans, planned_scans, dimensions)
         return names, plans
 
@@ -278,7 +291,7 @@ class Views:
             raise
 
     def _leave(self, name: Name) -> None:
-        self._left_alone.put(name, time.monotonic() + _LEFT_ALONE_S, 2 * len(str(name)))
+        self._left_alone.put(name, time.monotonic() + _REFUSED_VIEW_RETRY_S, 2 * len(str(name)))
 
     def _is_left_alone(self, name: Name) -> bool:
         until_s = self._left_alone.get(name)
@@ -302,9 +315,9 @@ def _drop_incomplete(
         plans = drop_scans([at for at in gone if at in plans], plans, planned_scans, dimensions)
 
 
-def _known_by_name(opened: LoadedView, known: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
+def _select_tables(opened: ResolvedView, tables: Mapping[Name, KnownTable]) -> dict[Names, KnownTable]:
     """Return the known tables, by the names in the view's text."""
-    return {names: known[name] for names, (_, name) in opened.named.items() if name in known}
+    return {names: tables[name] for names, (_, name) in opened.named.items() if name in tables}
 
 
 def _text(view: View) -> StatementText:

@@ -52,7 +52,7 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
 
 
 @contextmanager
-def job_group_kept(spark: SparkSession) -> Iterator[None]:
+def keep_job_group(spark: SparkSession) -> Iterator[None]:
     """The jobs of the session that follow are not in the group of the rewrite."""
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in _GROUP}
@@ -80,30 +80,30 @@ def run_on_spark(
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
     context.setJobGroup(group, "Rewrite data files", interruptOnCancel=True)
-    given, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
+    remaining_batches, running = iter(batches), dict[Future[_Outcome], Sequence[ScanTask]]()
 
     def run(rewrite: Rewrite) -> _Outcome:
-        task = partial(_in_task, rewrite, folders, umask, keys)
+        task = partial(_run_in_task, rewrite, folders, umask, keys)
         return context.parallelize([0], 1).map(task).collect()[0]
 
     slots = max(1, context.defaultParallelism)
     with ThreadPoolExecutor(slots) as pool:
         try:
             while True:
-                while len(running) < slots and (batch := next(given, None)) is not None:
+                while len(running) < slots and (batch := next(remaining_batches, None)) is not None:
                     tasks, rewrite = batch
                     running[pool.submit(inheritable_thread_target(spark)(run), rewrite)] = tasks
                 if not running:
                     return
                 for ended in wait(running, return_when=FIRST_COMPLETED).done:
                     tasks = running.pop(ended)
-                    yield tasks, partial(_result, ended, tasks)
+                    yield tasks, partial(_read_result, ended, tasks)
         finally:
             with suppress(Py4JError):  # if the JVM has ended
                 context.cancelJobGroup(group)
 
 
-def _in_task(
+def _run_in_task(
     rewrite: Rewrite, folders: Sequence[str] | None, umask: int | None, keys: Mapping[str, str], _: int
 ) -> _Outcome:
     """Errors that concern the files are results, because Spark would repeat the task."""
@@ -121,7 +121,7 @@ def _in_task(
     return None if new is None else replace(new, tasks=())
 
 
-def _result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
+def _read_result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> RewrittenFiles | None:
     try:
         outcome = ended.result()
     except (PySparkException, Py4JError) as error:

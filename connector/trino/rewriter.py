@@ -42,7 +42,7 @@ from seamark.connector.analysis.statement_cache import (
     StatementText,
     on_behalf_of,
 )
-from seamark.connector.analysis.views import ViewDefinitions, Views
+from seamark.connector.analysis.views import ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanTableResponse, PlanView, Seamark, View
@@ -161,7 +161,7 @@ class Rewriter:
         allowed, and a sender must not be able to stop the plans of others."""
         self._withdrawing = PlanWithdrawal(seamark.lease)
         self._reader = StatementReader()
-        self._views = Views(seamark, self._reader, self._named)
+        self._views = ViewPlanner(seamark, self._reader, self._named)
         self._useless_until_s: MemoryCache[tuple[StatementText, str | None, str | None], float] = MemoryCache(
             _USELESS_STATEMENTS_BYTES_MAX
         )
@@ -396,11 +396,11 @@ class Rewriter:
         """
         plain = await self._reader.read(text, {}, until_s)
         named = {names: table[1] for names in plain.table_names if (table := self._named(names, session)) is not None}
-        views = await self._views.cached(named.values(), until_s)
+        views = await self._views.open_cached(named.values(), until_s)
         if len(plain.table_names) < 2 and not views and not pre_parse.needs_types:
             return plain, {}, ViewDefinitions({}, {})
         seen = await self._views.definitions(named.values(), views, requests, until_s)
-        known = {names: seen.known[name] for names, name in named.items() if name in seen.known}
+        known = {names: seen.tables[name] for names, name in named.items() if name in seen.tables}
         return (await self._reader.read(text, known, until_s) if known else plain), known, seen
 
     def _named(self, names: Names, default: Session | View) -> tuple[str, tuple[str, ...]] | None:

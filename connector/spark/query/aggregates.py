@@ -31,24 +31,24 @@ def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node
 
     Empty if all rows may count.
     """
-    found: list[Node] = []
+    row_conditions: list[Node] = []
     left = list(outputs)
     while left:
         node = left.pop()
         kind = catalyst.kind(node)
         if kind == "AggregateExpression":
-            conditions = _conditions(catalyst, node)
+            conditions = _find_conditions(catalyst, node)
             if not conditions:
                 return []
-            found += conditions
+            row_conditions += conditions
         elif kind in ("", "PythonUDF", "PythonUDAF"):
             return []
         else:
             left += items(node.children())
-    return found
+    return row_conditions
 
 
-def _conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
+def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
     if aggregate.filter().isDefined():
         return [aggregate.filter().get()]
     function = aggregate.aggregateFunction()

@@ -18,7 +18,7 @@ from seamark.connector.jobs.statement_runs import run_statement
 from seamark.connector.jobs.statements import StatementResult, TableStatement
 from seamark.connector.plans.quotes import backquoted
 from seamark.connector.plans.zones import is_utc
-from seamark.connector.spark.rewrites import job_group_kept, run_on_spark
+from seamark.connector.spark.rewrites import keep_job_group, run_on_spark
 
 _SCHEMA = ", ".join(f"{name} bigint" for name in get_type_hints(StatementResult))
 
@@ -32,7 +32,7 @@ def run_maintenance(spark: SparkSession, statement: TableStatement) -> DataFrame
     client = SeamarkClient(uri, token=token or None)
     utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     try:
-        with job_group_kept(spark):
+        with keep_job_group(spark):
             result = run_statement(
                 client, msgspec.structs.replace(statement, table=levels), utc=utc, runner=partial(run_on_spark, spark)
             )

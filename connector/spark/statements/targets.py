@@ -30,7 +30,7 @@ class NotLocated(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class StatementTarget:
     """A table of a catalog of the session.
 
     Attributes:
@@ -70,10 +70,10 @@ def check_session(spark: SparkSession) -> None:
 def commit_summary(spark: SparkSession) -> dict[str, str]:
     """Return the summary of a statement's snapshot."""
     settings = str(spark._jsparkSession.sessionState().conf().getAllConfs().mkString("\0")).split("\0")
-    given = dict(
+    snapshot_properties = dict(
         text.removeprefix(SUMMARY_PREFIX).split(" -> ", 1) for text in settings if text.startswith(SUMMARY_PREFIX)
     )
-    return {"engine-name": "spark", "engine-version": spark.version, **given}
+    return {"engine-name": "spark", "engine-version": spark.version, **snapshot_properties}
 
 
 def target_relation(spark: SparkSession, table: Node) -> Node:
@@ -98,18 +98,20 @@ def target_relation(spark: SparkSession, table: Node) -> Node:
         raise NotLocated("its target is no table of a Seamark catalog")
     if table.table().branch() is not None:
         raise NotLocated("its target is a branch")
-    if taken := _RESERVED & {name for _, name in catalyst.attributes(table)}:
-        raise NotLocated(f"the table has a column {min(taken)}, a name that Iceberg or Spark reserves")
+    if reserved := _RESERVED & {name for _, name in catalyst.attributes(table)}:
+        raise NotLocated(f"the table has a column {min(reserved)}, a name that Iceberg or Spark reserves")
     return table
 
 
-def target_of_relation(catalyst: Catalyst, relation: Node) -> Target:
+def target_of_relation(catalyst: Catalyst, relation: Node) -> StatementTarget:
     levels, iceberg = catalyst.identifier_of(relation), relation.table().table()
     assert levels is not None
-    return Target(str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId()))
+    return StatementTarget(
+        str(relation.catalog().get().name()), levels, str(iceberg.uuid()), int(iceberg.schema().schemaId())
+    )
 
 
-def reads_table(catalyst: Catalyst, plan: Node, target: Target) -> bool:
+def reads_table(catalyst: Catalyst, plan: Node, target: StatementTarget) -> bool:
     """Return whether a leaf of the plan is the target."""
     return any(
         catalyst.is_relation(leaf)
