@@ -26,7 +26,7 @@ _FACTOR_MIN, _SCALED_MAX, _BOUND_UNIT = Decimal("1e-6"), Decimal("1e12"), Decima
 def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
     """Return the comparison of the column, with the operation reversed in the literal.
 
-    An overflow of Trino is an error.
+    An overflow is an error in Trino, so it needs no care here.
     """
     if isinstance(node, exp.Neg):
         return _compare_shifted(FLIPPED[op], node.this, literal, -1, Decimal(0), reader)
@@ -62,9 +62,9 @@ def compare_moved(op: str, node: exp.Expr, literal: Literal, reader: ComparisonR
 def _compare_shifted(
     op: str, side: exp.Expr, literal: Literal, sign: int, added: Decimal, reader: ComparisonReader
 ) -> Condition | None:
-    """`side op sign * literal + added`.
+    """Read `side op sign * literal + added` as a comparison of `side`.
 
-    Only of exact numbers; a float may be rounded.
+    Only exact numbers are read, because a float may be rounded.
     """
     if literal.kind not in ("integer", "decimal") or not have_same_class(literal, reader, _find_innermost(side)):
         return None
@@ -75,7 +75,7 @@ def _compare_shifted(
 
 
 def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: ComparisonReader) -> Condition | None:
-    """`side op literal / by`, of integers."""
+    """Read `side op literal / by`, where all values are integers."""
     down, remainder = divmod(int(literal.value), by)
     match op:
         case "=" | "<>":
@@ -90,7 +90,10 @@ def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader
 def compare_quotient(
     op: str, side: exp.Expr, literal: Literal, by: exp.Expr, reader: ComparisonReader
 ) -> Condition | None:
-    """`c / 100`, which is truncated towards zero if both are integers."""
+    """Read a comparison of `side / by` with a literal.
+
+    A quotient of two integers is truncated towards zero.
+    """
     divisor = reader.literal(by)
     if divisor is None:
         return None
@@ -119,11 +122,11 @@ def compare_quotient(
 def _compare_scaled(
     op: str, side: exp.Expr, literal: Literal, factor: Literal, reader: ComparisonReader, *, is_quotient: bool
 ) -> Condition | None:
-    """`side * factor op literal`, or a quotient, as a range of `side` that is a little too wide.
+    """Read `side * factor op literal`, or a quotient, as a range of `side` that is slightly too wide.
 
-    Products of decimals are exact. A quotient of decimals is rounded: by the version of the engine, to a double, to as
-    many digits after the point as the side with more of them has, or to more, but then not always to more than six.
-    Results with floating-point numbers are rounded.
+    Products of decimals are exact. How a quotient of decimals is rounded depends on the engine and its version: to a
+    double, to as many digits after the point as the side with more of them has, or to more digits. Results with
+    floating-point numbers are rounded.
     """
     kind = reader.kind(_find_innermost(side)) or ""
     base = kind.partition("(")[0].strip()
@@ -153,7 +156,7 @@ def _compare_scaled(
 
 
 def _scale_of(kind: str) -> int:
-    """Digits after the point of an exact type."""
+    """Return the number of digits after the point of an exact type."""
     return int(kind.rstrip(") ").rpartition(",")[2]) if kind.startswith("decimal") else 0
 
 
@@ -168,7 +171,7 @@ def _find_innermost(node: exp.Expr) -> exp.Expr:
 
 
 def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
-    """Return whether the values of a chain of operations are integers: `(c - 0.5) * 10` is none, for any column."""
+    """Return whether all values of a chain of operations are integers. Those of `(c - 0.5) * 10` are not."""
     left = [node]
     while left:
         part = left.pop()
@@ -192,9 +195,9 @@ def _number_literal(value: Decimal) -> Literal:
 def _compare_shifted_days(
     op: str, side: exp.Expr, literal: Literal, unit: str, count: int, reader: ComparisonReader
 ) -> Condition | None:
-    """Intervals of days or less.
+    """Read a comparison of `side` plus an interval of days or less.
 
-    Months are not reversible: two dates may have the same date a month later.
+    Months cannot be reversed: two dates may have the same date a month later.
     """
     kind = reader.kind(side)
     if unit not in UNITS or kind not in ("date", "timestamp") or literal.zone != LOCAL:
@@ -209,8 +212,10 @@ def _compare_shifted_days(
 
 
 def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """`date_diff('day', from, to) op n`, with a day more on each side: Trino counts complete days of timestamps, and
-    DuckDB counts midnights."""
+    """Read `date_diff('day', from, to) op n`, with one more day on each side.
+
+    Trino counts complete days between timestamps, and DuckDB counts midnights.
+    """
     if literal.kind != "integer" or op == "<>" or abs(int(literal.value)) > 10**6:
         return None
     count, start, end = int(literal.value), node.expression, node.this
@@ -224,7 +229,7 @@ def compare_days_between(op: str, node: exp.DateDiff, literal: Literal, reader: 
 
 
 def _compare_within_days(column: exp.Expr, other: exp.Expr, sign: int, days: int) -> exp.Expr:
-    """`column <= other + days` or, with a negative sign, `column >= other - days`."""
+    """Return `column <= other + days` or, with a negative sign, `column >= other - days`."""
     days *= sign
     interval = exp.Interval(this=exp.Literal.string(abs(days)), unit=exp.Var(this="DAY"))
     moved = (exp.Add if days >= 0 else exp.Sub)(this=other, expression=interval)

@@ -54,10 +54,12 @@ _SUPPORTED_ARGUMENTS = frozenset({"this", "expression", "expressions", "low", "h
 
 
 class ConditionReader:
-    """Reads conditions of one statement.
+    """Reads the conditions of one statement.
 
-    `casts_decimal`: see `literals.parse_literal`. `today`: the date in UTC, for conditions with the current time;
-    without it these are not read. `utc`: the session's zone is UTC.
+    Args:
+        casts_decimal: See `literals.parse_literal`.
+        today: The date in UTC, for conditions with the current time. Without it these are not read.
+        utc: Whether the session's zone is UTC.
     """
 
     def __init__(self, *, casts_decimal: bool, today: date | None = None, utc: bool = False) -> None:
@@ -73,7 +75,7 @@ class ConditionReader:
         return parse_literal(node, casts_decimal=self._casts_decimal)
 
     def literals(self, nodes: Iterable[exp.Expr]) -> tuple[Literal, ...] | None:
-        """Return None if one of the nodes is not a literal."""
+        """Return the literals; None if one of the nodes is not a literal."""
         literals = [self.literal(node) for node in nodes]
         present = tuple(literal for literal in literals if literal is not None)
         return present if len(present) == len(literals) else None
@@ -178,7 +180,7 @@ class _Reading:
     # Comparisons
 
     def _read_predicate(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """Comparisons with functions and with the current time.
+        """Read comparisons with functions and with the current time.
 
         A comparison is never true for null, so its negation is the opposite comparison.
         """
@@ -207,9 +209,12 @@ class _Reading:
     def _compare_list(
         self, side: exp.Expr, nodes: Sequence[exp.Expr], each: Condition | None, compared_in: CommonType | None
     ) -> Condition | None:
-        """`side IN (nodes)`, of which `each` compares one node after the other.
+        """Read `side IN (nodes)`.
 
         A function of a column is compared with the whole list at once.
+
+        Args:
+            each: The condition that compares `side` with one node after the other.
         """
         if not isinstance(side, exp.Lower | exp.Upper):
             return each
@@ -241,7 +246,7 @@ class _Reading:
         return None
 
     def _read_pattern(self, node: exp.Expr, *, negated: bool) -> Condition | None:
-        """LIKE with a pattern that is no prefix."""
+        """Read LIKE with a pattern that is more than a prefix."""
         escape = node.expression if isinstance(node, exp.Escape) else None
         like = node.this if escape is not None else node
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
@@ -263,7 +268,7 @@ class _Reading:
         return all_of([like_condition, compare_pattern_in_case(side, pattern, escaped, self)])
 
     def _read_times_like(self, node: exp.Expr) -> Condition | None:
-        """`CAST(day AS varchar) LIKE '2026-01-%'`."""
+        """Read a prefix of a formatted date, such as `CAST(day AS varchar) LIKE '2026-01-%'`."""
         pattern = node.expression
         if type(node) is not exp.Like or not is_plain(node) or not isinstance(pattern, exp.Literal):
             return None
@@ -280,7 +285,7 @@ class _Reading:
         return equalities
 
     def _compare_rows(self, node: exp.Expr) -> Condition | None:
-        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
+        """Read comparisons of rows, such as `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`."""
         if not is_plain(node):
             return None
         columns = node.this.expressions

@@ -69,7 +69,7 @@ def restrict_to_months(parts: list[tuple[exp.Expr, Literal]], reader: Comparison
 
 
 def _find_column(node: exp.Expr, unit: str) -> exp.Expr | None:
-    """Return the column of which `node` is the year or the month."""
+    """Return the column whose year or month `node` is."""
     column: exp.Expr | None = None
     match node:
         case exp.Year() if unit == "YEAR":
@@ -84,7 +84,7 @@ def _find_column(node: exp.Expr, unit: str) -> exp.Expr | None:
 def _compare_branches(
     op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader
 ) -> Iterator[Condition | None]:
-    """Conditions, at least one of them true where the value of `node` compares so."""
+    """Yield one condition for each branch. At least one of them is true where the comparison of `node` is true."""
 
     def result(value: exp.Expr, when: Condition | None = None) -> Condition | None:
         if not have_same_class(literal, reader, value):
@@ -138,10 +138,7 @@ def read_case(
 def _compare_truncated(
     op: str, column: exp.Expr, unit: str, literal: Literal, reader: ComparisonReader
 ) -> Condition | None:
-    """Of the start of a period of the calendar.
-
-    In the column's zone, as the literal is.
-    """
+    """Read a comparison of the start of a period of the calendar, in the zone that the column and the literal share."""
     if literal.kind not in ("date", "timestamp") or literal.zone != LOCAL:
         return None
     moment = datetime.fromisoformat(literal.value)

@@ -85,9 +85,10 @@ class ExecuteStatement:
 
 
 def tokens_of(text: str) -> tuple[TrinoToken, ...]:
-    """Without spaces and comments.
+    """Split a text into Trino's tokens, without spaces and comments.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the text does not follow Trino's lexical rules.
     """
     tokens = []
     at = 0
@@ -125,11 +126,13 @@ def normalize_numerals(text: str) -> str:
 
 
 def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
-    """Return the query in `statement`.
+    """Return the query in a statement.
 
-    `parameters` replace the question marks of a prepared statement.
+    Args:
+        parameters: The values that replace the question marks of a prepared statement.
 
-    Raises UnsupportedStatement for every other statement.
+    Raises:
+        UnsupportedStatement: If the statement has no query that can be read.
     """
     text, offsets = statement, range(len(statement) + 1)
     tokens = tokens_of(text)
@@ -174,7 +177,8 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
 def name_of(token: TrinoToken) -> str:
     """Return an identifier's name.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the token is no identifier.
     """
     if token.kind == "word":
         return token.text
@@ -188,9 +192,10 @@ def _words(tokens: Sequence[TrinoToken], count: int) -> tuple[str, ...]:
 
 
 def _find_closing(tokens: Sequence[TrinoToken], opening: int) -> int:
-    """Return the end of the bracket that opens at `opening`.
+    """Return the position of the bracket that closes the bracket at `opening`.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If no bracket closes it.
     """
     depth = 0
     for number in range(opening, len(tokens)):
@@ -204,7 +209,8 @@ def _find_closing(tokens: Sequence[TrinoToken], opening: int) -> int:
 def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
     """Return the parameters after USING.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the tokens are no USING clause.
     """
     if not tokens:
         return ()
@@ -238,11 +244,9 @@ def _unquote(token: TrinoToken) -> tuple[str, list[int]]:
 def _fill_parameters(
     text: str, tokens: Sequence[TrinoToken], offsets: Sequence[int], parameters: Sequence[str]
 ) -> QueryText:
-    """Return the query from its first token on.
+    """Return the query from its first token on, with parameters in the place of question marks.
 
-    Parameters that are literals replace their question marks.
-
-    Other question marks stay, and give no condition.
+    Only a parameter that is a literal replaces its question mark. Other question marks stay, and give no condition.
     """
     if not tokens or tokens[0].word not in _BEGINNINGS:
         raise UnsupportedStatement
@@ -269,9 +273,10 @@ def _fill_parameters(
 
 
 def is_plain(parameter: str) -> bool:
-    """Return whether it is a single literal, which can replace a question mark without brackets.
+    """Return whether a parameter is a single literal, which can replace a question mark without brackets.
 
-    Raises UnsupportedStatement for invalid SQL.
+    Raises:
+        UnsupportedStatement: For invalid SQL.
     """
     tokens = tokens_of(parameter)
     if tokens and tokens[0].word in ("-", "+"):

@@ -60,10 +60,11 @@ UNITS = {
 
 
 def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | None:
-    """Return None if the node is not a literal.
+    """Return the literal that a node is; None for another node.
 
     Args:
-        casts_decimal: Sqlglot reads `CAST('1.5' AS DECIMAL)`, which is 2, and `DECIMAL '1.5'` as the same node.
+        casts_decimal: Whether the statement converts values to decimals. sqlglot reads `CAST('1.5' AS DECIMAL)`, which
+            is 2, and `DECIMAL '1.5'` as the same node.
     """
     match node:
         case exp.Paren():
@@ -111,7 +112,7 @@ def _parse_number(text: str) -> Literal | None:
 
 
 def _bits_of(value: int) -> int:
-    """Of the type that a number without a type has."""
+    """Return the size in bits of the type that an integer without a declared type has."""
     return 32 if _fits(value, 32) else 64
 
 
@@ -163,7 +164,11 @@ def _parse_timestamp(text: str, to: exp.DataType) -> Literal | None:
 
 
 def _parse_iso_timestamp(text: str) -> Literal | None:
-    """Of `from_iso8601_timestamp`, whose value has a zone and milliseconds; None without the zone in the text."""
+    """Parse the argument of `from_iso8601_timestamp`, whose value has a zone and milliseconds.
+
+    Returns:
+        None if the text has no zone.
+    """
     match = _ISO_TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -172,7 +177,7 @@ def _parse_iso_timestamp(text: str) -> Literal | None:
 
 
 def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
-    """`date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
+    """Read `date_parse('2026-01-31', '%Y-%m-%d')`, whose value has no zone."""
     if not all(isinstance(text, exp.Literal) and text.is_string for text in (node, pattern)):
         return None
     text, form = str(node.this), str(pattern.this) if pattern is not None else ""
@@ -187,7 +192,7 @@ def _parse_time(node: exp.Expr, pattern: exp.Expr | None) -> Literal | None:
 
 
 def _convert_unix_time(seconds: int) -> Literal | None:
-    """`from_unixtime(0)`, whose value has the session's zone."""
+    """Read `from_unixtime(0)`, whose value is in the session's zone."""
     if not 0 <= seconds <= _SECONDS_MAX:
         return None
     return Literal("timestamp", f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC", ZONED)
@@ -219,7 +224,7 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
 
 
 def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
-    """Of numbers, and of dates and intervals."""
+    """Add numbers, or an interval to a date or timestamp."""
     left = parse_literal(node.this, casts_decimal=casts_decimal)
     if left is None:
         return None
@@ -267,7 +272,7 @@ def _add_interval(literal: Literal, interval: exp.Interval, sign: int) -> Litera
 
 
 def timestamp_literal(moment: datetime) -> Literal:
-    """Without a zone."""
+    """Return a timestamp without a zone."""
     return Literal("timestamp", moment.isoformat(" ", "auto"), LOCAL)
 
 
@@ -291,10 +296,12 @@ def unit_of(node: exp.Expr) -> str:
 
 
 def add_months(day: date, unit: str, count: int) -> date:
-    """Return a month's last day at most, as in Trino: a month after 31 January is 28 or 29 February.
+    """Add a number of months, quarters or years to a date.
+
+    The result is at most the last day of its month, as in Trino: one month after 31 January is 28 or 29 February.
 
     Raises:
-        ValueError: Beyond the range of dates.
+        ValueError: If the result is beyond the range of dates.
     """
     year, month = divmod(day.year * 12 + day.month - 1 + count * _MONTHS[unit], 12)
     return date(year, month + 1, min(day.day, monthrange(year, month + 1)[1]))

@@ -93,7 +93,8 @@ class Queries:
     def read(self, node: exp.Expr, visible: _Visible) -> Relation:
         """Return the rows of a query.
 
-        Raises UnsupportedStatement.
+        Raises:
+            UnsupportedStatement: If the query has a clause that is not supported.
         """
         read_body: Callable[[exp.Expr, _Visible], Relation]
         match node:
@@ -225,7 +226,11 @@ class Queries:
     def _make_inner_query(
         self, rows: Relation, predicates: PredicateReader, seen: frozenset[int] | None = None, source: int | None = None
     ) -> InnerQuery:
-        """`seen`: the sources that the subquery sees, None for all; another name may be that of an outer block."""
+        """Return the inner query of some rows.
+
+        Args:
+            seen: The sources that the subquery sees; None for all. Another name may be that of an outer block.
+        """
         query = rows.inner if source is not None and isinstance(rows, RenamedColumns) else rows
         select = self._selects.get(id(query))
         if select is None:
@@ -259,7 +264,10 @@ class _FromClause:
         self._visible = visible
 
     def join(self, first: ParsedTree, joins: list[exp.Expr]) -> ParsedTree:
-        """Join bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c."""
+        """Return the tree of a relation and the joins after it.
+
+        Joins bind more tightly than commas: `a, b LEFT JOIN c` is the product of a and of the join of b and c.
+        """
         parts = [first]
         for join in joins:
             _check_arguments(join, _JOIN)
@@ -348,9 +356,10 @@ def _passes_conditions(node: exp.Expr) -> bool:
 
 
 def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
-    """Return the expressions of which all rows of each group have one value: of sets of groups those in every set.
+    """Return the expressions of which all rows of each group have one value.
 
-    Without such an expression there may be a group of all rows.
+    With several grouping sets, these are the expressions in every set. Without such an expression there may be a group
+    of all rows.
     """
     group = node.args.get("group")
     if group is None or _arguments(group, set(group.args) - {"expressions"}):
@@ -437,7 +446,7 @@ def _case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
 
 
 def _remove_brackets(projection: exp.Expr) -> exp.Expr:
-    """`(a)` is the column `a`, and has its name."""
+    """Return a column without the brackets around it: `(a)` is the column `a`, and has its name."""
     alias = projection if isinstance(projection, exp.Alias) else None
     inner = projection if alias is None else alias.this
     column = inner.unnest()
@@ -509,7 +518,8 @@ def _is_bracket(node: exp.Expr) -> bool:
 def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     """Return the alias of a relation, and the aliases of its columns.
 
-    Raises UnsupportedStatement.
+    Raises:
+        UnsupportedStatement: If the alias has another form.
     """
     alias = node.args.get("alias")
     if alias is None:
@@ -524,11 +534,12 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
-    """Yield the outermost queries.
-
-    Raises UnsupportedStatement for a table outside of a query.
+    """Yield the outermost queries in an expression.
 
     It is not recursive, because the depth of a chain of ORs is its length.
+
+    Raises:
+        UnsupportedStatement: For a table outside of a query.
     """
     pending = [expression]
     while pending:

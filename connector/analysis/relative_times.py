@@ -45,7 +45,12 @@ class DateSpan:
         return Literal("date", (self.low if op in (">", ">=") else self.high).isoformat())
 
     def move(self, unit: str, count: int) -> DateSpan:
-        """OverflowError or ValueError beyond the range of dates."""
+        """Move both ends of the span by a number of units.
+
+        Raises:
+            OverflowError: If an end is beyond the range of dates.
+            ValueError: If an end is beyond the range of dates.
+        """
         if unit not in UNITS:
             low, high = (add_months(bound, unit, count) for bound in (self.low, self.high))
             return DateSpan(low - _ZONES, high + _ZONES)
@@ -54,7 +59,7 @@ class DateSpan:
 
 
 def parse_span(node: exp.Expr | None, today: date | None) -> DateSpan | None:
-    """Return None if the node is no such expression.
+    """Return the span of an expression of the current time; None for another node.
 
     Args:
         today: The date in UTC.

@@ -165,14 +165,22 @@ def read_from_view(scan: Scan, name: str) -> Replacement:
 def _read(
     query: ParsedQuery, columns_of: ColumnsOf, today: date | None = None, *, utc: bool = False
 ) -> tuple[Queries, Relation]:
-    """Raise UnsupportedStatement."""
+    """Read a parsed query.
+
+    Raises:
+        UnsupportedStatement: If it is not fully understood.
+    """
     reader = ConditionReader(casts_decimal=query.casts_decimal, today=today, utc=utc)
     queries = Queries(columns_of, reader, query.names)
     return queries, queries.read(query.tree, {})
 
 
 def _parse(inner: QueryText) -> exp.Expr:
-    """Raise UnsupportedStatement, also if sqlglot's tokens of the text differ from Trino's."""
+    """Parse the text of a query.
+
+    Raises:
+        UnsupportedStatement: If sqlglot cannot parse it, or splits it into other tokens than Trino.
+    """
     try:
         words = tokens_in(_TRINO, inner.text)
         trees = parse_statements(_TRINO, inner.text, words)
@@ -250,7 +258,7 @@ class _ReferencePositions:
 
 
 def _parse_version(token: TrinoToken) -> int | str | None:
-    """Return the number or text that the token is."""
+    """Return the number or the text of a token; None for another token."""
     if token.kind == "number" and token.text.isdigit():
         return int(token.text)
     return token.text[1:-1].replace("''", "'") if token.kind == "string" else None

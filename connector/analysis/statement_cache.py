@@ -74,10 +74,9 @@ _CLIENT: ContextVar[tuple[str, str]] = ContextVar("client", default=("address", 
 
 @contextmanager
 def on_behalf_of(address: str, user: str) -> Iterator[None]:
-    """Whose turn the readings within the block take, in this task and those that it starts: that of the address, and
-    within it that of the user.
+    """Read the statements within the block, and in the tasks that it starts, in the turn of a client.
 
-    The proxy does not check who the user is.
+    The turn is that of the address, and within it that of the user. The proxy does not check who the user is.
     """
     token = _CLIENT.set((f"address {address}", f"user {user} at {address}"))
     try:
@@ -92,7 +91,10 @@ _ParsedKey = tuple[str, tuple[str, ...]]
 
 
 class StatementReader:
-    """Belongs to one event loop."""
+    """Reads and caches statements.
+
+    It belongs to one event loop.
+    """
 
     def __init__(self) -> None:
         self._known: MemoryCache[_Key, ReadStatement] = MemoryCache(_CACHE_BYTES)
@@ -103,7 +105,7 @@ class StatementReader:
         self._long = FairLock()
 
     async def read(self, text: StatementText, tables: Mapping[Names, KnownTable], until_s: float) -> ReadStatement:
-        """Parse with the columns of `tables`.
+        """Read a statement with the columns of `tables`.
 
         Raises:
             TimeoutError: After `until_s` on the clock of the event loop.
@@ -117,10 +119,10 @@ class StatementReader:
         return statement
 
     async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
-        """Return the result of `work` on a text of so many characters; outside of the event loop if it is long.
+        """Return the result of `work` on a text of this length, computed outside of the event loop if the text is long.
 
         Raises:
-            TimeoutError: As for `read`.
+            TimeoutError: After `until_s` on the clock of the event loop.
         """
         if characters <= IN_LOOP_CHARACTERS_MAX:
             return work()

@@ -56,7 +56,7 @@ class FormattedTime(NamedTuple):
 
 
 def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedTime | None:
-    """`date_format(ts, '%Y-%m')`, and a date that is cast to a text."""
+    """Read `date_format(ts, '%Y-%m')`, or a date that is cast to a text."""
     match node:
         case exp.TimeToStr():
             pattern = node.args.get("format")
@@ -68,7 +68,7 @@ def parse_formatted_time(node: exp.Expr, reader: ComparisonReader) -> FormattedT
 
 
 def compare_formatted(op: str, time: FormattedTime, text: str, reader: ComparisonReader) -> Condition | None:
-    """`date_format(ts, '%Y-%m') >= '2026-01'`."""
+    """Read a comparison of a formatted time, such as `date_format(ts, '%Y-%m') >= '2026-01'`."""
     try:
         start = datetime.strptime(text, time.format)
         if start.year < _FOUR_DIGITS:  # Python's strftime writes such a year without zeros
@@ -93,12 +93,12 @@ def compare_formatted(op: str, time: FormattedTime, text: str, reader: Compariso
 
 
 def _compare_later_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return years of five digits, which are texts before those of four, or after them."""
+    """Return the condition that a year has five digits: such texts sort before or after those of four digits."""
     return reader.column(">", column, Literal("date", _LAST_DAY, LOCAL))
 
 
 def _compare_earlier_years(column: exp.Expr, reader: ComparisonReader) -> Condition | None:
-    """Return years of fewer than four digits, which engines write with zeros, or without."""
+    """Return the condition that a year has fewer than four digits: some engines write it with zeros, others without."""
     return reader.column("<", column, Literal("date", _FIRST_DAY, LOCAL))
 
 
@@ -119,7 +119,7 @@ def compare_formatted_prefix(node: exp.Expr, prefix: str, reader: ComparisonRead
 
 
 def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: ComparisonReader) -> Condition | None:
-    """`substr(c, 1, n)`: the first `n` code points."""
+    """Read a comparison of the first `n` code points, `substr(c, 1, n)`."""
     if isinstance(node, exp.Substring):
         start, size = node.args.get("start"), node.args.get("length")
         if not isinstance(start, exp.Literal) or str(start.this) != "1":
@@ -155,7 +155,7 @@ def compare_prefix(op: str, node: exp.Expr, literal: Literal, reader: Comparison
 
 
 def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: ComparisonReader) -> Condition | None:
-    """`lower(c) = text`."""
+    """Read `lower(c) = text`, or another comparison of a text in one case."""
     column = reader.column("=", node.this, Literal("text", text))
     if column is None:
         return None
@@ -174,7 +174,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
 def compare_list_in_case(
     node: exp.Lower | exp.Upper, literals: Sequence[Literal], reader: ComparisonReader
 ) -> Condition | None:
-    """`lower(c) IN (texts)`, by an index on the function."""
+    """Read `lower(c) IN (texts)`, which an index on the function can answer."""
     column = reader.column("=", node.this, Literal("text", ""))
     if column is None or any(one.kind != "text" for one in literals):
         return None
@@ -184,7 +184,7 @@ def compare_list_in_case(
 def compare_pattern_in_case(
     node: exp.Lower | exp.Upper, pattern: str, escape: str | None, reader: ComparisonReader
 ) -> Condition | None:
-    """`lower(c) LIKE 'ab%'`, by an index on the function: the text before the first wildcard."""
+    """Read `lower(c) LIKE 'ab%'` as its text before the first wildcard, which an index on the function can answer."""
     column = reader.column("=", node.this, Literal("text", ""))
     prefix, suffix = split_pattern(pattern, escape)
     if column is None or not (prefix or suffix == ""):
@@ -201,9 +201,9 @@ def _compare_function_value(op: str, column: ColumnReference, node: exp.Expr, li
 def like_predicate(
     reference: ColumnReference, pattern: str, escape: str | None, function: str | None, *, negated: bool
 ) -> Like | None:
-    """Return None if the server does not evaluate it.
+    """Return the LIKE predicate; None if the server does not evaluate it.
 
-    Without ESCAPE, a backslash has no meaning in Trino but in Spark.
+    Without ESCAPE, a backslash is an escape in Spark, but not in Trino.
     """
     if len(pattern) > PATTERN_MAX or (escape is None and "\\" in pattern):
         return None
@@ -216,10 +216,11 @@ def function_of(node: exp.Expr) -> str | None:
 
 
 def _find_spellings(text: str, *, lower: bool) -> tuple[list[str], bool]:
-    """Return the texts that become `text` in lower case, or in upper case, and True; if there are too many, the
-    beginnings of these texts, and False.
+    """Return the texts that become `text` in lower case, or in upper case.
 
-    Empty if no beginning is known.
+    Returns:
+        The texts and True; if there are too many, the beginnings of these texts and False. The list is empty if no
+        beginning is known.
     """
     also = _LOWER_ALSO if lower else _UPPER_ALSO
     spellings = [""]

@@ -9,10 +9,12 @@ _CLOCK = {"HOUR": timedelta(hours=1), "MINUTE": timedelta(minutes=1), "SECOND": 
 
 
 def period_of(moment: datetime, unit: str) -> tuple[datetime, datetime]:
-    """Return the start of the period of `moment`, and the end, which is not a part of it.
+    """Return the start of the period of `moment`, and its end, which is not a part of it.
 
     Raises:
-        KeyError: For another unit, OverflowError or ValueError if the end is beyond the range of dates.
+        KeyError: For another unit.
+        OverflowError: If the end is beyond the range of dates.
+        ValueError: If the end is beyond the range of dates.
     """
     midnight = moment.replace(hour=0, minute=0, second=0, microsecond=0)
     if unit in _CLOCK:

@@ -86,9 +86,9 @@ def predicate_of(planned: PlannedScan) -> str:
 
 
 class ViewPlanner:
-    """The cached view definitions.
+    """Loads the views of statements, and creates plan views for them.
 
-    Belongs to one event loop.
+    It belongs to one event loop.
     """
 
     def __init__(self, seamark: Seamark, reader: StatementReader, named: ResolveName) -> None:
@@ -101,8 +101,14 @@ class ViewPlanner:
     # View definitions
 
     async def load(self, names: Collection[Name], requests: PlanRequests, until_s: float) -> bool:
-        """Loads the views among `names`, which are no tables, and the views nested in them. True if there was a new
-        view. TimeoutError."""
+        """Load the views among `names`, which are no tables, and the views nested in them.
+
+        Returns:
+            True if there was a new view.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         learned = 0
         for _ in range(DEPTH_MAX):
             unknown = [name for name in names if self._known.get(name) is None and not self._is_left_alone(name)]
@@ -122,7 +128,11 @@ class ViewPlanner:
         return learned > 0
 
     async def open_cached(self, names: Iterable[Name], until_s: float) -> dict[Name, ResolvedView]:
-        """The cached views among `names` and in their texts; each view follows the views in its text. TimeoutError."""
+        """Return the cached views among `names` and in their texts. Each view follows the views in its text.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         views: dict[Name, ResolvedView] = {}
         for name in names:
             await self._open_behind(name, (), views, until_s)
@@ -142,8 +152,13 @@ class ViewPlanner:
     async def definitions(
         self, names: Iterable[Name], views: Mapping[Name, ResolvedView], requests: PlanRequests, until_s: float
     ) -> ViewDefinitions:
-        """The current state of `names` and of the names in the texts of `views`. A view that has changed, and a name
-        that is no table, is added to `missing`. TimeoutError."""
+        """Return the current state of `names` and of the names in the texts of `views`.
+
+        A view that has changed, and a name that is no table, is added to `requests.missing`.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         tables = {*names, *(name for opened in views.values() for _, name in opened.named.values())} - views.keys()
         questions: dict[Name, Coroutine[Any, Any, KnownTable | View | None]] = {
             **{name: self._seamark.columns(name) for name in tables},
@@ -168,10 +183,7 @@ class ViewPlanner:
     async def _columns(
         self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
     ) -> KnownTable:
-        """Return the view's columns.
-
-        `COMPUTED` are those to which no condition may be pushed.
-        """
+        """Return the view's columns. Those to which no condition may be pushed have the type `COMPUTED`."""
         view, tables = opened.view, _select_tables(opened, known_tables)
         kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
         stored = {
@@ -187,7 +199,11 @@ class ViewPlanner:
     async def expand(
         self, views: Mapping[int, PlannedScan], seen: ViewDefinitions, until_s: float, *, utc: bool
     ) -> list[ExpandedView]:
-        """The tables and views behind these scans of a statement, recursively, the outermost first. TimeoutError."""
+        """Return the tables and views behind these scans of a statement, recursively, the outermost first.
+
+        Raises:
+            TimeoutError: After `until_s`.
+        """
         expanded: list[ExpandedView] = []
         left = deque(views.items())
         while left and len(expanded) < VIEWS_MAX:
@@ -229,8 +245,12 @@ class ViewPlanner:
         requests: PlanRequests,
         reader: str,
     ) -> tuple[dict[PlannedScan, PlanView], Plans]:
-        """Plan views for `reader`, of the views that have `plans` behind them, and the plans that stay valid: tables
-        behind other views are read without plans, and a statement reads a table at one snapshot."""
+        """Create plan views for `reader`, of the views that have `plans` behind them.
+
+        Returns:
+            The plan views, and the plans that stay valid: tables behind other views are read without plans, and a
+            statement reads a table at one snapshot.
+        """
         names: dict[PlannedScan, PlanView] = {}
         used: dict[PlannedScan, list[PlannedScan]] = {}
         for depth in reversed(range(DEPTH_MAX)):  # inner views are named before the views that contain them
@@ -258,7 +278,11 @@ class ViewPlanner:
     async def _create_plan_view(
         self, expanded: ExpandedView, plans: Plans, names: Mapping[PlannedScan, PlanView], reader: str
     ) -> PlanView | None:
-        """A plan view over the `plans` of its tables and the plan views of its views. Refused."""
+        """Create a plan view over the `plans` of its tables and the plan views of its views.
+
+        Raises:
+            Refused: If the catalog refuses the view.
+        """
         name = expanded.planned.table
         references = [
             Reference(

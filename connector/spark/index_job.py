@@ -32,7 +32,7 @@ _ERROR_LINE = re.compile(r"[A-Za-z_.]*(Error|Exception): (?!An error occurred wh
 
 
 class SparkWorkers:
-    """The executors of a session; `close` stops the session if it is `owned`."""
+    """The executors of a session. `close` stops the session if it is `owned`."""
 
     def __init__(self, spark: SparkSession, *, owned: bool = False) -> None:
         self._spark = spark

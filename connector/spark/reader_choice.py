@@ -42,7 +42,7 @@ class RemainingRows:
 
 
 def estimate_remaining_rows(client: SeamarkClient, table: OpenTable, where: Expression) -> RemainingRows:
-    """From one plan, and from bitmaps if there are any."""
+    """Estimate the rows that each reader would read, from one plan and from bitmaps if there are any."""
     remaining = RemainingRows()
     for task in restrict_to_rows(client, table, where, plan(client, table, where)):
         touched = chosen = task.records

@@ -36,12 +36,14 @@ _Outcome = RewrittenFiles | str | None
 
 @contextmanager
 def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[str, str]) -> Iterator[BatchRunner]:
-    """A runner of batches by the session that spark-submit has configured, which ends with the block.
+    """Yield a runner of batches in the session that spark-submit has configured; the session ends with the block.
 
-    Tasks on this machine get them. The executors of a cluster have their own.
+    Tasks on this machine receive the parameters. The executors of a cluster have their own settings.
 
     Args:
-        keys: As `use_keys` takes them.
+        folders: The parameter of `confine`.
+        umask: The umask of the files that tasks write.
+        keys: The parameter of `use_keys`.
     """
     spark = SparkSession.builder.appName("seamark table services").getOrCreate()
     try:
@@ -53,7 +55,10 @@ def session_rewrites(folders: Sequence[str] | None, umask: int, keys: Mapping[st
 
 @contextmanager
 def keep_job_group(spark: SparkSession) -> Iterator[None]:
-    """The jobs of the session that follow are not in the group of the rewrite."""
+    """Restore the session's job group at the end of the block.
+
+    Otherwise later jobs would be in the group of the rewrite.
+    """
     context = spark.sparkContext
     before = {name: context.getLocalProperty(name) for name in _GROUP}
     try:
@@ -71,11 +76,13 @@ def run_on_spark(
     umask: int | None = None,
     keys: Mapping[str, str] = _NO_KEYS,
 ) -> Batches:
-    """Return the batches in the order in which their tasks end, with functions that return the result at once; as
-    many run together as there are cores.
+    """Yield the batches in the order in which their tasks end, with functions that return the result at once.
+
+    As many tasks run at the same time as there are cores.
 
     Args:
-        folders: As `confine` takes them; `keys`: as `use_keys` does.
+        folders: The parameter of `confine`.
+        keys: The parameter of `use_keys`.
     """
     group = f"seamark-rewrite-{uuid.uuid4()}"
     context = spark.sparkContext
@@ -106,7 +113,10 @@ def run_on_spark(
 def _run_in_task(
     rewrite: Rewrite, folders: Sequence[str] | None, umask: int | None, keys: Mapping[str, str], _: int
 ) -> _Outcome:
-    """Errors that concern the files are results, because Spark would repeat the task."""
+    """Rewrite the files of a batch in a task.
+
+    Errors that concern the files are results, because Spark would repeat a failed task.
+    """
     if keys:
         use_keys(keys)
     if folders is not None:

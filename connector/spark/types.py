@@ -41,7 +41,11 @@ Convert = Callable[[pa.Array], pa.Array]
 
 
 def spark_type(kind: Type) -> spark.DataType:
-    """ValueError for a type without a Spark equivalent: time, nanoseconds, variant, geometry, geography."""
+    """Return the Spark type of an Iceberg type.
+
+    Raises:
+        ValueError: For a type without a Spark equivalent: time, nanoseconds, variant, geometry, geography.
+    """
     match kind:
         case StructType(fields):
             return spark.StructType([spark.StructField(field.name, spark_type(field.type)) for field in fields])
@@ -100,7 +104,7 @@ def _convert_map(array: pa.Array, key: Convert | None, value: Convert | None) ->
 
 
 def _convert_uuids(array: pa.Array) -> pa.Array:
-    """Strings such as `123e4567-e89b-12d3-a456-426614174000`."""
+    """Convert uuids to texts such as `123e4567-e89b-12d3-a456-426614174000`."""
     rows = len(array)
     if not rows:
         return pa.array([], pa.string())
@@ -116,5 +120,9 @@ def _convert_uuids(array: pa.Array) -> pa.Array:
 
 
 def check_fits(schema: spark.StructType, target: WriteTarget) -> None:
-    """Unwritable for a DataFrame whose columns do not match the table, for any rows."""
+    """Check that the columns of a DataFrame match the table, for any rows.
+
+    Raises:
+        Unwritable: If they do not match.
+    """
     conform(pa.RecordBatch.from_pylist([], to_arrow_schema(schema)), target.schema, target.arrow)

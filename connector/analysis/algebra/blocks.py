@@ -324,7 +324,10 @@ class Block:
 def exists_values(query: Block, pairs: Sequence[Equality]) -> Iterator[SemiJoin]:
     """Yield semi-joins for columns of the outer block of a subquery that has a row.
 
-    `pairs` are as those of `InnerQuery`. Nothing is known if the block has rows without rows of its sources.
+    Nothing is known if the block has rows without rows of its sources.
+
+    Args:
+        pairs: The pairs of `InnerQuery`.
     """
     if not query.needs_rows:
         return

@@ -276,10 +276,12 @@ class SetOperation:
 def find_same_position(
     column: str, names: Sequence[str | None] | None, other_names: Sequence[str | None] | None
 ) -> str | None:
-    """Return the name in `other_names` at the position of `column` in `names`, with the same field if it is one of a
-    struct.
+    """Return the name in `other_names` at the position of `column` in `names`.
 
-    None if one of the two is not there exactly once.
+    A field of a struct stays the same field.
+
+    Returns:
+        None if one of the two names does not occur exactly once.
     """
     if names is None or other_names is None or len(names) != len(other_names):
         return None

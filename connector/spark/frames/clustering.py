@@ -188,7 +188,10 @@ def _sample(
 def _sample_rows(
     read_plan: ReadPlan, storage: Storage, fraction: float, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
-    """Deterministic: the reader returns the rows of a task in the same order each time."""
+    """Return a sample of a task's rows, and their number in the metadata of its schema.
+
+    The sample is deterministic, because the reader returns the rows of a task in the same order each time.
+    """
     batch_list = list(batches)
     draw = np.random.default_rng(
         zlib.crc32(b"".join(pickled.as_py() for batch in batch_list for pickled in batch.column(0)))
@@ -219,7 +222,7 @@ class ClusterTask:
     """The first keys of all tasks except the first."""
     file_rows: int
     suffix: str
-    """Of the names of the files."""
+    """The suffix of the files' names."""
 
     @staticmethod
     def of(
@@ -264,7 +267,11 @@ def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
 
 
 def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
-    """BadRequest for a column without a Spark type."""
+    """Return the Spark types of the columns that are read.
+
+    Raises:
+        BadRequest: If a column has no Spark type.
+    """
     try:
         kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     except ValueError as error:

@@ -62,10 +62,10 @@ class FileChanges:
     def copy_files(
         self, files: Sequence[MatchedRows], new: Sequence[pa.RecordBatch] = (), *, tracked: bool = False
     ) -> WrittenFiles:
-        """Copy-on-write: the other rows of these files, and new rows.
+        """Write the remaining rows of these files to new files (copy-on-write), together with new rows.
 
         Args:
-            tracked: New rows have row ids.
+            tracked: Whether the new rows have row ids.
         """
         partial_files = [file for file in files if not file.is_whole]
         if sum(file.task.size_bytes for file in partial_files) <= DRIVER_COPY_BYTES_MAX:
@@ -81,7 +81,7 @@ class FileChanges:
         return WrittenFiles.joined(_run_tasks(self.spark, partial(_copy, self.opened, self.target), groups))
 
     def mark_deleted(self, files: Sequence[MatchedRows]) -> WrittenDeletes:
-        """Merge-on-read: deletes of these rows."""
+        """Write deletes of these rows (merge-on-read)."""
         if len(files) <= DRIVER_FILES_MAX:
             return delete_by_position(self.opened, self.target, files)
         groups = divide(files, lambda _: (1,), (max(DRIVER_FILES_MAX, -(-len(files) // self._cores)),))

@@ -109,7 +109,7 @@ def create_for_frame(
 
 
 def split_terms(text: str) -> list[str]:
-    """`bucket(16, id), day` → the two terms."""
+    """Split a list of terms: `bucket(16, id), day` has two terms."""
     return [term.strip() for term in _TERM_TEXT.findall(text) if term.strip()]
 
 
@@ -163,7 +163,7 @@ def merge_schema(client: SeamarkClient, table: Name, columns: spark.StructType) 
 
 
 def _widen(stored: str, written: Any) -> str | None:
-    """Return the type that the column gets; None if it stays."""
+    """Return the type that a stored column gets; None if its type stays."""
     if (stored, written) in (("int", "long"), ("float", "double")):
         return str(written)
     if isinstance(written, str) and base_name(stored) == base_name(written) == "decimal":

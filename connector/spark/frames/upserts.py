@@ -99,9 +99,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class UpsertRequest:
-    """As in `connector.write.upserts`; `columns` only for an upsert.
+    """An upsert or a delete, with the parameters of `connector.write.upserts`.
 
-    The rows of a delete are reduced to the key columns. `keys` None: the key that `key_names` gives.
+    The rows of a delete are reduced to the key columns.
+
+    Attributes:
+        keys: None for the key that `key_names` gives.
+        columns: Only for an upsert.
     """
 
     keys: tuple[str, ...] | None
@@ -119,7 +123,7 @@ class UpsertRequest:
         return self.keys
 
     def choose_columns(self, row_columns: Sequence[str]) -> list[str]:
-        """Return the needed columns of the rows.
+        """Return the columns of the rows that the change needs.
 
         Raises:
             Unwritable: If a column is missing or occurs twice.
@@ -145,13 +149,12 @@ def commit_change(
     attempts: int = ATTEMPTS,
     driver_rows: int = DRIVER_ROWS,
 ) -> Report:
-    """Return one commit.
+    """Make one commit of an upsert or a delete.
 
     Raises:
-        ValueError: For invalid arguments, before any row is evaluated; if rows do not fit the table, Unwritable or
-            Spark's error with that message.
-        Unwritable: For invalid arguments, before any row is evaluated; if rows do not fit the table, Unwritable or
-            Spark's error with that message.
+        ValueError: For invalid arguments, before any row is evaluated.
+        Unwritable: If columns do not fit the table, before any row is evaluated. If values do not fit, the error is
+            Unwritable or Spark's error with that message.
     """
     check_arguments(request.row_mode, request.strategy, request.precombine, request.columns, request.read_snapshot_id)
     opened = open_table(client, table, At(ref=branch))
@@ -242,7 +245,10 @@ class RowDistribution:
 
     @staticmethod
     def of(opened: OpenTable, fields: Sequence[Field], rows: int, cores: int, strategy: str | None) -> RowDistribution:
-        """More tasks than the rows need, if they read no file twice: by bucket, by an index, or without reading.
+        """Choose the number of tasks.
+
+        There are more tasks than the rows need if no file is then read twice: by bucket, by an index, or without
+        reading.
 
         Buckets are used only if their column is the whole key: a value of a part of the key may have nearly all rows.
         """
@@ -261,10 +267,13 @@ class RowDistribution:
         return self.buckets * self.parts
 
     def assign_tasks(self, columns: Sequence[pa.Array]) -> Ints:
-        """Return int32[rows]: the task of each row; `columns` are the key's, with the table's types.
+        """Return the task of each row, int32[rows].
+
+        Args:
+            columns: The key's columns, with the table's types.
 
         Raises:
-            Unwritable: For a null, so that the error is raised before any task writes a file.
+            Unwritable: If a key is null, before any task writes a file.
         """
         check_no_nulls(self.fields, columns)
         tasks = np.zeros(len(columns[0]), dtype=np.int64)

@@ -73,11 +73,11 @@ _PARAMETERS_BY_MODE: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class WriteReport:
-    """Of one write.
+    """The result of one write.
 
     Attributes:
         commit: The server's answer; None if there was nothing to commit.
-        skipped: As in `WrittenFiles`.
+        skipped: The same as in `WrittenFiles`.
     """
 
     files: int
@@ -195,7 +195,7 @@ def write(
 def _merge_small_files(
     spark: SparkSession, client: SeamarkClient, table: Name, target: WriteTarget, parts: Sequence[WrittenFiles]
 ) -> WrittenFiles:
-    """Return each batch of files is a Spark task."""
+    """Merge small files of the tasks. Each batch of files is a Spark task."""
     with keep_job_group(spark):
         slots = max(1, spark.sparkContext.defaultParallelism)
         return merge_written(client, table, target, parts, runner=partial(run_on_spark, spark), slots=slots)
@@ -233,10 +233,7 @@ def _change_by_key(
 
 
 def write_parts(df: DataFrame, target: WriteTarget, distribution: str | None = None) -> list[WrittenFiles]:
-    """Write a DataFrame's rows to files by tasks, without a commit.
-
-    The files of each task.
-    """
+    """Write a DataFrame's rows to files by tasks, without a commit, and return the files of each task."""
     spread = distribute(df, target, distribution)
     results = collect_results(spread.mapInArrow(partial(write_task, target), RESULT))
     return [decode_files(result) for result in results]

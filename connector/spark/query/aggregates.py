@@ -26,10 +26,9 @@ def extreme_of(catalyst: Catalyst, output: Node) -> tuple[Node, str] | None:
 
 
 def conditions_of_rows(catalyst: Catalyst, outputs: Sequence[Node]) -> list[Node]:
-    """Conditions of which a row meets at least one if it changes an output of an aggregation without keys: those of
-    FILTER, and of CASE within an aggregate.
+    """Return conditions of which each row that changes an output of an aggregation without keys meets at least one.
 
-    Empty if all rows may count.
+    They are the conditions of FILTER, and of CASE within an aggregate. The list is empty if all rows may count.
     """
     row_conditions: list[Node] = []
     left = list(outputs)

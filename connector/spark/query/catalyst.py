@@ -89,9 +89,10 @@ class Catalyst:
         return self._parser.parsePlan(text)
 
     def analyze(self, plan: Node) -> Node:
-        """Return the plan after Spark's analyser.
+        """Return the plan after Spark's analyser. It runs nothing.
 
-        PySparkException if Spark does not accept it. Runs nothing.
+        Raises:
+            PySparkException: If Spark does not accept the plan.
         """
         return self.session.sessionState().executePlan(plan, self._statics.skip).analyzed()
 
@@ -257,7 +258,10 @@ class Catalyst:
         return plan
 
     def _apply(self, rule: str, plan: Node) -> Node:
-        """Return the plan unchanged if this version of Spark does not have the rule, or it fails for the plan."""
+        """Apply a rule of the optimiser.
+
+        The plan is unchanged if this version of Spark does not have the rule, or if the rule fails for the plan.
+        """
         try:
             return self._statics.object_of(rule).apply(plan)
         except (Py4JError, PySparkException, TypeError):

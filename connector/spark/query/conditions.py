@@ -110,7 +110,7 @@ class _Term(NamedTuple):
 
 
 def spark_kind(iceberg_type: object) -> str | None:
-    """Spark's name of a type; None if Spark compares its values in another way than Iceberg."""
+    """Return Spark's name of a type; None if Spark compares its values in another way than Iceberg."""
     if not isinstance(iceberg_type, str):  # nested
         return None
     if iceberg_type.startswith("decimal("):
@@ -216,7 +216,7 @@ class _Reading:
             yield self._read(exp.and_(*both))
 
     def _read_by_rules(self, node: Node, *, negated: bool) -> Condition | None:
-        """Of functions of columns."""
+        """Read a condition on functions of columns by the rules of all engines."""
         written = SparkExpressions(self._catalyst, self)
         tree = written.condition(node)
         condition = self._read(exp.Not(this=exp.Paren(this=tree)) if negated else tree)
@@ -243,7 +243,7 @@ class _Reading:
 
     @cached_property
     def _kinds(self) -> dict[str, str]:
-        """By the names of columns and fields."""
+        """The types of columns and fields, by name."""
         kinds_by_name, left = {}, list(self._columns.values())
         while left:
             column = left.pop()
@@ -282,7 +282,7 @@ class _Reading:
         return term.compare("IN", *present) if present and len(present) == len(literals) else None
 
     def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
-        """Patterns that are a prefix alone.
+        """Read a pattern that is only a prefix.
 
         Spark's own rules have split other patterns where that is possible.
         """
@@ -409,10 +409,9 @@ def _rule_kind(kind: str) -> str | None:
 
 
 def _keep_sure(atom: Atom) -> Atom | None:
-    """Return the atom, but no condition on a field that null meets: not every file format counts a field of a null
-    struct as null.
+    """Return a condition, except one on a field that null meets.
 
-    LIKE is of columns only.
+    Not every file format counts a field of a null struct as null. LIKE conditions concern only columns.
     """
     if isinstance(atom, SemiJoin) or "." not in atom.column[1]:
         return atom
@@ -420,7 +419,7 @@ def _keep_sure(atom: Atom) -> Atom | None:
 
 
 def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
-    """Return what the rules found, with literals of the type of the column: dates, instants or times without a zone."""
+    """Convert the literals of a condition to the type of its column: dates, instants, or times without a zone."""
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
     kind = kinds[atom.column[1]]
@@ -439,7 +438,7 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
 
 
 def _parse_moment(literal: Literal) -> datetime | None:
-    """Of a date or a time without a zone."""
+    """Return the moment of a date, or of a time without a zone; None for another literal."""
     if literal.kind not in ("date", "timestamp") or literal.zone == ZONED:
         return None
     return datetime.fromisoformat(literal.value)
@@ -452,7 +451,7 @@ def _time_literal(moment: datetime, kind: str) -> Literal:
 
 
 def literal_of(value: Any, kind: str) -> Literal | None:
-    """Of a value as Spark holds it."""
+    """Return the literal of a value of the JVM; None if it has no text that Iceberg reads."""
     match kind:
         case "boolean":
             return Literal("boolean", str(bool(value)).upper())
@@ -471,9 +470,10 @@ def literal_of(value: Any, kind: str) -> Literal | None:
 
 
 def _convert_time(value: int, kind: str) -> Literal | None:
-    """Return days or microseconds since 1970 in UTC.
+    """Convert days or microseconds since 1970 in UTC.
 
-    None for years without four digits.
+    Returns:
+        None for years without four digits.
     """
     try:
         if kind == "date":

@@ -65,16 +65,16 @@ class Leaves(Protocol):
         """Return the column whose stored value the node has."""
 
     def constant(self, node: Node) -> Literal | None:
-        """Of the type of the node; an instant is in UTC."""
+        """Return a constant as a literal of the type of the node. An instant is in UTC."""
 
     def row(self, node: Node) -> list[Literal | None] | None:
         """Return the fields of a constant struct, or the elements of a constant array."""
 
     def interval_us(self, node: Node) -> int | None:
-        """Microseconds of a constant interval of days or less."""
+        """Return the microseconds of a constant interval of days or less."""
 
     def interval_months(self, node: Node) -> int | None:
-        """Of a constant interval of months and years."""
+        """Return the months of a constant interval of months and years."""
 
 
 class SparkExpressions:
@@ -175,7 +175,10 @@ class SparkExpressions:
         return self._catalyst.kind(node) == "CreateNamedStruct"
 
     def _write_rows(self, left: Node, rows: Sequence[Node]) -> exp.Expr:
-        """`(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`, without nulls, which Spark compares as values."""
+        """Write `(a, b) = (1, 2)` and `(a, b) IN ((1, 2), …)`.
+
+        Rows with nulls are not written, because Spark compares nulls as values.
+        """
         columns = [self.value(one) for one in items(left.valExprs())]
         tuples = []
         for row in rows if len(rows) <= _LISTED_ROWS_MAX else ():
@@ -321,7 +324,7 @@ class SparkExpressions:
         return _shift(value, count, "DAY")
 
     def _add_months(self, node: Node, kind: str) -> exp.Expr | None:
-        """Of the current time only: months after a column's values have no bounds."""
+        """Add months to the current time. Months after a column's values have no bounds."""
         value = self.value(node.left())
         if value is None or not is_current(value):
             return None
@@ -333,10 +336,7 @@ class SparkExpressions:
         return None if count is None else _shift(value, count, "MONTH")
 
     def _add_interval(self, node: Node) -> exp.Expr | None:
-        """Return a time by an interval of days or less.
-
-        Beyond the range of times it is an error.
-        """
+        """Add an interval of days or less to a time. A result beyond the range of times is an error in Spark."""
         value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
@@ -365,7 +365,7 @@ def is_sure(tree: exp.Expr) -> bool:
 
 
 def hide() -> exp.Expr:
-    """Return what the rules do not read."""
+    """Return an expression that the rules do not read."""
     return exp.Anonymous(this=_HIDDEN)
 
 
@@ -390,8 +390,9 @@ def expression_of(literal: Literal) -> exp.Expr:
 
 
 def _in_utc(node: Node) -> bool:
-    """Return whether an expression that depends on the zone has UTC; between a date and a time without a zone there
-    is none to depend on.
+    """Return whether an expression that depends on the time zone is evaluated in UTC.
+
+    A cast between a date and a time without a zone has no zone.
     """
     zone = node.timeZoneId()
     return bool(zone.isDefined()) and is_utc(zone.get())

@@ -61,7 +61,7 @@ class UnsupportedQuery(Exception):
 
 
 class ReferencePosition(NamedTuple):
-    """Characters [start, end) of the text are the table's name; options or an alias may begin at `after`."""
+    """The position of a table's name in the text, characters [start, end). Options or an alias may begin at `after`."""
 
     start: int
     end: int
@@ -86,9 +86,10 @@ def query_of(catalyst: Catalyst, parsed: Node) -> Node:
 
 
 def find_references(catalyst: Catalyst, text: str, statement: Node) -> list[ReferencePosition]:
-    """Return those in the query of the parsed statement.
+    """Return the table references in the query of a parsed statement.
 
-    Raises UnsupportedQuery.
+    Raises:
+        UnsupportedQuery: If the text cannot be rewritten.
     """
     if _MARK in text:
         raise UnsupportedQuery(f"{_MARK} is a reserved name")
@@ -166,9 +167,14 @@ def _find_target_name(catalyst: Catalyst, statement: Node) -> str | None:
 def _read_reference(
     catalyst: Catalyst, text: str, node: Node, above: tuple[str, str], parent: Node, named: frozenset[str]
 ) -> ReferencePosition | None:
-    """`above`: the kinds of the nodes above; `named`: the names of WITH that are visible here, in lower case.
+    """Return the position of a table reference.
 
-    None if another name is impossible here, or the position is uncertain.
+    Args:
+        above: The kinds of the nodes above.
+        named: The names of WITH that are visible here, in lower case.
+
+    Returns:
+        None if the name cannot be replaced here, or if its position is uncertain.
     """
     names, origin = tuple(strings(node.multipartIdentifier())), _ORIGIN.match(str(node.origin().toString()))
     if origin is None or node.isStreaming() or not node.options().isEmpty():

@@ -278,7 +278,7 @@ class PlanReader:
         return columns, frozenset(sources), references
 
     def _read_aggregate(self, node: Node, child: _Rows) -> _Rows:
-        """Return a condition on grouping keys leaves out entire groups."""
+        """Read a grouping. A condition on grouping keys leaves out entire groups."""
         groups, outputs = items(node.groupingExpressions()), items(node.aggregateExpressions())
         keys = {self._find_attribute(key) for key in groups} - {None}
         columns, sources, references = self._pass_on(
@@ -334,7 +334,7 @@ class PlanReader:
     # Nodes with several children
 
     def _read_set_operation(self, node: Node, children: Sequence[_Rows]) -> _Rows:
-        """Return a condition is pushed to each input, by position.
+        """Read a set operation. A condition is pushed to each input, by position.
 
         The origin of a value is unknown.
         """

@@ -110,7 +110,7 @@ def sql(
         counts = run_maintenance(spark, statement)
         if counts is not None:
             return counts
-    done = rewrite(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     if done.statement is not None and done.is_write:
         if _may_run(spark, done):
@@ -132,7 +132,7 @@ def sql(
 
 def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
     """Return a statement that writes the rows of a query, with plan tables in the query if possible."""
-    done = rewrite(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    done = rewritten(spark, text, args, lease_s=lease_s, kept_max=kept_max)
     _log.info("%s", done.summary)
     return done.statement if done.statement is not None and _may_run(spark, done) else text
 
@@ -155,7 +155,7 @@ def _may_run(spark: SparkSession, done: RewrittenQuery) -> bool:
     return False
 
 
-def rewrite(
+def rewritten(
     spark: SparkSession,
     text: str,
     args: Mapping[str, Any] | Sequence[Any] | None = None,
@@ -233,7 +233,7 @@ class _Query:
     # Tables of the query
 
     def _find_scans(self, references: Sequence[ReferencePosition], plan: Node) -> dict[int, Scan]:
-        """By marker."""
+        """Return the scans by marker."""
         plan = self._catalyst.inline_with(plan)
         if self._catalyst.has_current_time(plan):
             # A DataFrame is run later, and again: its conditions hold for a day (`relative_times.py`).
@@ -283,7 +283,11 @@ class _Query:
         self._tables = {mark: table for mark, table in self._tables.items() if table.read not in unmarked}
 
     def _find_marked_table(self, leaf: Node) -> MarkedTable | None:
-        """UnsupportedQuery for another relation of a table that was found: it would need the same plan."""
+        """Return the table of a leaf with a marker; None for another leaf.
+
+        Raises:
+            UnsupportedQuery: If the leaf is another relation of a table with a marker: it would need the same plan.
+        """
         if not self._catalyst.is_relation(leaf):
             return None
         attributes = self._catalyst.attributes(leaf)

@@ -127,7 +127,7 @@ def _save_as_table(
 
 
 def _insert_into(writer: DataFrameWriter, tableName: str, overwrite: bool | None = None) -> None:  # noqa: N803
-    """By name of the columns, unlike Spark's."""
+    """Write the rows. Columns are matched by name, unlike Spark's `insertInto`."""
     if overwrite is not None:
         writer.mode("overwrite" if overwrite else "append")
     elif _save_mode(writer) == ERROR:
@@ -168,7 +168,9 @@ def save(
 ) -> None:
     """Write the rows.
 
-    `save_mode` counts unless the option `mode` is given; names of options are in lower case.
+    Args:
+        save_mode: The mode, unless the option `mode` is given.
+        options: The options; their names are in lower case.
     """
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:

@@ -77,9 +77,10 @@ class Options:
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
-        """BadRequest for unknown or contradictory options.
+        """Parse the options of a reader. `uri` is by default SEAMARK_URL.
 
-        `uri` is by default SEAMARK_URL.
+        Raises:
+            BadRequest: For unknown or contradictory options.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
@@ -142,7 +143,11 @@ def _parse_milliseconds(text: str) -> int:
 
 
 def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
-    """BadRequest for an unknown column, or a column without a Spark type."""
+    """Return the schema of the columns that the options select.
+
+    Raises:
+        BadRequest: For an unknown column, or a column without a Spark type.
+    """
     by_name = {field.name: field for field in table.schema.fields}
     names = options.columns or (*by_name, *((CHANGE_TYPE,) if options.changes else ()))
     special = _special_types(options.changes)
@@ -314,7 +319,11 @@ class StreamReader(DataSourceStreamReader):
         return split_tasks((SnapshotChange(INSERT, task) for task in tasks), rows, options.split_bytes)
 
     def _check(self, table: OpenTable, first: int, last: int) -> None:
-        """BadRequest if a snapshot deleted or rewrote rows, which a stream of rows cannot represent."""
+        """Check that the snapshots only append rows.
+
+        Raises:
+            BadRequest: If a snapshot deleted or rewrote rows, which a stream of rows cannot represent.
+        """
         for snapshot in history(table, first, last):
             operation = snapshot.summary_map().get(OPERATION)
             if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
@@ -351,7 +360,7 @@ def _choose_enough(snapshot_changes: Iterator[SnapshotChange], limit: int, where
 
 
 def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, split_bytes: int) -> list[InputPartition]:
-    """Tasks of about `split_bytes` bytes; smaller if there would be few tasks.
+    """Divide files into tasks of about `split_bytes` bytes, or smaller tasks if there would be few.
 
     Large files are split at row groups.
     """

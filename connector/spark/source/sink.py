@@ -60,7 +60,12 @@ class SinkOptions:
 
     @staticmethod
     def of(raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> SinkOptions:
-        """BadRequest for unknown or contradictory options; Unwritable for columns that do not fit the table."""
+        """Parse the options of a writer.
+
+        Raises:
+            BadRequest: For unknown or contradictory options.
+            Unwritable: If columns do not fit the table.
+        """
         options = {name.lower(): value for name, value in raw_options.items()}
         supported = OPTIONS | ({"checkpointlocation", "queryname"} if streaming else frozenset())
         if unknown := sorted(options.keys() - supported):
@@ -124,9 +129,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Delete nothing; see the module's docstring."""
 
     def _check_last(self, producer: Producer, snapshot_id: int | None) -> None:
-        """BadRequest unless the committed batch is the query's last batch.
+        """Check that the committed batch is the query's last batch. Its snapshot is known only then.
 
-        The snapshot is known only for the last.
+        Raises:
+            BadRequest: If the table has later batches of the query.
         """
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)

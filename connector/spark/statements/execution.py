@@ -65,11 +65,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ExecutedStatement:
-    """How a statement ran: `path` is `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`;
-    `reason` says why.
+    """How a statement ran.
 
     Attributes:
-        report: What Seamark changed.
+        path: `located`, `indexed` (an INSERT OVERWRITE by Seamark's writers) or `iceberg`.
+        reason: Why it ran in this way.
+        report: The changes that Seamark made.
         frame: The result of the statement.
     """
 
@@ -151,17 +152,11 @@ def _prepare(spark: SparkSession, text: str, args: Any, limits: StatementLimits)
 
 
 class _Unprepared(Exception):
-    """Why Iceberg's own statement runs.
-
-    Nothing was committed.
-    """
+    """The reason why Iceberg's own statement runs. Nothing was committed."""
 
 
 class _Statement(Protocol):
-    """One statement.
-
-    Its methods raise `_Unprepared` for all that happens before a commit.
-    """
+    """One statement. Its methods raise `_Unprepared` for every error before a commit."""
 
     path: str
     reason: str
@@ -304,9 +299,10 @@ class _LocatedStatement:
     def _change_all(
         self, located: CandidateRows, opened: OpenTable, key_values: KeyValues, keys: BatchKeys, values: pa.Table
     ) -> ChangedRows | None:
-        """Return the changes of a statement whose condition is true for just the located rows.
+        """Return the changes of a statement whose condition is true for exactly the located rows.
 
-        None if Spark must join.
+        Returns:
+            None if Spark must join.
         """
         if self._statement.kind == DELETE:
             return deletion_of(located)
@@ -325,7 +321,7 @@ class _LocatedStatement:
         return []
 
     def _check_mode(self, opened: OpenTable, target: WriteTarget) -> str:
-        """Return the mode of the table's properties."""
+        """Check the table, and return the mode of its properties."""
         self.target.check(opened)
         properties = opened.metadata.properties
         mode = properties.get(f"write.{self._statement.kind.lower()}.mode", COPY_ON_WRITE).lower()
@@ -334,7 +330,7 @@ class _LocatedStatement:
         return mode
 
     def _find_keys_or_filter(self, opened: OpenTable) -> KeyValues | Expression:
-        """Return what says which stored rows the statement can change."""
+        """Return the keys or the filter that select the stored rows that the statement can change."""
         columns = self._columns(opened)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
@@ -397,8 +393,9 @@ class _LocatedStatement:
         return self._statement.source if self._source is None else self._source.plan
 
     def _evaluate_keys(self, key_values: KeyValues, names: Sequence[str]) -> pa.Table:
-        """Return the values of these columns, possibly repeated; of a MERGE whose values are columns of its source,
-        in the order of the source's rows.
+        """Return the values of these columns, possibly repeated.
+
+        If the values of a MERGE are columns of its source, they are in the order of the source's rows.
         """
         collected: dict[int, pa.ChunkedArray] = {}
         for rows in (self._source, *(rows for _, rows in self._subqueries)):

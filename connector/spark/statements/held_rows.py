@@ -57,17 +57,18 @@ class CollectedRows:
 
     @property
     def columns(self) -> Mapping[int, pa.ChunkedArray]:
-        """By the ids of attributes; none if Spark holds the rows."""
+        """The columns by the ids of attributes; empty if Spark holds the rows."""
         return {} if self.table is None else dict(zip(self.ids, self.table.columns, strict=True))
 
 
 def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, rows_max: int) -> CollectedRows:
-    """Evaluate a plan.
+    """Evaluate a plan. The driver holds rows of common types, and Spark holds other rows.
 
-    The driver holds rows of usual types, and Spark other rows.
+    Args:
+        role: The name of the rows in the error.
 
     Raises:
-        NotLocated: For more than `rows_max` rows of the `role`.
+        NotLocated: For more than `rows_max` rows.
     """
     attributes = catalyst.attributes(plan)
     ids, names = tuple(number for number, _ in attributes), tuple(name for _, name in attributes)
@@ -93,9 +94,7 @@ def _check_count(rows: int, role: str, rows_max: int) -> None:
 
 
 def ordinals_of(keys: BatchKeys, values: pa.Table, columns: Iterable[SparkColumn]) -> Longs:
-    """Return int64[rows]: the ordinal of the key that is equal to each row's values, -1 for none, as where one is
-    null.
-    """
+    """Return the ordinal of the key that is equal to each row's values, int64[rows]; -1 if no key is, as for a null."""
     fits = np.ones(len(values), dtype=np.bool_)
     for column in columns:
         fits &= fits_column(values[column.name], column)

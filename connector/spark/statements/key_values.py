@@ -61,13 +61,11 @@ def keys_of_join(
     outputs: Iterable[int],
     source: Callable[[], Node],
 ) -> KeyValues | None:
-    """Return the values that the join's source has for columns of the target; None without an equality of such
-    columns.
-
-    `source` makes a plan of its rows.
+    """Return the values that the join's source has for columns of the target; None without an equality of such columns.
 
     Args:
         outputs: The ids of the source's attributes.
+        source: Makes a plan of the source's rows.
     """
     numbers = frozenset(outputs)
     pairs: dict[SparkColumn, Node] = {}

@@ -26,10 +26,11 @@ PLACE = "_pos"
 
 @dataclass(frozen=True)
 class StatementLimits:
-    """`rows`: located rows, and rows of a source, which are held in memory.
+    """The limits of a statement that changes located rows.
 
     Attributes:
-        read_rows: Rows of the files that are read to find them, if no record index locates them.
+        rows: Located rows, and rows of a source, which are held in memory.
+        read_rows: Rows of the files that are read to find the rows, if no record index locates them.
     """
 
     rows: int = 200_000
@@ -41,11 +42,10 @@ DEFAULT_LIMITS = StatementLimits()
 
 @dataclass(frozen=True)
 class CandidateRows:
-    """Row r is the row `positions[r]` of the file `tasks[files[r]]`.
-
-    `values` has the needed columns, and `PLACE`.
+    """The stored rows that a statement can change. Row r is the row `positions[r]` of the file `tasks[files[r]]`.
 
     Attributes:
+        values: The needed columns, and `PLACE`.
         read: Paths of files that were read to locate rows.
     """
 
@@ -71,7 +71,11 @@ class CandidateRows:
 def locate_by_keys(
     client: SeamarkClient, opened: OpenTable, keys: BatchKeys, names: Sequence[str], limits: StatementLimits
 ) -> CandidateRows:
-    """NotLocated if too many rows would be read."""
+    """Return the stored rows with these keys.
+
+    Raises:
+        NotLocated: If too many rows would be read.
+    """
     if keys.count and record_index(opened.metadata, keys.fields) is None:
         _check_read(plan(client, opened, keys.filter_expression(1_000, opened.metadata.partition_specs)), limits)
     located = locate(client, opened, keys)
@@ -124,7 +128,10 @@ def locate_by_filter(
 
 
 def _find_exact_columns(keys: BatchKeys) -> Iterator[tuple[Field, pa.Array]]:
-    """Key columns whose stored values are the keys' own: zeros of two signs are equal, and so are NaNs."""
+    """Yield the key columns whose stored values are identical to the keys.
+
+    Values of floats may differ, because equal floats include two zeros and several NaNs.
+    """
     for field, column in zip(keys.fields, keys.columns, strict=True):
         if str(field.type) not in FLOATS:
             yield field, column

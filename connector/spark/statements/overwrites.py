@@ -40,7 +40,8 @@ _KINDS = ("OverwriteByExpression", "OverwritePartitionsDynamic")
 class OverwriteStatement:
     """One INSERT OVERWRITE.
 
-    NotLocated if Iceberg's own statement is to run.
+    Raises:
+        NotLocated: If Iceberg's own statement must run.
     """
 
     def __init__(self, spark: SparkSession, parsed: Node) -> None:

@@ -45,9 +45,10 @@ _IS_STORED, _ROW = "is stored", "row"
 
 @dataclass(frozen=True)
 class ChangedRows:
-    """`deleted`: numbers of located rows, int64, possibly repeated.
+    """The rows that a statement deletes and adds.
 
     Attributes:
+        deleted: Numbers of located rows, int64, possibly repeated.
         new: Rows to add, with the table's columns, and in a table with row lineage with `_row_id`, not null for updated
             rows.
     """
@@ -93,14 +94,15 @@ class ChangeQuery:
         return [name for name in self._needed if name in column_names]
 
     def run(self, located: CandidateRows, opened: OpenTable, more: Sequence[tuple[Node, Node]]) -> ChangedRows:
-        """`more`: other nodes of the query that are replaced, with their new nodes.
+        """Run the query on located rows. If the statement fails, the error is Spark's.
 
-        Spark's error if the statement fails.
+        Args:
+            more: Other nodes of the query that are replaced, with their new nodes.
         """
         return self._run_query(opened, [(self._statement.stored, self._plan_of_located(located, opened)), *more])
 
     def run_on_all(self, located: CandidateRows, opened: OpenTable) -> ChangedRows:
-        """As `run`, for an UPDATE whose condition is true for all located rows, without its condition."""
+        """Run an UPDATE whose condition is true for all located rows, without the condition."""
         condition = self._statement.filter
         assert condition is not None
         rows = self._build.replace_nodes(
@@ -111,14 +113,16 @@ class ChangeQuery:
     def run_on_pairs(
         self, located: CandidateRows, opened: OpenTable, source: CollectedRows, keys: Longs, pairs_max: int
     ) -> ChangedRows | None:
-        """As `run`, for a MERGE whose ON is true for the pairs of a located row and a source row with the same key,
-        without its join.
+        """Run a MERGE without its join.
 
-        None for a join of a form that is not known, for too many pairs, and if a stored row is in several: Spark looks
-        for those only among the rows of a partition, where its join brings them together.
+        Its ON is true for the pairs of a located row and a source row with the same key.
 
         Args:
-            keys: int64[rows of the source], the ordinal of the key, -1 for none.
+            keys: The ordinal of the key of each source row, int64[rows]; -1 for none.
+
+        Returns:
+            None for a join of an unknown form, for too many pairs, and if a stored row is in several pairs: Spark looks
+            for those only among the rows of a partition, where its join brings them together.
         """
         join = self._statement.join
         if join is None or located.keys is None or source.table is None:
@@ -173,9 +177,10 @@ class ChangeQuery:
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """By the ids of attributes: a mark that a row is stored, and a number of the row.
+        """Return the mark that a row is stored, and the number of the row, by the ids of attributes.
 
-        None for anything else, as parts of the ON in a filter of this side.
+        Returns:
+            None for any other column, such as a part of the ON in a filter of this side.
         """
         if self._catalyst.kind(side) != "Project" or not self._is_stored(side.child()):
             return None
@@ -272,7 +277,7 @@ class ChangeQuery:
 
 
 def deletion_of(located: CandidateRows) -> ChangedRows:
-    """Of a DELETE whose condition is true for all located rows."""
+    """Return the changes of a DELETE whose condition is true for all located rows."""
     return ChangedRows(np.arange(len(located.positions)), pa.table({}), 0)
 
 
@@ -314,10 +319,7 @@ def write_changes(
     target: WriteTarget,
     mode: str,
 ) -> RowChange:
-    """Write the files of the change.
-
-    Files are deleted on an error.
-    """
+    """Write the files of the change. They are deleted if an error occurs."""
     matched = located.group_by_file(changes.deleted)
     deleted = sum(len(file.positions) for file in matched)
     new = changes.new

@@ -37,13 +37,14 @@ _MODES = ("write.delete.mode", "write.update.mode", "write.merge.mode")
 
 @dataclass(frozen=True)
 class RowStatement:
-    """`query` returns the changes; `stored` is its leaf for the stored rows.
-
-    `source` and `on` of a MERGE: the source's node in the query, and the condition of the join. `condition` of an
-    UPDATE or DELETE.
+    """A statement that changes rows, as a query.
 
     Attributes:
-        appends: The query has only new rows, without operations.
+        query: Returns the changes.
+        stored: The query's leaf for the stored rows.
+        source: The node of a MERGE's source in the query.
+        condition: The ON of a MERGE, or the condition of an UPDATE or DELETE.
+        appends: Whether the query has only new rows, without operations.
     """
 
     kind: str
@@ -76,7 +77,11 @@ class RowStatementReader:
         self._build = PlanBuilder(spark)
 
     def read(self, parsed: Node) -> RowStatement:
-        """NotLocated, or Spark's error if it cannot analyse the statement."""
+        """Read a parsed statement. If Spark cannot analyse it, the error is Spark's.
+
+        Raises:
+            NotLocated: If Iceberg's own statement must run.
+        """
         kind = KINDS[self._catalyst.kind(parsed)]
         check_session(self._spark)
         if kind == MERGE and bool(parsed.withSchemaEvolution()):

@@ -26,7 +26,7 @@ _FORMAT = "write.format.default"
 
 
 class NotLocated(Exception):
-    """Why a statement runs as Iceberg's own."""
+    """The reason why Iceberg's own statement runs."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,11 @@ class StatementTarget:
             spark.catalog.refreshTable(".".join(map(backquoted, (self.catalog, *self.levels))))
 
     def check(self, opened: OpenTable) -> None:
-        """NotLocated for a table other than the table that was analysed, or that Seamark does not write."""
+        """Check that the table is the analysed table, and that Seamark can write it.
+
+        Raises:
+            NotLocated: If the table was altered, or does not have Parquet files.
+        """
         if (opened.metadata.table_uuid, opened.metadata.current_schema_id) != (self.uuid, self.schema_id):
             raise NotLocated("the table was altered meanwhile")
         properties = opened.metadata.properties
@@ -62,7 +66,11 @@ class StatementTarget:
 
 
 def check_session(spark: SparkSession) -> None:
-    """NotLocated if the session's settings give statements another meaning."""
+    """Check that the session's settings do not change the meaning of statements.
+
+    Raises:
+        NotLocated: If the session writes to another branch, or without publishing.
+    """
     if any(spark.conf.get(name, None) for name in _SETTINGS):
         raise NotLocated("the session writes to a branch to be audited")
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from seamark.connector.spark.query import queries
-from seamark.connector.spark.query.queries import RewrittenQuery, rewrite
+from seamark.connector.spark.query.queries import RewrittenQuery, rewritten
 from seamark.spark import sql
 from tests.services.seamark import Seamark
 
@@ -45,7 +45,7 @@ class Rig:
         return rows(sql(self.spark, text.replace("{db}", self.db), args, **options))
 
     def told(self, text: str, args: Any = None) -> RewrittenQuery:
-        return rewrite(self.spark, text.replace("{db}", self.db), args)
+        return rewritten(self.spark, text.replace("{db}", self.db), args)
 
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
         """Asserts that the rows are; returns what was done for them."""
@@ -54,11 +54,11 @@ class Rig:
         done: list[RewrittenQuery] = []
 
         def kept(*given: Any, **options: Any) -> RewrittenQuery:
-            done.append(rewrite(*given, **options))
+            done.append(rewritten(*given, **options))
             return done[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(queries, "rewrite", kept)
+            patch.setattr(queries, "rewritten", kept)
             assert self.ours(text, args) == wanted, text
         (only,) = done
         return only
